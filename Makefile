@@ -1,0 +1,50 @@
+# Every target does its own set-up: on a machine with Python and pip, `make demo` is the first thing to type.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model check format test demo bench docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv and install hotloop into it, unless that is done already
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing hotloop into $(VENV) ..."
+	@$(PIP) install -e '.[dev]' -c constraints.txt
+	@touch $@
+
+model: $(STAMP) ## Download the default model, unless that is done already
+	@$(BIN)/hotloop pull
+
+check: $(STAMP) ## Lint, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Rewrite the code as `make check` wants it
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+test: model ## Run the tests
+	$(BIN)/pytest
+
+demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
+	@$(BIN)/hotloop demo
+
+bench: model ## Measure hotloop against itself without reuse and batching, and the overhead of a step
+	@$(BIN)/python -m benchmarks.run
+
+docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
+	$(BIN)/python -m hotloop.cli.reference docs
+
+clean: ## Remove .venv and what tools left behind
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,130 @@
+"""The house rules that no linter knows."""
+
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hotloop
+from hotloop.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+MAX_LINES = 400
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirement_names(requirements: list[str]) -> set[str]:
+    return {canonical(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def own_files() -> list[Path]:
+    folders = ("src", "tests", "benchmarks", "docs", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    return [path for path in files + top if "__pycache__" not in path.parts]
+
+
+def makefile_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def shell_lines(path: Path) -> list[str]:
+    """Lines of the shell blocks of a page, continued lines joined."""
+    blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", path.read_text("utf-8"), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip().removeprefix("$ ") for line in lines]
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_every_dependency_is_pinned_to_a_version_and_nothing_else():
+    wanted = requirement_names(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"])
+    assert wanted <= pins().keys()
+    for name, version in pins().items():
+        assert name == canonical(name)
+        assert re.fullmatch(r"[0-9][0-9a-z.]*", version), f"{name}: {version} is not a plain version"
+
+
+def test_dependencies_are_ranges():
+    for requirement in PROJECT["dependencies"]:
+        assert ">=" in requirement
+        assert "==" not in requirement.split(";")[0]
+
+
+def test_core_is_kept_from_every_dependency():
+    contract = next(c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"].startswith("core"))
+    assert requirement_names(PROJECT["dependencies"]) <= {canonical(name) for name in contract["forbidden_modules"]}
+
+
+def test_the_version_has_a_place_in_the_changelog():
+    assert f"## [{hotloop.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_public_names_are_there():
+    for name in hotloop.__all__:
+        assert getattr(hotloop, name) is not None
+    assert set(hotloop.__all__) == set(dir(hotloop))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        hotloop.nonsense  # noqa: B018
+
+
+def test_the_package_is_typed():
+    assert (ROOT / "src" / "hotloop" / "py.typed").exists()
+
+
+def test_files_are_short():
+    long = {
+        str(p.relative_to(ROOT))
+        for p in own_files()
+        if p.suffix == ".py" and len(p.read_text().splitlines()) > MAX_LINES
+    }
+    assert not long
+
+
+def test_modules_say_what_lives_in_them():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert path.read_text().startswith('"""'), f"{path.relative_to(ROOT)} does not say what lives in it"
+
+
+def test_no_file_knows_this_machine():
+    """Neither where packages come from nor where anybody's folders are."""
+    forbidden = re.compile(r"(index-url|find-links|/home/[a-z]|/root/|/work/)")
+    for path in own_files():
+        if path != Path(__file__):
+            assert not forbidden.search(path.read_text("utf-8", "replace")), path.relative_to(ROOT)
+
+
+def test_ci_runs_the_readers_own_commands():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if line.startswith("make ")] == ["make check", "make test"]
+    assert {"setup", "check", "test", "demo", "bench", "docs", "clean", "help"} <= makefile_targets()
+
+
+def test_make_help_lists_every_target():
+    text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"make ([a-z]+)", text)) == makefile_targets()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_commands_in_the_documentation_exist(page: Path):
+    for line in shell_lines(page):
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["make"]:
+            assert set(words[1:]) <= makefile_targets(), line
+        elif words[:1] == ["hotloop"]:
+            app.parse_args(words[1:], exit_on_error=False, print_error=False)
