@@ -1,0 +1,96 @@
+"""Every setting there is. Flags, environment, `hotloop.toml` and the documentation are generated from these classes:
+a field's name is its flag, the string below it is its help.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotloop.core.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+WeightFormat = Literal["int8", "int4", "bf16", "f32"]
+Precision = Literal["fast", "exact"]
+KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its weights are held."""
+
+    model: str = DEFAULT_MODEL
+    """A name `hotloop models` lists, a GGUF file, or a Hugging Face folder."""
+    weights: WeightFormat = "int8"
+    """How weights are held in memory."""
+    precision: Precision = "fast"
+    """`fast` computes in bf16 where that is quick; `exact` in float32, so batching and caching never change a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How requests share the hardware."""
+
+    kv_memory: str = "2GiB"
+    """Memory for the KV cache, such as 512MiB or 4GiB; the pool of blocks is sized from it."""
+    kv_precision: KvPrecision = "auto"
+    """Precision of the KV cache; `auto` follows the precision of the computation."""
+    max_context: int | None = None
+    """Most tokens, prompt and answer together, that one request may have; the model's own limit if not given."""
+    max_running: int = 64
+    """Most requests in one batch."""
+    max_waiting: int = 512
+    """Most requests waiting for a place; one more is answered 429."""
+    max_step_tokens: int = 512
+    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode."""
+    prefix_cache: bool = True
+    """Whether prompts share what was already read."""
+    debug_checks: bool = False
+    """Check every invariant whenever the engine is idle."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_waiting", "max_step_tokens", "max_context"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        parse_bytes(self.kv_memory)
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        return parse_bytes(self.kv_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the server meets the world."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise."""
+    port: int = 8700
+    """Port to listen on; 0 takes a free one."""
+    api_key: str | None = field(default=None, repr=False)
+    """If given, every request but /health must carry it as a bearer token."""
+    served_name: str | None = None
+    """The model name clients use; the model's own name if not given."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins a browser may call from; none by default."""
+    drain_timeout_s: float = 30.0
+    """How long a shutdown waits for running requests."""
+    max_body: str = "16MiB"
+    """Largest request body that is read."""
+
+
+_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}
+_UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB` -> 536870912. One letter means the binary unit, as in `2G`."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(f"not a size: {text!r} (write 512MiB or 4GiB)") from None
+    if size <= 0:
+        raise ConfigError(f"a size must be above zero, not {text!r}")
+    return size

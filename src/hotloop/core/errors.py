@@ -1,0 +1,67 @@
+"""Everything that can go wrong, as one tree.
+
+HotloopError
+├── ConfigError          a setting is wrong or contradicts another
+├── ModelError           a model cannot be found, read or run
+├── RequestError         the caller asked for something impossible
+│   ├── PromptTooLong    prompt and answer do not fit the context
+│   └── UnknownModel     no model of that name is served here
+├── Overloaded           too much is waiting already: try again later
+├── EngineClosed         the engine is shutting down or has shut down
+└── BackendError         the hardware failed under a step
+
+`None` means "not now", an `assert` means "our bug"; one of these means the caller or the world.
+"""
+
+
+class HotloopError(Exception):
+    """The root: `str(error)` is one clear line for a person."""
+
+
+class ConfigError(HotloopError):
+    """A setting is wrong or contradicts another."""
+
+
+class ModelError(HotloopError):
+    """A model cannot be found, read or run; the message says what and where."""
+
+
+class RequestError(HotloopError):
+    """The caller asked for something impossible. `param` names the field at fault."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """Prompt and answer do not fit the context; both numbers are in the message."""
+
+    def __init__(self, num_prompt: int, max_context: int, num_output: int = 0) -> None:
+        asked = f"{num_prompt} prompt tokens" + (f" and {num_output} to generate" if num_output else "")
+        super().__init__(f"{asked} do not fit: the context holds {max_context} tokens", param="messages")
+        self.num_prompt = num_prompt
+        self.max_context = max_context
+
+
+class UnknownModel(RequestError):
+    """No model of that name is served here."""
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"the model {name!r} does not exist; this server has {served!r}", param="model")
+
+
+class Overloaded(HotloopError):
+    """Too much is waiting already; `retry_after_s` is an honest guess of when it will not be."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineClosed(HotloopError):
+    """The engine is shutting down or has shut down."""
+
+
+class BackendError(HotloopError):
+    """The hardware failed under a step; every request of that step ends with this."""

@@ -1,0 +1,185 @@
+"""A request, from the moment it is submitted to its one terminal event.
+
+`Request` is the only long-lived object in the engine: the scheduler moves it, the sampler reads it, nobody copies it.
+There is no prefill phase and no decode phase, only `num_computed` catching up with the tokens:
+
+    token_ids     [ prompt ........................ | output ...... ]
+    num_computed  [ KV is in blocks ......... |  still to compute   ]
+    num_cached    [ found in the tree .. |
+"""
+
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from hotloop.core.errors import HotloopError, RequestError
+
+
+class Priority(IntEnum):
+    """Who goes first. Lower is more urgent."""
+
+    INTERACTIVE = 0
+    WORKFLOW = 1
+    BACKGROUND = 2
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long a request may be held back, while more urgent work runs, to join others in a batch."""
+        return (0.010, 0.050, 0.500)[self]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `ABORT` and `ERROR` never reach an OpenAI client as finish reasons."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop. The defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this share as likely as the likeliest."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    """None: as many as the context holds."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    """Whether a matched stop string stays in the text."""
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: no logprobs; k: the sampled token's, and the k likeliest beside it."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", 0 <= self.temperature <= 100),
+            ("top_p", 0 < self.top_p <= 1),
+            ("top_k", self.top_k >= 0),
+            ("min_p", 0 <= self.min_p <= 1),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2),
+            ("logit_bias", all(-100 <= bias <= 100 for bias in self.logit_bias.values())),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1),
+            ("min_tokens", self.min_tokens >= 0 and self.min_tokens <= (self.max_tokens or self.min_tokens)),
+            ("stop", all(self.stop)),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20),
+        )
+        for name, is_valid in checks:
+            if not is_valid:
+                raise RequestError(f"{name} is out of range: {getattr(self, name)!r}", param=name)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Below this a second token has no chance, and dividing by the temperature would overflow."""
+        return self.temperature < 1e-5
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log probability before temperature, and the likeliest tokens beside it, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request cost, in tokens."""
+
+    num_prompt: int
+    num_cached: int
+    num_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step gave one request. The last event of a request, and only that one, has a finish reason."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_match: str | int | None = None
+    """The stop string or stop token id that ended the request, if one of the caller's did."""
+    error: HotloopError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """See the module's picture. Made by the caller; everything below `session_id` belongs to the engine."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    priority: Priority = Priority.INTERACTIVE
+    session_id: str = ""
+
+    token_ids: "array[int]" = field(init=False)
+    num_computed: int = 0
+    num_cached: int = 0
+    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    num_preemptions: int = 0
+    rank: int = 0
+    """The class it counts as: its priority, or a more urgent one if it had to wait long."""
+    seed: int = 0
+    max_tokens: int = 1 << 31
+    finish_reason: FinishReason | None = None
+    arrived_at: float = field(default_factory=time.monotonic)
+    waiting_since: float = field(init=False)
+    first_scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.waiting_since = self.arrived_at
+        try:
+            self.token_ids = array("i", self.prompt_ids)
+        except OverflowError:
+            raise RequestError("the prompt has a token id outside the vocabulary", param="prompt") from None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> "array[int]":
+        return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt, self.num_cached, self.num_output)

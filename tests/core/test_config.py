@@ -1,0 +1,32 @@
+"""Sizes as people write them, and settings that contradict themselves."""
+
+import pytest
+
+from hotloop.core.config import EngineConfig, parse_bytes
+from hotloop.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 512 << 20), ("2G", 2 << 30), ("1.5 KiB", 1536), ("10kb", 10_000), ("7", 7), (" 3 gb ", 3 * 10**9)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "12 apples", "1.2.3MiB", "-1GiB", "0", "nan", "1e999"])
+def test_what_is_not_a_size_says_so(text: str) -> None:
+    with pytest.raises(ConfigError, match="size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("name", ["max_running", "max_waiting", "max_step_tokens", "max_context"])
+def test_a_limit_below_one_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
+        EngineConfig(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_the_memory_is_checked_when_it_is_set() -> None:
+    assert EngineConfig(kv_memory="1GiB").kv_memory_bytes == 1 << 30
+    with pytest.raises(ConfigError, match="lots"):
+        EngineConfig(kv_memory="lots")

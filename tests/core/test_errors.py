@@ -1,0 +1,20 @@
+"""Errors are one clear line, with the numbers in it."""
+
+from hotloop.core.errors import HotloopError, Overloaded, PromptTooLong, RequestError, UnknownModel
+
+
+def test_a_prompt_that_does_not_fit_names_both_numbers() -> None:
+    error = PromptTooLong(5000, 4096, 100)
+    assert str(error) == "5000 prompt tokens and 100 to generate do not fit: the context holds 4096 tokens"
+    assert str(PromptTooLong(5000, 4096)) == "5000 prompt tokens do not fit: the context holds 4096 tokens"
+    assert isinstance(error, RequestError)
+    assert isinstance(error, HotloopError)
+
+
+def test_an_unknown_model_names_the_one_there_is() -> None:
+    error = UnknownModel("gpt-9", "tiny")
+    assert (str(error), error.param) == ("the model 'gpt-9' does not exist; this server has 'tiny'", "model")
+
+
+def test_overload_says_when_to_come_back() -> None:
+    assert Overloaded("busy", retry_after_s=3).retry_after_s == 3
