@@ -1,0 +1,115 @@
+"""A model in a GGUF file: its spec from the metadata, its weights under our names.
+
+Refuses what it would compute wrongly: other architectures, experts, shards, rotary scaling it does not know.
+"""
+
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.core.errors import ModelError
+from hotloop.models.gguf_file import GgufFile
+from hotloop.models.layout import check_tensors, tensor_places
+from hotloop.models.rope import scaling_from_divisors
+from hotloop.models.spec import Family, ModelSpec, RopeScaling
+
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+class GgufWeights:
+    """The tensors of one file, dequantised one at a time."""
+
+    def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
+        places = list(tensor_places(spec))
+        found = {name: tensor.shape for name, tensor in file.tensors.items()}
+        check_tensors(file.path, {place.gguf_name: place.shape for place in places}, found, [_ROPE_DIVISORS])
+        self._file = file
+        self._gguf_names = {place.name: place.gguf_name for place in places}
+        # Only the llama architecture is stored with the rotary halves of each head interleaved.
+        self._interleaved = {"q": spec.num_heads, "k": spec.num_kv_heads} if spec.family == "llama" else {}
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        tensor = self._file.read(self._gguf_names[name])
+        num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
+        return deinterleave(tensor, num_heads) if num_heads else tensor
+
+
+def deinterleave(tensor: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias is a matrix of one column."""
+    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(tensor.shape)
+
+
+def gguf_spec(file: GgufFile) -> ModelSpec:
+    """What the metadata says the model is."""
+    family = _family(file)
+    _refuse_unsupported(file, family)
+    num_heads = file.get(f"{family}.attention.head_count", int)
+    hidden_size = file.get(f"{family}.embedding_length", int)
+    head_dim = file.get(f"{family}.attention.key_length", int, hidden_size // max(num_heads, 1))
+    rope_theta = file.get(f"{family}.rope.freq_base", float, 10_000.0)
+    if file.get(f"{family}.rope.dimension_count", int, head_dim) != head_dim:
+        raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
+    if file.get(f"{family}.attention.value_length", int, head_dim) != head_dim:
+        raise ModelError(f"{file.path}: keys and values of different widths are not supported")
+    return ModelSpec(
+        family=family,
+        num_layers=file.get(f"{family}.block_count", int),
+        hidden_size=hidden_size,
+        intermediate_size=file.get(f"{family}.feed_forward_length", int),
+        num_heads=num_heads,
+        num_kv_heads=file.get(f"{family}.attention.head_count_kv", int, num_heads),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(file),
+        max_context=file.get(f"{family}.context_length", int),
+        rms_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
+        rope_theta=rope_theta,
+        rope_scaling=_rope_scaling(file, rope_theta, head_dim),
+        has_tied_head="output.weight" not in file.tensors,
+        has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
+        has_qk_norm=family == "qwen3",
+    )
+
+
+def gguf_window(file: GgufFile) -> int | None:
+    """The sliding window, if the model was trained with one."""
+    architecture = file.get("general.architecture", str)
+    return file.get(f"{architecture}.attention.sliding_window", int, 0) or None
+
+
+def _family(file: GgufFile) -> Family:
+    architecture = file.get("general.architecture", str)
+    families: tuple[Family, ...] = get_args(Family)
+    for family in families:
+        if architecture == family:
+            return family
+    raise ModelError(
+        f"{file.path}: the architecture {architecture!r} is not supported (only {', '.join(families)} are)"
+    )
+
+
+def _refuse_unsupported(file: GgufFile, family: Family) -> None:
+    if file.get("split.count", int, 1) > 1:
+        raise ModelError(f"{file.path} is one shard of several: join them into one file first")
+    if file.get(f"{family}.expert_count", int, 0) > 0:
+        raise ModelError(
+            f"{file.path}: {family} with mixture-of-experts layers is not supported, only dense models are"
+        )
+    scaling = file.get(f"{family}.rope.scaling.type", str, "none")
+    is_stretched = scaling != "none" and file.get(f"{family}.rope.scaling.factor", float, 1.0) != 1.0
+    if is_stretched or file.get(f"{family}.rope.scale_linear", float, 1.0) != 1.0:
+        raise ModelError(f"{file.path}: rotary scaling of type {scaling!r} is not supported (only llama3 is)")
+
+
+def _vocab_size(file: GgufFile) -> int:
+    embed = file.tensors.get("token_embd.weight")
+    if embed is None:
+        raise ModelError(f"{file.path}: the tensor token_embd.weight is missing")
+    return embed.shape[0]
+
+
+def _rope_scaling(file: GgufFile, theta: float, head_dim: int) -> RopeScaling | None:
+    if _ROPE_DIVISORS not in file.tensors:
+        return None
+    return scaling_from_divisors(file.read(_ROPE_DIVISORS), theta, head_dim, str(file.path))

@@ -1,0 +1,80 @@
+"""Which tensors a model has: our name, the shape, and what each file format calls it.
+
+One table for every format, so a tensor that is missing, misshapen or unheard of is noticed the same way everywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.core.errors import ModelError
+from hotloop.models.spec import ModelSpec
+
+# our name: (in a GGUF's blk.N, in Hugging Face's model.layers.N)
+_LAYER_NAMES = {
+    "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
+    "q": ("attn_q.weight", "self_attn.q_proj.weight"),
+    "k": ("attn_k.weight", "self_attn.k_proj.weight"),
+    "v": ("attn_v.weight", "self_attn.v_proj.weight"),
+    "o": ("attn_output.weight", "self_attn.o_proj.weight"),
+    "q_bias": ("attn_q.bias", "self_attn.q_proj.bias"),
+    "k_bias": ("attn_k.bias", "self_attn.k_proj.bias"),
+    "v_bias": ("attn_v.bias", "self_attn.v_proj.bias"),
+    "q_norm": ("attn_q_norm.weight", "self_attn.q_norm.weight"),
+    "k_norm": ("attn_k_norm.weight", "self_attn.k_norm.weight"),
+    "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
+    "gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
+    "up": ("ffn_up.weight", "mlp.up_proj.weight"),
+    "down": ("ffn_down.weight", "mlp.down_proj.weight"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """One tensor of a model: `name` is ours, the others are the files'."""
+
+    name: str
+    shape: tuple[int, ...]
+    gguf_name: str
+    hf_name: str
+
+
+def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
+    """Every tensor a model of this spec must have."""
+    table = (spec.vocab_size, spec.hidden_size)
+    yield TensorPlace("embed", table, "token_embd.weight", "model.embed_tokens.weight")
+    yield TensorPlace("final_norm", (spec.hidden_size,), "output_norm.weight", "model.norm.weight")
+    if not spec.has_tied_head:
+        yield TensorPlace("head", table, "output.weight", "lm_head.weight")
+    shapes = _layer_shapes(spec)
+    for i in range(spec.num_layers):
+        for name, shape in shapes.items():
+            gguf_name, hf_name = _LAYER_NAMES[name]
+            yield TensorPlace(f"layers.{i}.{name}", shape, f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}")
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, mlp = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
+    shapes |= {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
+    shapes |= {"gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp)}
+    if spec.has_qkv_bias:
+        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
+    if spec.has_qk_norm:
+        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+    return shapes
+
+
+def check_tensors(
+    path: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], ignored: Iterable[str]
+) -> None:
+    """Refuse a file whose tensors are not exactly the wanted ones: one that nobody reads means a model misread."""
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ModelError(f"{path}: the tensor {name} is missing")
+        if found[name] != shape:
+            raise ModelError(f"{path}: the tensor {name} has the shape {found[name]}, not {shape}")
+    for name in found:
+        if name not in wanted and not name.endswith(tuple(ignored)):
+            raise ModelError(f"{path}: the tensor {name} belongs to no supported model")

@@ -1,0 +1,94 @@
+"""A whole model, ready for a backend: whichever format it came in, it looks the same from here on."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hotloop.core.errors import ModelError
+from hotloop.models.catalogue import locate
+from hotloop.models.gguf import GgufWeights, gguf_spec, gguf_window
+from hotloop.models.gguf_file import GgufFile, read_gguf_file
+from hotloop.models.huggingface import folder_template, folder_tokenizer
+from hotloop.models.safetensors import SafetensorsWeights, config_spec, config_window, weight_files
+from hotloop.models.spec import ModelSpec, Weights
+from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.models.vocabulary import gguf_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Everything about a model but the means to run it. Weights are read when they are asked for."""
+
+    name: str
+    path: Path
+    fingerprint: str
+    """Changes whenever the files do; whatever is derived from them can be kept under it."""
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    weights: Weights
+    size_bytes: int
+    notes: tuple[str, ...] = ()
+    """What the user should know of how the model was read."""
+
+
+def load_model(name_or_path: str) -> Model:
+    """The model of that name, or the one in that GGUF file or Hugging Face folder."""
+    return read_model(*locate(name_or_path))
+
+
+def read_model(name: str, path: Path) -> Model:
+    """Read a model and check that all of it is there."""
+    return _read_folder(name, path) if path.is_dir() else _read_gguf(name, path)
+
+
+def _read_gguf(name: str, path: Path) -> Model:
+    file = read_gguf_file(path)
+    spec = gguf_spec(file)
+    tokenizer = gguf_tokenizer(file)
+    template = _gguf_template(file, tokenizer)
+    weights = GgufWeights(file, spec)
+    spec, notes = _within_window(spec, gguf_window(file))
+    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, path.stat().st_size, notes)
+
+
+def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = file.get("tokenizer.chat_template", str, "")
+    if not source:
+        return None
+    bos_id, eos_id = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos"))
+    bos, eos = (tokenizer.token_text(i) if isinstance(i, int) else "" for i in (bos_id, eos_id))
+    try:
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None
+
+
+def _read_folder(name: str, path: Path) -> Model:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is not a Hugging Face folder: config.json is missing")
+    spec = config_spec(path)
+    weights = SafetensorsWeights(path, spec)
+    tokenizer, template = folder_tokenizer(path), folder_template(path)
+    spec, notes = _within_window(spec, config_window(path))
+    files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
+    size_bytes = sum(file.stat().st_size for file in files)
+    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, notes)
+
+
+def _within_window(spec: ModelSpec, window: int | None) -> tuple[ModelSpec, tuple[str, ...]]:
+    """A model with a sliding window is exact up to the window, so the context ends there."""
+    if window is None or window >= spec.max_context:
+        return spec, ()
+    note = f"the context is limited to the model's sliding window of {window} tokens (it claims {spec.max_context})"
+    return replace(spec, max_context=window), (note,)
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]

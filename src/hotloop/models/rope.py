@@ -1,0 +1,50 @@
+"""Which stretched rotary frequencies are understood, however a file spells them; every other kind is refused."""
+
+from collections.abc import Mapping
+from math import pi
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.core.errors import ModelError
+from hotloop.models.spec import RopeScaling
+
+# A GGUF carries Llama 3's scaling only as its result; every such model was made with these.
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+def frequency_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> NDArray[np.float64]:
+    """What each rotary frequency is divided by: 1 for the fast ones, `factor` for the slow, a ramp between."""
+    wavelengths = 2 * pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling.original_context / wavelengths
+    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    ramp = np.clip(ramp, 0, 1)
+    return np.asarray(1 / ((1 - ramp) / scaling.factor + ramp))
+
+
+def scaling_from_divisors(divisors: NDArray[np.float32], theta: float, head_dim: int, where: str) -> RopeScaling:
+    """Find the scaling that gives these divisors (a GGUF's `rope_freqs`)."""
+    scaling = RopeScaling(float(divisors.max()), _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT)
+    expected = frequency_divisors(scaling, theta, head_dim)
+    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+        raise ModelError(f"{where}: its rotary scaling (rope_freqs) is not Llama 3's, the only one supported")
+    return scaling
+
+
+def scaling_from_config(config: Mapping[str, Any], where: str) -> RopeScaling | None:
+    """Read Hugging Face's `rope_scaling` or `rope_parameters`."""
+    kind = config.get("rope_type", config.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelError(f"{where}: rotary scaling of type {kind!r} is not supported (only llama3 is)")
+    try:
+        return RopeScaling(
+            float(config["factor"]),
+            float(config["low_freq_factor"]),
+            float(config["high_freq_factor"]),
+            int(config["original_max_position_embeddings"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{where}: its llama3 rotary scaling is incomplete: {error}") from None

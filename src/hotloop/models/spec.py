@@ -1,0 +1,64 @@
+"""What a model is, without its weights: the numbers a backend builds a graph from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Family = Literal["llama", "qwen2", "qwen3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretched rotary frequencies; other kinds are refused when the model is read."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A dense decoder-only transformer: RMS norm, rotary positions, grouped-query attention, gated MLP."""
+
+    family: Family
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context: int
+    rms_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    has_tied_head: bool = False
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+
+
+class Weights(Protocol):
+    """The tensors of a model, read one at a time and as float32, by one set of names whatever the file calls them:
+
+    `embed` `final_norm` `head`, and for each layer `layers.N.` +
+    `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `q_norm` `k_norm` `mlp_norm` `gate` `up` `down`
+
+    Matrices are [out, in]. Rotary halves are kept apart, as Hugging Face does, never interleaved.
+    `head` is absent where the head is tied to `embed`.
+    """
+
+    def read(self, name: str) -> NDArray[np.float32]: ...
+
+
+class DictWeights:
+    """Weights that are already in memory: what tests and tiny random models use."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        return self._tensors[name]

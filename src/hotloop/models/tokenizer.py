@@ -1,0 +1,103 @@
+"""Text to token ids and back, exactly.
+
+Invariant: the bytes of a text's tokens, joined, are the text (after the model's own normalisation, and with the space
+that SentencePiece vocabularies put in front). Two kinds of vocabulary are known: byte-level ones, whose tokens spell
+bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ and a lone byte as <0xNN>.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+
+from hotloop.core.errors import ModelError
+
+# Tokens that end a turn wherever a vocabulary has them as special tokens, whether or not the metadata says so.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>")
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """The character GPT-2 writes for each byte: itself if it is visible, else the next free one above 255."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _gpt2_alphabet()
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` and what a server needs to know beside it."""
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        wants_bos: bool = False,
+    ) -> None:
+        self._inner = inner
+        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_id = bos_id
+        self.wants_bos = wants_bos and bos_id is not None
+        """Whether the model expects a plain text, one that no chat template wrote, to begin with `bos_id`."""
+        added = inner.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._verbatim = {token_id: token.content for token_id, token in added.items() if not token.special}
+        named = {name: token_id for token_id, name in self._special.items()}
+        self.eos_ids = frozenset({*eos_ids, *(named[name] for name in _END_OF_TURN if name in named)})
+        steps = _decoder_steps(inner)
+        self._is_byte_level = "ByteLevel" in steps
+        self._has_space_prefix = "Strip" in steps or "Metaspace" in steps
+        if not self._is_byte_level and not steps & {"ByteFallback", "Metaspace", "Replace"}:
+            raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
+
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """Token ids of a text; special tokens written in it are recognised."""
+        begin = [self.bos_id] if add_bos and self.bos_id is not None else []
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can carry and UTF-8 cannot
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
+        return begin + self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
+        """The text of whole token ids; bytes that are not UTF-8 become U+FFFD."""
+        special = self._special if keep_special else {}
+        data = b"".join(special[i].encode() if i in special else self.token_bytes(i) for i in ids)
+        return (data.removeprefix(b" ") if self._has_space_prefix else data).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes a token stands for; none for special tokens and for ids that have no token."""
+        if token_id in self._special:
+            return b""
+        if token_id in self._verbatim:
+            return self._verbatim[token_id].encode()
+        piece = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            return bytes(map(_BYTE_OF.__getitem__, piece)) if _BYTE_OF.keys() >= set(piece) else piece.encode()
+        byte = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(byte[1]) if byte else piece.replace("▁", " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        """A token for people to read: special ones by name, bytes that are not UTF-8 as U+FFFD."""
+        return self._special.get(token_id) or self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+
+def _decoder_steps(inner: tokenizers.Tokenizer) -> set[str]:
+    """The kinds of step the decoder is made of: they tell how the vocabulary writes bytes and spaces."""
+    if inner.decoder is None:
+        return set()
+    decoder: dict[str, Any] = json.loads(inner.decoder.__getstate__())
+    steps = decoder.get("decoders", [decoder])
+    return {step["type"] for step in steps if step.get("prepend_scheme") != "never"}

@@ -1,0 +1,21 @@
+"""What several rooms share: the real default model, and a home that is thrown away."""
+
+from pathlib import Path
+
+import pytest
+
+from hotloop.core.config import DEFAULT_MODEL
+from hotloop.models.registry import pull
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The default model's file; downloaded if it is not here yet."""
+    return pull(DEFAULT_MODEL).path
+
+
+@pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """$HOTLOOP_HOME pointing at an empty folder."""
+    monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"

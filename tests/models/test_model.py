@@ -1,0 +1,213 @@
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
+
+from hotloop.core.errors import ModelError
+from hotloop.core.message import Message
+from hotloop.models.layout import tensor_places
+from hotloop.models.model import load_model
+from hotloop.models.rope import frequency_divisors
+from hotloop.models.spec import Family, RopeScaling
+
+FAMILIES = get_args(Family)
+LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_formats_read_back_the_same_model(tmp_path: Path, family: Family) -> None:
+    spec = tiny_spec(family)
+    weights = tiny_weights(spec)
+    from_gguf = load_model(str(write_gguf(tmp_path / "m.gguf", spec, weights)))
+    from_folder = load_model(str(write_folder(tmp_path / "m", spec, weights)))
+    assert from_folder.spec == spec
+    assert from_gguf.spec.rms_eps == pytest.approx(spec.rms_eps)
+    assert {place.name for place in tensor_places(spec)} == weights.keys()
+    for name, tensor in weights.items():
+        for model in (from_gguf, from_folder):
+            read = model.weights.read(name)
+            assert read.dtype == np.float32
+            assert read.flags.c_contiguous
+            np.testing.assert_array_equal(read, tensor)
+
+
+def test_a_llama_with_biases_has_them_put_in_order_too(tmp_path: Path) -> None:
+    spec = tiny_spec("llama", has_qkv_bias=True)
+    weights = tiny_weights(spec)
+    model = load_model(str(write_gguf(tmp_path / "m.gguf", spec, weights)))
+    assert model.spec.has_qkv_bias
+    np.testing.assert_array_equal(model.weights.read("layers.1.q_bias"), weights["layers.1.q_bias"])
+    np.testing.assert_array_equal(model.weights.read("layers.1.v_bias"), weights["layers.1.v_bias"])
+
+
+def test_both_formats_give_the_same_tokenizer_and_template(tmp_path: Path) -> None:
+    spec = tiny_spec("qwen2")
+    weights = tiny_weights(spec)
+    from_gguf = load_model(str(write_gguf(tmp_path / "m.gguf", spec, weights)))
+    from_folder = load_model(str(write_folder(tmp_path / "m", spec, weights)))
+    for model in (from_gguf, from_folder):
+        assert model.template is not None
+        text = model.template.render([Message("user", "the lazy dog")])
+        assert text == "<|im_start|>user\nthe lazy dog<|im_end|>\n"
+        assert model.tokenizer.decode(model.tokenizer.encode(text), keep_special=True) == text
+        assert model.tokenizer.vocab_size == spec.vocab_size
+    assert from_gguf.tokenizer.encode("The fox, 10!") == from_folder.tokenizer.encode("The fox, 10!")
+    assert from_gguf.tokenizer.eos_ids == from_folder.tokenizer.eos_ids
+    assert from_gguf.tokenizer.bos_id == from_folder.tokenizer.bos_id
+
+
+def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), {"tokenizer.chat_template": None})
+    assert load_model(str(path)).template is None
+
+
+def test_a_wrong_template_is_named_with_its_file(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), {"tokenizer.chat_template": "{% for %}"})
+    with pytest.raises(ModelError, match=r"m\.gguf: the chat template is wrong at line 1"):
+        load_model(str(path))
+
+
+def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec))
+    before = load_model(str(path)).fingerprint
+    assert load_model(str(path)).fingerprint == before
+    os.utime(path, ns=(1, 1))
+    assert load_model(str(path)).fingerprint != before
+
+
+def test_llama3_scaling_is_found_in_both_formats(tmp_path: Path) -> None:
+    spec = tiny_spec("llama", rope_scaling=LLAMA3, rope_theta=500_000.0)
+    weights = tiny_weights(spec)
+    divisors = frequency_divisors(LLAMA3, spec.rope_theta, spec.head_dim).astype(np.float32)
+    assert divisors[0] == 1
+    assert divisors[-1] == pytest.approx(8)
+    path = write_gguf(tmp_path / "m.gguf", spec, weights | {"rope_freqs.weight": divisors})
+    assert load_model(str(path)).spec.rope_scaling == LLAMA3
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 8192}
+    folder = write_folder(tmp_path / "old", spec, weights, {"rope_scaling": scaling})
+    assert load_model(str(folder)).spec.rope_scaling == LLAMA3
+    changes = {"rope_parameters": scaling | {"rope_theta": 500_000.0}, "rope_theta": None}
+    folder = write_folder(tmp_path / "new", spec, weights, changes)
+    assert load_model(str(folder)).spec == spec
+
+
+def test_other_rotary_divisors_are_refused(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    odd = np.linspace(1, 5, spec.head_dim // 2, dtype=np.float32)
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec) | {"rope_freqs.weight": odd})
+    with pytest.raises(ModelError, match="is not Llama 3's"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"split.count": 3}, "is one shard of several"),
+        ({"llama.expert_count": 8}, "llama with mixture-of-experts layers is not supported"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "rotary scaling of type 'yarn'"),
+        ({"llama.rope.dimension_count": 8}, "only a part of each head"),
+        ({"llama.attention.value_length": 8}, "keys and values of different widths"),
+        ({"llama.attention.head_count_kv": [2, 1]}, r"head_count_kv should be of type int, not \[2, 1\]"),
+        ({"llama.block_count": None}, "the metadata has no llama.block_count"),
+        ({"llama.block_count": 3}, "the tensor blk.2.attn_norm.weight is missing"),
+        ({"llama.block_count": 1}, r"the tensor blk.1.\S+ belongs to no supported model"),
+        ({"llama.feed_forward_length": 100}, r"the tensor blk.0.\S+ has the shape \(96, 64\), not \(100, 64\)"),
+        ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
+    ],
+)
+def test_a_gguf_that_would_be_misread_is_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    spec = tiny_spec("llama")
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), changes)
+    with pytest.raises(ModelError, match=line) as caught:
+        load_model(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), arch="gemma3")
+    with pytest.raises(
+        ModelError, match=r"the architecture 'gemma3' is not supported \(only llama, qwen2, qwen3 are\)"
+    ):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"model_type": "qwen3_moe"}, r"the architecture 'qwen3_moe' is not supported \(only llama, mistral, qwen2"),
+        ({"model_type": None}, "the architecture None is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantised safetensors are not supported"),
+        ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling of type 'linear' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'factor'"),
+        ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
+        ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers should be a number above zero, not None"),
+        ({"num_attention_heads": 0}, "num_attention_heads should be a number above zero, not 0"),
+        ({"intermediate_size": 100}, "has the shape"),
+        ({"attention_bias": True}, r"the tensor model.layers.0.self_attn.q_proj.bias is missing"),
+    ],
+)
+def test_a_folder_that_would_be_misread_is_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    spec = tiny_spec("llama")
+    folder = write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)
+    with pytest.raises(ModelError, match=line) as caught:
+        load_model(str(folder))
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_with_a_file_missing_says_which(tmp_path: Path, name: str) -> None:
+    spec = tiny_spec("llama")
+    folder = write_folder(tmp_path / "m", spec, tiny_weights(spec))
+    (folder / name).unlink()
+    with pytest.raises(ModelError, match=rf"{name}.* is missing"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_folder_with_a_damaged_file_says_which(tmp_path: Path, name: str) -> None:
+    spec = tiny_spec("llama")
+    folder = write_folder(tmp_path / "m", spec, tiny_weights(spec))
+    (folder / name).write_text("{")
+    with pytest.raises(ModelError, match=name) as caught:
+        load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_mistral_is_a_llama_and_its_window_ends_the_context(tmp_path: Path) -> None:
+    spec = tiny_spec("llama")
+    changes = {"model_type": "mistral", "sliding_window": 128}
+    model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)))
+    assert model.spec.family == "llama"
+    assert model.spec.max_context == 128
+    assert model.notes == ("the context is limited to the model's sliding window of 128 tokens (it claims 512)",)
+
+
+@pytest.mark.parametrize("changes", [{"sliding_window": 128, "use_sliding_window": False}, {"sliding_window": 512}])
+def test_a_window_that_is_not_in_use_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    spec = tiny_spec("qwen2")
+    model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)))
+    assert model.spec == spec
+    assert model.notes == ()
+
+
+@pytest.mark.model
+def test_the_default_model(default_model_path: Path) -> None:
+    model = load_model("smollm2-135m")
+    assert model.name == "smollm2-135m"
+    assert model.path == default_model_path
+    assert (model.spec.num_layers, model.spec.hidden_size, model.spec.vocab_size) == (30, 576, 49152)
+    assert model.weights.read("layers.29.k").shape == (192, 576)
+    assert model.template is not None
+    assert model.template.render([Message("user", "hi")]).endswith("<|im_start|>assistant\n")
+    assert [model.tokenizer.token_text(i) for i in model.tokenizer.eos_ids] == ["<|im_end|>"]

@@ -1,0 +1,120 @@
+import json
+from typing import Any
+
+import pytest
+
+from hotloop.core.errors import ModelError, RequestError
+from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.models.template import ChatTemplate
+
+CHATML = (
+    "{%- for m in messages %}\n"
+    "    {{- bos_token if loop.first }}{{ m.role }}: {{ m.content }}{{ eos_token }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n"
+    "    {{- 'assistant: ' }}\n"
+    "{%- endif %}\n"
+)
+WEATHER = Tool("weather", "Say how it is.", {"type": "object", "properties": {"città": {"type": "string"}}})
+
+
+def render(source: str, *messages: Message, **options: Any) -> str:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>").render(messages, **options)
+
+
+def test_messages_and_tokens_reach_the_template() -> None:
+    turns = (Message("system", "be brief"), Message("user", "hi"))
+    assert render(CHATML, *turns) == "<s>system: be brief</s>user: hi</s>assistant: "
+    assert render(CHATML, *turns, add_generation_prompt=False) == "<s>system: be brief</s>user: hi</s>"
+
+
+def test_tools_are_none_when_there_are_none() -> None:
+    source = "{% if tools %}{{ tools | tojson }}{% else %}nothing{% endif %}"
+    assert render(source) == "nothing"
+    function = {"name": "weather", "description": "Say how it is.", "parameters": WEATHER.parameters}
+    assert json.loads(render(source, tools=[WEATHER])) == [{"type": "function", "function": function}]
+
+
+def test_json_is_not_escaped_for_html_or_ascii() -> None:
+    assert render("{{ messages[0].content | tojson }}", Message("user", "<è & 'x'>")) == "\"<è & 'x'>\""
+    assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}").startswith('{\n "a": [')
+
+
+def test_arguments_are_printed_as_they_were_written() -> None:
+    call = ToolCall("call_1", "weather", '{"days":  3,"text": "é"}')
+    turn = Message("assistant", "", tool_calls=(call,))
+    whole = "{% for c in messages[0].tool_calls %}{{ c.id }} {{ c.function.arguments | tojson }}{% endfor %}"
+    assert render(whole, turn) == 'call_1 {"days":  3,"text": "é"}'
+    inside = "{% for k, v in messages[0].tool_calls[0].function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
+    assert render(inside, turn) == "days=3;text=é;"
+    assert render("{{ messages[0].tool_calls[0].function.arguments.text }}", turn) == "é"
+
+
+@pytest.mark.parametrize("arguments", ["not json", "[1]", ""])
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    turn = Message("assistant", tool_calls=(ToolCall("1", "f", arguments),))
+    assert render("{{ messages[0].tool_calls[0].function.arguments }}", turn) == arguments
+
+
+def test_only_what_a_message_has_is_defined() -> None:
+    source = "{{ messages[0].name is defined }} {{ messages[0].tool_calls is defined }} {{ messages[0].tool_call_id }}"
+    assert render(source, Message("tool", "42", tool_call_id="call_1")) == "False False call_1"
+    assert render(source, Message("user", "42", name="ann")) == "True False "
+
+
+def test_extra_variables_reach_the_template_but_replace_no_messages() -> None:
+    source = "{{ enable_thinking }} {{ messages | length }}"
+    assert render(source, Message("user"), extra={"enable_thinking": False, "messages": []}) == "False 1"
+
+
+def test_what_hugging_face_offers_is_there() -> None:
+    assert render("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render("{% generation %}text{% endgeneration %}") == "text"
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+    assert render("{% for i in [3, 4] %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}") == (
+        "1/2False 2/2True "
+    )
+
+
+def test_what_the_template_objects_to_is_the_requests_fault() -> None:
+    with pytest.raises(RequestError, match="the chat template failed: roles must alternate") as caught:
+        render("{{ raise_exception('roles must\n alternate') }}")
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[7].role }}",
+        "{{ 1 / 0 }}",
+        "{{ 'a' + 1 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ range(999999999) }}",
+    ],
+)
+def test_whatever_fails_inside_is_one_line(source: str) -> None:
+    with pytest.raises(RequestError, match="the chat template failed") as caught:
+        render(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{{ 'x' * 50000 }}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ 999999999 * [1] }}",
+        "{{ 9 ** 999999999 }}",
+    ],
+)
+def test_a_hostile_template_is_stopped(source: str) -> None:
+    with pytest.raises(RequestError, match="the chat template failed: the template"):
+        render(source)
+
+
+def test_a_template_that_cannot_be_parsed_is_the_models_fault() -> None:
+    with pytest.raises(ModelError, match="the chat template is wrong at line 2"):
+        ChatTemplate("ok\n{% if %}", bos_token="", eos_token="")

@@ -1,0 +1,181 @@
+"""Tiny models made on the spot: the same random weights as a GGUF file and as a Hugging Face folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from hotloop.models.layout import tensor_places
+from hotloop.models.spec import Family, ModelSpec
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VERBATIM = ("<tool_call>",)
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?\n\n  def f(x): return x + 10\n"
+] * 4
+
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
+    spec = ModelSpec(
+        family=family,
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16 if family != "qwen3" else 32,
+        vocab_size=tiny_tokenizer().get_vocab_size(),
+        max_context=512,
+        rms_eps=1e-5,
+        rope_theta=10_000.0,
+        has_tied_head=family == "llama",
+        has_qkv_bias=family == "qwen2",
+        has_qk_norm=family == "qwen3",
+    )
+    return replace(spec, **changes)
+
+
+def tiny_weights(spec: ModelSpec, seed: int = 0) -> Tensors:
+    """Random weights, all of them exact in bfloat16."""
+    random = np.random.default_rng(seed)
+    return {place.name: as_bf16(random.standard_normal(place.shape, np.float32)) for place in tensor_places(spec)}
+
+
+def as_bf16(tensor: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (tensor.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer that knows a few words; Qwen's way of ending a turn."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in VERBATIM])
+    return tokenizer
+
+
+def tokenizer_metadata(tokenizer: Tokenizer, pre: str = "gpt-2") -> dict[str, Any]:
+    """What a GGUF says of a byte-level tokenizer."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    types = [3 if token in SPECIAL else 4 if token in VERBATIM else 1 for token, _ in vocabulary]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [token for token, _ in vocabulary],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "tokenizer.ggml.eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def write_gguf(path: Path, spec: ModelSpec, tensors: Tensors, changes: Mapping[str, Any] = {}, arch: str = "") -> Path:
+    """Write a model as llama.cpp's converter would; a changed key that is None is left out.
+
+    A tensor given under a GGUF name goes in beside the rest, as it is.
+    """
+    arch = arch or spec.family
+    names = {place.name: place.gguf_name for place in tensor_places(spec)}
+    writer = gguf.GGUFWriter(path, arch)
+    metadata = spec_metadata(spec, arch) | tokenizer_metadata(tiny_tokenizer()) | dict(changes)
+    for key, value in metadata.items():
+        add_value(writer, key, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(names.get(name, name), interleave(tensor, spec, name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
+    return {
+        f"{arch}.block_count": spec.num_layers,
+        f"{arch}.context_length": spec.max_context,
+        f"{arch}.embedding_length": spec.hidden_size,
+        f"{arch}.feed_forward_length": spec.intermediate_size,
+        f"{arch}.attention.head_count": spec.num_heads,
+        f"{arch}.attention.head_count_kv": spec.num_kv_heads,
+        f"{arch}.attention.key_length": spec.head_dim,
+        f"{arch}.attention.value_length": spec.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": spec.rms_eps,
+        f"{arch}.rope.freq_base": spec.rope_theta,
+    }
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case None:
+            pass
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def interleave(tensor: NDArray[np.float32], spec: ModelSpec, name: str) -> NDArray[np.float32]:
+    """The llama architecture is stored with each head's rotary halves as pairs: a0 b0 a1 b1 …"""
+    num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}.get(name.rpartition(".")[2].removesuffix("_bias"))
+    if spec.family != "llama" or num_heads is None:
+        return tensor
+    rows = np.arange(len(tensor)).reshape(num_heads, 2, -1).transpose(0, 2, 1).ravel()
+    return np.ascontiguousarray(tensor[rows])
+
+
+def write_folder(folder: Path, spec: ModelSpec, tensors: Tensors, changes: Mapping[str, Any] = {}) -> Path:
+    """Write a model as `save_pretrained` would; a changed setting that is None is left out."""
+    folder.mkdir()
+    names = {place.name: place.hf_name for place in tensor_places(spec)}
+    save_file({names.get(name, name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config = spec_config(spec) | dict(changes)
+    write_json(folder / "config.json", {key: value for key, value in config.items() if value is not None})
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    tokens = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}}
+    write_json(folder / "tokenizer_config.json", tokens | {"chat_template": TEMPLATE})
+    return folder
+
+
+def spec_config(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "model_type": spec.family,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_context,
+        "rms_norm_eps": spec.rms_eps,
+        "rope_theta": spec.rope_theta,
+        "tie_word_embeddings": spec.has_tied_head,
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), "utf-8")
