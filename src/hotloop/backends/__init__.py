@@ -1,0 +1,1 @@
+"""Running a batch on hardware, behind one Protocol."""

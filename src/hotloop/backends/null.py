@@ -1,0 +1,61 @@
+"""A backend without a model, for tests and for measuring everything that is not the model.
+
+Its "model" is a pure function of the tokens it can see in its KV: the next token is a hash of the sequence's last few
+tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+
+
+class NullBackend:
+    """Remembers token ids instead of keys and values."""
+
+    WINDOW = 64
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 32,
+        num_blocks: int = 1024,
+        vocab_size: int = 1000,
+        max_context: int = 1 << 20,
+        on_run: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.max_context = max_context
+        self._on_run = on_run
+        self._kv = np.full((num_blocks, block_size), -1, np.int64)
+        self._logits = np.zeros((0, vocab_size), np.float32)
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        if self._on_run:
+            self._on_run(batch)
+        tables = [batch.block_ids[a:b] for a, b in zip(batch.block_begins, batch.block_begins[1:], strict=False)]
+        for i, table in enumerate(tables):
+            begin, end = batch.begins[i], batch.begins[i + 1]
+            positions = batch.positions[begin:end]
+            self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
+        if len(self._logits) < len(batch.wanted):
+            self._logits = np.zeros((len(batch.wanted), self.vocab_size), np.float32)
+        logits = self._logits[: len(batch.wanted)]
+        logits.fill(0)
+        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
+        for row, (wanted, owner) in enumerate(zip(batch.wanted, owners, strict=True)):
+            logits[row, self._next_token(tables[owner], int(batch.positions[wanted]))] = 10
+        return logits
+
+    def close(self) -> None:
+        self._kv = self._kv[:0]
+
+    def _next_token(self, table: NDArray[np.int32], position: int) -> int:
+        seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
+        tokens = self._kv[table[seen // self.block_size], seen % self.block_size]
+        assert tokens.min() >= 0, "a token was read before it was computed"
+        return int(np.dot(tokens, seen * 31 + 7) % self.vocab_size)

@@ -1,0 +1,103 @@
+"""Batches on a CPU with AMX: OpenVINO for the matmuls, our own kernel for attention, bf16 KV in its blocks.
+
+The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights to
+arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic.
+"""
+
+import ctypes
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
+from hotloop.backends.openvino.native import NativeAttention, block_bytes
+from hotloop.backends.openvino.rotary import rotary_table
+from hotloop.backends.openvino.store import compile_graph, last_line, load_graph
+from hotloop.core.config import WeightFormat
+from hotloop.core.errors import BackendError
+from hotloop.models.model import Model
+
+BLOCK_SIZE = 32
+MAX_SHORT_TOKENS = 12
+
+
+class AmxBackend:
+    """The KV blocks are the kernel's memory, in the layout of AMX tiles."""
+
+    block_size = BLOCK_SIZE
+
+    def __init__(self, model: Model, kv_bytes: int, library: ctypes.CDLL, *, weight_format: WeightFormat) -> None:
+        self.vocab_size = model.spec.vocab_size
+        self.max_context = model.spec.max_context
+        self.num_blocks = kv_bytes // block_bytes(model.spec, BLOCK_SIZE)
+        self._attention = NativeAttention(library, model.spec, self.num_blocks, rotary_table(model.spec))
+        if model.spec.has_qk_norm:
+            for layer in range(model.spec.num_layers):
+                norms = (model.weights.read(f"layers.{layer}.{name}") for name in ("q_norm", "k_norm"))
+                self._attention.set_norms(layer, *norms)
+        graph = self._graph(model, weight_format)
+        self._short = compile_graph(graph, {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        self._long = compile_graph(graph, {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
+        self._attention.plan(batch)
+        try:
+            request.set_tensor("input_ids", ov.Tensor(batch.token_ids))
+            request.set_tensor("wanted", ov.Tensor(batch.wanted))
+            request.infer()
+        except RuntimeError as error:
+            raise BackendError(f"OpenVINO failed: {last_line(error)}") from error
+        logits: NDArray[np.float32] = request.get_output_tensor(0).data
+        return logits.reshape(-1, self.vocab_size)
+
+    def close(self) -> None:
+        del self._short, self._long
+        self._attention.close()
+
+    def _graph(self, model: Model, weight_format: WeightFormat) -> ov.Model:
+        style = NativeStyle(model.spec)
+        graph = load_graph(
+            model, f"native-{weight_format}", lambda: build_graph(model.spec, model.weights, weight_format, style)
+        )
+        width = model.spec.num_heads * model.spec.head_dim
+        for node in graph.get_ordered_ops():
+            if node.get_friendly_name().startswith(GAP):
+                layer = int(node.get_friendly_name().removeprefix(GAP))
+                filling = _AttentionOp(node.input_value(0), self._attention, layer, width)
+                for target in node.output(0).get_target_inputs():
+                    target.replace_source_output(filling.output(0))
+        graph.validate_nodes_and_infer_types()
+        gather_wanted_rows(graph)
+        return graph
+
+
+class _AttentionOp(ov.Op):  # type: ignore[misc]
+    """The kernel as a node of the graph: [tokens, q k v] -> [tokens, mixed heads]."""
+
+    class_type_info = ov.DiscreteTypeInfo("Attention", "hotloop")
+
+    def __init__(self, qkv: ov.Output, attention: NativeAttention, layer: int, width: int) -> None:
+        super().__init__(self)
+        self._attention, self._layer, self._width = attention, layer, width
+        self.set_arguments([qkv])
+        self.constructor_validate_and_infer_types()
+
+    def validate_and_infer_types(self) -> None:
+        num_tokens = self.get_input_partial_shape(0)[0]
+        self.set_output_type(0, ov.Type.f32, ov.PartialShape([num_tokens, self._width]))
+
+    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_AttentionOp":
+        return _AttentionOp(inputs[0], self._attention, self._layer, self._width)
+
+    def get_type_info(self) -> ov.DiscreteTypeInfo:
+        return self.class_type_info
+
+    def has_evaluate(self) -> bool:
+        return True
+
+    def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        self._attention.run(self._layer, inputs[0].data, outputs[0].data)
+        return True

@@ -1,0 +1,208 @@
+"""A transformer as an OpenVINO graph: plain operations in, an `ov.Model` out. Knows nothing of blocks or batches.
+
+One decoder, two ways to attend. `PagedStyle` writes attention in the shape OpenVINO's paged-attention pass looks for (a
+cache that is read, gathered, appended to and widened for grouped heads, then scaled-dot-product attention).
+`NativeStyle` leaves a marked gap, from the fused projection to the mixed heads, that the runner fills with our kernel;
+a graph with a gap can be saved, one with a kernel cannot.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import openvino as ov
+import openvino.opset6 as op6
+import openvino.opset13 as op
+from numpy.typing import NDArray
+from openvino import Node
+from openvino.op.util import Variable, VariableInfo
+
+from hotloop.backends.openvino.rotary import rotary_frequencies
+from hotloop.backends.openvino.weights import compress
+from hotloop.core.config import WeightFormat
+from hotloop.models.spec import ModelSpec, Weights
+
+GAP = "attention."
+
+
+class Style(Protocol):
+    """How attention is written: its parameters, and the way from q, k and v, fused, to the mixed heads."""
+
+    parameters: list[Node]
+    sinks: list[Node]
+
+    def attend(self, layer: int, qkv: Node) -> Node: ...
+
+
+def build_graph(spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> ov.Model:
+    """The whole model, from the style's `input_ids` to logits."""
+    return _Decoder(spec, weights, weight_format, style).build()
+
+
+class _Decoder:
+    """Everything but attention; shapes are [..., features], whatever the style puts before."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.weight_format = weight_format
+        self.style = style
+
+    def build(self) -> ov.Model:
+        embedding = compress(self.weights.read("embed"), self.weight_format, is_lookup=True)
+        input_ids = self.style.parameters[0]
+        x = op.gather(embedding, op.convert(input_ids, "i32"), _axis(0))
+        for layer in range(self.spec.num_layers):
+            x = self._layer(layer, x)
+        x = norm(x, self.weights.read("final_norm"), self.spec.rms_eps)
+        head = embedding if self.spec.has_tied_head else self._matrix("head")
+        logits = op.matmul(x, head, False, True)
+        return ov.Model([op.result(logits)], self.style.sinks, self.style.parameters, self.spec.family)
+
+    def _layer(self, layer: int, x: Node) -> Node:
+        name = f"layers.{layer}."
+        h = norm(x, self.weights.read(name + "attn_norm"), self.spec.rms_eps)
+        qkv = op.matmul(h, self._matrix(name + "q", name + "k", name + "v"), False, True)
+        if self.spec.has_qkv_bias:
+            qkv = op.add(qkv, op.constant(self._read(name + "q_bias", name + "k_bias", name + "v_bias")))
+        mixed = self.style.attend(layer, qkv)
+        x = op.add(x, op.matmul(mixed, self._matrix(name + "o"), False, True))
+        return op.add(x, self._mlp(name, norm(x, self.weights.read(name + "mlp_norm"), self.spec.rms_eps)))
+
+    def _mlp(self, name: str, x: Node) -> Node:
+        size = self.spec.intermediate_size
+        fused = op.matmul(x, self._matrix(name + "gate", name + "up"), False, True)
+        gate, up = op.variadic_split(fused, _axis(-1), _ints(size, size)).outputs()
+        return op.matmul(op.multiply(op.swish(gate), up), self._matrix(name + "down"), False, True)
+
+    def _matrix(self, *names: str) -> Node:
+        return compress(self._read(*names), self.weight_format)
+
+    def _read(self, *names: str) -> NDArray[np.float32]:
+        """The named tensors, one below the other."""
+        tensors = [self.weights.read(name) for name in names]
+        return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+
+
+class NativeStyle:
+    """A row a token. Attention is a gap, marked by its name: until it is filled, it passes the queries through."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.parameters = [parameter("input_ids", [-1], np.int64)]
+        self.sinks: list[Node] = []
+        self._width = spec.num_heads * spec.head_dim
+
+    def attend(self, layer: int, qkv: Node) -> Node:
+        gap = op.slice(qkv, _ints(0), _ints(self._width), _ints(1), _ints(1))
+        gap.set_friendly_name(f"{GAP}{layer}")
+        return gap
+
+
+class PagedStyle:
+    """[batch, length] as the pass expects it, with the mask and the beam index it will remove again."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+        self.spec = spec
+        self.weights = weights
+        input_ids = parameter("input_ids", [-1, -1], np.int64)
+        mask = parameter("attention_mask", [-1, -1], np.int64)
+        position_ids = parameter("position_ids", [-1, -1], np.int64)
+        self.beam_idx = parameter("beam_idx", [-1], np.int32)
+        self.parameters = [input_ids, mask, position_ids, self.beam_idx]
+        self.sinks: list[Node] = []
+        self.batch = op.gather(op.shape_of(input_ids), _ints(0), _axis(0))
+        self.mask = op.convert(op.unsqueeze(op.unsqueeze(mask, _axis(1)), _axis(1)), "f32")
+        self.cos, self.sin = self._rotary_tables(position_ids)
+
+    def attend(self, layer: int, qkv: Node) -> Node:
+        spec, name = self.spec, f"layers.{layer}."
+        q, k, v = self._split(qkv)
+        if spec.has_qk_norm:
+            q = norm(q, self.weights.read(name + "q_norm"), spec.rms_eps)
+            k = norm(k, self.weights.read(name + "k_norm"), spec.rms_eps)
+        q, k, v = (op.transpose(part, _ints(0, 2, 1, 3)) for part in (q, k, v))
+        keys, values = self._remember(name + "key", self._rotate(k)), self._remember(name + "value", v)
+        mixed = op.scaled_dot_product_attention(self._rotate(q), keys, values, self.mask)
+        mixed = op.transpose(mixed, _ints(0, 2, 1, 3))
+        return op.reshape(mixed, _ints(0, 0, spec.num_heads * spec.head_dim), True)
+
+    def _split(self, qkv: Node) -> list[Node]:
+        """Each as [batch, length, heads, head_dim]."""
+        counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
+        parts = op.variadic_split(qkv, _axis(-1), _ints(*(count * self.spec.head_dim for count in counts))).outputs()
+        shapes = (_ints(0, 0, count, self.spec.head_dim) for count in counts)
+        return [op.reshape(part, shape, True) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _rotary_tables(self, position_ids: Node) -> tuple[Node, Node]:
+        """cos and sin of every position's angles, [batch, 1, length, head_dim]."""
+        inverse = rotary_frequencies(self.spec).reshape(1, -1, 1)
+        shape = op.concat([self.batch, _ints(inverse.shape[1], 1)], 0)
+        positions = op.convert(op.unsqueeze(position_ids, _axis(1)), "f32")
+        angles = op.matmul(op.broadcast(op.constant(inverse), shape), positions, False, False)
+        angles = op.transpose(angles, _ints(0, 2, 1))
+        angles = op.concat([angles, angles], -1)
+        return op.unsqueeze(op.cos(angles), _axis(1)), op.unsqueeze(op.sin(angles), _axis(1))
+
+    def _rotate(self, x: Node) -> Node:
+        half = self.spec.head_dim // 2
+        first = op.slice(x, _ints(0), _ints(half), _ints(1), _ints(3))
+        second = op.slice(x, _ints(half), _ints(2**31 - 1), _ints(1), _ints(3))
+        minus_one = op.constant(np.full((1, 1, 1, 1), -1, np.float32))
+        turned = op.concat([op.multiply(second, minus_one), first], -1)
+        return op.add(op.multiply(x, self.cos), op.multiply(turned, self.sin))
+
+    def _remember(self, name: str, x: Node) -> Node:
+        """Append x to the cache of that name and widen it to one key or value head per query head."""
+        spec = self.spec
+        info = VariableInfo()
+        info.data_shape = ov.PartialShape([-1, spec.num_kv_heads, -1, spec.head_dim])
+        info.data_type = ov.Type.f32
+        info.variable_id = name
+        cache = Variable(info)
+        empty_shape = op.concat([self.batch, _ints(spec.num_kv_heads, 0, spec.head_dim)], 0)
+        past = op6.read_value(op.broadcast(op.constant(np.float32(0)), empty_shape), cache)
+        full = op.concat([op.gather(past, self.beam_idx, _axis(0)), x], -2)
+        self.sinks.append(op6.assign(full, cache))
+        if spec.num_heads == spec.num_kv_heads:
+            return full
+        shape = op.shape_of(full)
+        batch, length = (op.gather(shape, _ints(i), _axis(0)) for i in (0, 2))
+        group = spec.num_heads // spec.num_kv_heads
+        wide_shape = op.concat([batch, _ints(spec.num_kv_heads, group), length, _ints(spec.head_dim)], 0)
+        wide = op.broadcast(op.unsqueeze(full, _axis(2)), wide_shape, "BIDIRECTIONAL")
+        return op.reshape(wide, _ints(0, spec.num_heads, -1, spec.head_dim), True)
+
+
+def norm(x: Node, weight: NDArray[np.float32], eps: float) -> Node:
+    """RMS norm over the last axis, in the shape the plugin fuses."""
+    mean = op.reduce_mean(op.power(x, op.constant(np.float32(2))), _ints(-1), True)
+    scale = op.divide(op.constant(np.float32(1)), op.sqrt(op.add(mean, op.constant(np.float32(eps)))))
+    return op.multiply(op.constant(weight), op.multiply(x, scale))
+
+
+def parameter(name: str, shape: Sequence[int], dtype: type[np.generic]) -> Node:
+    """The pass finds parameters by friendly name, requests by tensor name: set both."""
+    node = op.parameter(shape, dtype, name)
+    node.set_friendly_name(name)
+    node.output(0).get_tensor().set_names({name})
+    return node
+
+
+def gather_wanted_rows(graph: ov.Model) -> None:
+    """Pick the wanted tokens before the vocabulary matmul: a long chunk needs one row of logits, not thousands."""
+    node = graph.outputs[0].get_node().input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    wanted = parameter("wanted", [-1], np.int64)
+    rows = op.gather(node.input_value(0), wanted, _axis(0))
+    node.input(0).replace_source_output(rows.output(0))
+    graph.add_parameters([wanted])
+    graph.validate_nodes_and_infer_types()
+
+
+def _ints(*values: int) -> Node:
+    return op.constant(np.array(values, np.int64))
+
+
+def _axis(value: int) -> Node:
+    return op.constant(np.int32(value))

@@ -1,0 +1,133 @@
+"""Our own attention for CPUs with AMX, compiled once by the machine's C++ compiler; see attention.cpp for what it does.
+
+Where there is no AMX or no compiler, `load_native` says so and the backend falls back to OpenVINO's paged attention.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+from hotloop.core.errors import BackendError
+from hotloop.models.catalogue import home
+from hotloop.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+HEAD_DIMS = (64, 96, 128)
+_SOURCE = Path(__file__).with_name("attention.cpp")
+_FLAGS = ("-O3", "-std=c++17", "-march=sapphirerapids", "-fPIC", "-shared")
+_COMPILE_TIMEOUT_S = 120
+
+
+class NativeAttention:
+    """The kernel, its KV blocks and the plan of the step at hand. One step at a time, from one thread."""
+
+    def __init__(self, library: ctypes.CDLL, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> None:
+        """`angles`: for each position the cosines, then the sines, of half a head's dimensions."""
+        self._library = library
+        self._keep = [angles]
+        self._handle = library.attention_create(
+            spec.num_layers,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            num_blocks,
+            spec.rms_eps,
+            angles.ctypes.data,
+        )
+        if not self._handle:
+            raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
+
+    def set_norms(self, layer: int, q_norm: NDArray[np.float32], k_norm: NDArray[np.float32]) -> None:
+        self._keep += [q_norm, k_norm]
+        self._library.attention_set_norms(self._handle, layer, q_norm.ctypes.data, k_norm.ctypes.data)
+
+    def plan(self, batch: Batch) -> None:
+        """What the next calls of `run` compute."""
+        arrays = (batch.begins, batch.past_lens, batch.block_ids, batch.block_begins)
+        self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
+
+    def run(self, layer: int, qkv: NDArray[np.float32], output: NDArray[np.float32]) -> None:
+        self._library.attention_run(self._handle, layer, qkv.ctypes.data, output.ctypes.data)
+
+    def close(self) -> None:
+        self._library.attention_destroy(self._handle)
+
+
+def block_bytes(spec: ModelSpec, block_size: int) -> int:
+    """What one block of the native KV takes: bf16 keys and values of every layer."""
+    return 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size
+
+
+@cache
+def load_native() -> ctypes.CDLL | None:
+    """The compiled kernel; None, and a line in the log that says why, where it cannot be had."""
+    reason = _why_not()
+    if reason is None:
+        try:
+            return _declare(ctypes.CDLL(str(_compile())))
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = f"it did not compile: {error}"
+    log.info("using OpenVINO's attention, not our own: %s", reason)
+    return None
+
+
+def _why_not() -> str | None:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "it is for Linux on x86-64"
+    if not {"amx_bf16", "avx512_bf16"} <= set(Path("/proc/cpuinfo").read_text().split()):
+        return "this CPU has no AMX"
+    if _compiler() is None:
+        return "there is no C++ compiler"
+    return None
+
+
+def _compiler() -> str | None:
+    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
+def _compile() -> Path:
+    """Compiled code is kept under a name made from all that went into it."""
+    openvino = Path(ov.__file__).parent
+    tbb = next((openvino / "libs").glob("libtbb.so*"))
+    compiler = _compiler()
+    assert compiler is not None
+    recipe = "\0".join((_SOURCE.read_text(), ov.__version__, compiler, *_FLAGS))
+    target = home() / "cache" / "native" / f"attention-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.stem}-{os.getpid()}.so")
+    command = [compiler, *_FLAGS, f"-I{openvino / 'include'}", str(_SOURCE), "-o", str(draft), str(tbb)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    if done.returncode:
+        draft.unlink(missing_ok=True)
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
+        raise OSError(errors[0])
+    os.replace(draft, target)
+    return target
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    library.attention_create.restype = pointer
+    library.attention_create.argtypes = [number, number, number, number, number, ctypes.c_float, pointer]
+    library.attention_destroy.argtypes = [pointer]
+    library.attention_set_norms.argtypes = [pointer, number, pointer, pointer]
+    library.attention_plan.argtypes = [pointer, number, pointer, pointer, pointer, pointer]
+    library.attention_run.argtypes = [pointer, number, pointer, pointer]
+    for function in (library.attention_destroy, library.attention_set_norms, library.attention_plan):
+        function.restype = None
+    library.attention_run.restype = None
+    return library

@@ -1,0 +1,465 @@
+// Attention over paged KV on a CPU with AMX: the part of a step that grows with the context.
+//
+// Two ideas make it quick for agents. Keys and values are stored the way AMX tiles want them, so nothing is repacked
+// when they are read again. And sequences that share leading blocks are computed together over those blocks, so a
+// prefix that ten agents share is read from memory once a step, not ten times.
+//
+// One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are
+// written into their blocks, and every query row attends to what it may see:
+//
+//     plan()        once a step    rows -> items: (up to 32 query rows) x (a range of keys)
+//     attention()   once a layer   write KV, run every item for every KV head, merge the parts of split rows
+//
+// Rows with few queries (decoding, drafts) are split over ranges of keys and merged; long chunks are not.
+
+#include <immintrin.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include <tbb/parallel_for.h>
+
+namespace {
+
+using bf16 = uint16_t;
+
+constexpr int BLOCK = 32;         // tokens a KV block holds
+constexpr int ROWS = 32;          // query rows an item computes: two AMX tiles
+constexpr int CHUNK = 256;        // keys between two looks at the running maximum
+constexpr int SPLIT = 1024;       // keys an item of a split row covers
+constexpr int TILE = 512;         // bf16 values in a tile: 16 rows of 64 bytes
+constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
+
+// Rows [first, first + count) of the step, all of one sequence; row r of a KV head is token r / group, head r % group.
+struct Run {
+    int first, count;
+};
+
+// One piece of work: these rows against keys [begin, end) of this block table.
+struct Item {
+    std::vector<Run> runs;
+    const int* table;
+    int begin, end;
+    int part;  // where its partial result goes; -1: the result is whole and goes straight to the output
+};
+
+struct Part {
+    int part, row;
+};
+
+struct Attention {
+    int num_layers, num_heads, num_kv_heads, head_dim, num_blocks;
+    float norm_eps;
+    const float* angles;                        // [position][cos of head_dim / 2, sin of head_dim / 2]
+    std::vector<const float*> q_norm, k_norm;   // a layer's weights, or null
+    bf16* kv;                                   // [layer][block][KV head][keys, values], each head_dim / 16 tiles
+    size_t kv_bytes;
+
+    int num_tokens = 0, num_parts = 0;
+    std::vector<int> positions, slots;          // of each token: its position, its block * BLOCK + offset
+    std::vector<int> tables;
+    std::vector<int> visible;                   // of each token: how many keys it sees
+    std::vector<Item> items;
+    std::vector<std::vector<Part>> parts_of_row;
+    std::vector<int> split_rows;
+    std::vector<bf16> queries;                  // [KV head][row][head_dim]
+    std::vector<float> partials;                // [KV head][part][row][head_dim + 2]
+
+    int group() const { return num_heads / num_kv_heads; }
+    bf16* keys(int layer, int block, int head) const {
+        size_t half = (size_t)head_dim * BLOCK;
+        return kv + (((size_t)layer * num_blocks + block) * num_kv_heads + head) * 2 * half;
+    }
+    bf16* values(int layer, int block, int head) const { return keys(layer, block, head) + (size_t)head_dim * BLOCK; }
+    float* partial(int head, int part) {
+        return partials.data() + ((size_t)head * num_parts + part) * ROWS * (head_dim + 2);
+    }
+};
+
+bf16 to_bf16(float x) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0); }
+
+// ---- planning -------------------------------------------------------------------------------------------------------
+
+struct Sequence {
+    int first_token, num_tokens, past;
+    const int* table;
+    int length() const { return past + num_tokens; }
+};
+
+void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int begin, int end) {
+    for (int key = begin; key < end; key += SPLIT) {
+        int part = a.num_parts++;
+        a.items.push_back({runs, table, key, std::min(end, key + SPLIT), part});
+        int row = 0;
+        for (const Run& run : runs)
+            for (int i = 0; i < run.count; i++) a.parts_of_row[run.first + i].push_back({part, row++});
+    }
+}
+
+// Sequences that begin with the same block: their common blocks together, the rest of each alone.
+void plan_family(Attention& a, const std::vector<const Sequence*>& family) {
+    int shared = family.size() > 1 ? family[0]->past / BLOCK : 0;
+    for (const Sequence* s : family) {
+        int i = 0;
+        while (i < shared && i < s->past / BLOCK && s->table[i] == family[0]->table[i]) i++;
+        shared = std::min(shared, i);
+    }
+    std::vector<Run> runs;
+    int num_rows = 0;
+    auto flush = [&] {
+        if (shared && num_rows) add_split(a, runs, family[0]->table, 0, shared * BLOCK);
+        runs.clear();
+        num_rows = 0;
+    };
+    for (const Sequence* s : family) {
+        Run run{s->first_token * a.group(), s->num_tokens * a.group()};
+        if (num_rows + run.count > ROWS) flush();
+        runs.push_back(run);
+        num_rows += run.count;
+        add_split(a, {run}, s->table, shared * BLOCK, s->length());
+    }
+    flush();
+}
+
+void plan_chunk(Attention& a, const Sequence& s) {
+    int group = a.group(), num_rows = s.num_tokens * group;
+    for (int row = 0; row < num_rows; row += ROWS) {
+        int count = std::min(ROWS, num_rows - row);
+        int end = s.past + (row + count - 1) / group + 1;
+        a.items.push_back({{{s.first_token * group + row, count}}, s.table, 0, end, -1});
+    }
+}
+
+// ---- one item -------------------------------------------------------------------------------------------------------
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// What a row knows so far: the largest score, the sum of the weights, the weighted values.
+template <int D>
+struct alignas(64) State {
+    float values[ROWS * D];
+    float largest[ROWS], total[ROWS];
+};
+
+struct alignas(64) Scratch {
+    float scores[ROWS * CHUNK];
+    bf16 weights[ROWS * CHUNK];
+};
+
+// scores[32 rows][32 keys] = queries[32][D] * keys of one block
+template <int D>
+void score_block(const bf16* queries, const bf16* keys, float* scores, bool two) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int d = 0; d < D / 32; d++) {
+        _tile_loadd(4, queries + d * 32, D * 2);
+        _tile_loadd(6, keys + d * TILE, 64);
+        _tile_loadd(7, keys + (D / 32 + d) * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!two) continue;
+        _tile_loadd(5, queries + 16 * D + d * 32, D * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, scores, CHUNK * 4);
+    _tile_stored(1, scores + 16, CHUNK * 4);
+    if (!two) return;
+    _tile_stored(2, scores + 16 * CHUNK, CHUNK * 4);
+    _tile_stored(3, scores + 16 * CHUNK + 16, CHUNK * 4);
+}
+
+// sums[32 rows][32 dims] += weights[32][num_keys] * values of the blocks; `d` picks the 32 dims
+template <int D>
+void add_values(const Attention& a, int layer, int head, const int* table, int num_keys, int d, const bf16* weights,
+                float* sums, bool two) {
+    _tile_loadd(0, sums, D * 4);
+    _tile_loadd(1, sums + 16, D * 4);
+    if (two) {
+        _tile_loadd(2, sums + 16 * D, D * 4);
+        _tile_loadd(3, sums + 16 * D + 16, D * 4);
+    }
+    for (int key = 0; key < num_keys; key += BLOCK) {
+        const bf16* block = a.values(layer, table[key / BLOCK], head) + d * 2 * TILE;
+        _tile_loadd(4, weights + key, CHUNK * 2);
+        _tile_loadd(6, block, 64);
+        _tile_loadd(7, block + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!two) continue;
+        _tile_loadd(5, weights + 16 * CHUNK + key, CHUNK * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, D * 4);
+    _tile_stored(1, sums + 16, D * 4);
+    if (!two) return;
+    _tile_stored(2, sums + 16 * D, D * 4);
+    _tile_stored(3, sums + 16 * D + 16, D * 4);
+}
+
+// 2^x for x <= 0, to well under a bf16's precision.
+__m512 exp2_of(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, whole);
+    __m512 p = _mm512_set1_ps(0.009618129f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550411f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402265f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931472f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, whole);
+}
+
+// One row of scores to weights: those of keys beyond `num_seen` are zero. Keeps the row's state in step.
+template <int D>
+void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, float scale, float* values,
+               float& largest, float& total) {
+    int full = num_seen & ~15;
+    __mmask16 rest = (__mmask16)((1u << (num_seen & 15)) - 1);
+    __m512 most = _mm512_set1_ps(NEVER);
+    for (int i = 0; i < full; i += 16) most = _mm512_max_ps(most, _mm512_load_ps(scores + i));
+    if (rest) most = _mm512_mask_max_ps(most, rest, most, _mm512_load_ps(scores + full));
+    float next = std::max(largest, _mm512_reduce_max_ps(most) * scale);
+    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next), sum = _mm512_setzero_ps();
+    for (int i = 0; i < full; i += 16) {
+        __m512 w = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset));
+        sum = _mm512_add_ps(sum, w);
+        _mm256_store_si256((__m256i*)(weights + i), (__m256i)_mm512_cvtneps_pbh(w));
+    }
+    if (rest) {
+        __m512 w = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + full), factor, offset));
+        w = _mm512_maskz_mov_ps(rest, w);
+        sum = _mm512_add_ps(sum, w);
+        _mm256_store_si256((__m256i*)(weights + full), (__m256i)_mm512_cvtneps_pbh(w));
+        full += 16;
+    }
+    for (int i = full; i < num_keys; i += 16) _mm256_store_si256((__m256i*)(weights + i), _mm256_setzero_si256());
+    if (next != largest) {
+        float shrink = largest == NEVER ? 0.0f : exp2f(largest - next);
+        total *= shrink;
+        for (int d = 0; d < D; d += 16)
+            _mm512_store_ps(values + d, _mm512_mul_ps(_mm512_load_ps(values + d), _mm512_set1_ps(shrink)));
+        largest = next;
+    }
+    total += _mm512_reduce_add_ps(sum);
+}
+
+template <int D>
+void attend(const Attention& a, int layer, int head, const bf16* queries, const int* seen, int num_rows,
+            const Item& item, State<D>& state) {
+    static thread_local Scratch scratch;
+    const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
+    const bool two = num_rows > 16;
+    std::fill_n(state.values, ROWS * D, 0.0f);
+    std::fill_n(state.largest, ROWS, NEVER);
+    std::fill_n(state.total, ROWS, 0.0f);
+    for (int key = item.begin; key < item.end; key += CHUNK) {
+        int num_keys = std::min(CHUNK, (item.end - key + BLOCK - 1) / BLOCK * BLOCK);
+        const int* table = item.table + key / BLOCK;
+        for (int i = 0; i < num_keys; i += BLOCK)
+            score_block<D>(queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i, two);
+        for (int row = 0; row < num_rows; row++) {
+            int num_seen = std::clamp(std::min(seen[row], item.end) - key, 0, num_keys);
+            weigh_row<D>(scratch.scores + row * CHUNK, scratch.weights + row * CHUNK, num_keys, num_seen, scale,
+                         state.values + row * D, state.largest[row], state.total[row]);
+        }
+        for (int d = 0; d < D / 32; d++)
+            add_values<D>(a, layer, head, table, num_keys, d, scratch.weights, state.values + d * 32, two);
+    }
+}
+
+template <int D>
+void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
+    alignas(64) bf16 queries[ROWS * D] = {};
+    static thread_local State<D> state;
+    int seen[ROWS], rows[ROWS], num_rows = 0;
+    const int group = a.group();
+    for (const Run& run : item.runs) {
+        for (int i = 0; i < run.count; i++) {
+            int row = run.first + i;
+            const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
+            memcpy(queries + num_rows * D, from, D * sizeof(bf16));
+            seen[num_rows] = a.visible[row / group];
+            rows[num_rows++] = row;
+        }
+    }
+    attend<D>(a, layer, head, queries, seen, num_rows, item, state);
+    for (int i = 0; i < num_rows; i++) {
+        const float* values = state.values + i * D;
+        if (item.part < 0) {
+            float* to = output + ((size_t)(rows[i] / group) * a.num_heads + head * group + rows[i] % group) * D;
+            for (int d = 0; d < D; d++) to[d] = values[d] / state.total[i];
+        } else {
+            float* to = a.partial(head, item.part) + i * (D + 2);
+            memcpy(to, values, D * sizeof(float));
+            to[D] = state.largest[i];
+            to[D + 1] = state.total[i];
+        }
+    }
+}
+
+// A split row's parts, brought to the largest of their maxima and added up.
+template <int D>
+void merge_row(Attention& a, int head, int row, float* output) {
+    const int group = a.group();
+    float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
+    float largest = NEVER, total = 0, sum[D] = {};
+    for (const Part& p : a.parts_of_row[row]) largest = std::max(largest, a.partial(head, p.part)[p.row * (D + 2) + D]);
+    for (const Part& p : a.parts_of_row[row]) {
+        const float* from = a.partial(head, p.part) + p.row * (D + 2);
+        float weight = exp2f(from[D] - largest);
+        total += from[D + 1] * weight;
+        for (int d = 0; d < D; d++) sum[d] += from[d] * weight;
+    }
+    for (int d = 0; d < D; d++) to[d] = sum[d] / total;
+}
+
+// ---- writing queries, keys and values -------------------------------------------------------------------------------
+
+template <int D>
+void turn(const float* from, const float* angles, const float* norm, float eps, float* to) {
+    float scale[D];
+    std::fill_n(scale, D, 1.0f);
+    if (norm) {
+        float square = 0;
+        for (int d = 0; d < D; d++) square += from[d] * from[d];
+        float inverse = 1.0f / sqrtf(square / D + eps);
+        for (int d = 0; d < D; d++) scale[d] = inverse * norm[d];
+    }
+    for (int d = 0; d < D / 2; d++) {
+        float x = from[d] * scale[d], y = from[d + D / 2] * scale[d + D / 2];
+        float c = angles[d], s = angles[D / 2 + d];
+        to[d] = x * c - y * s;
+        to[d + D / 2] = y * c + x * s;
+    }
+}
+
+template <int D>
+void write_token(Attention& a, int layer, int token, const float* row) {
+    const int group = a.group();
+    const float* angles = a.angles + (size_t)a.positions[token] * D;
+    const int block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
+    float turned[D];
+    for (int h = 0; h < a.num_heads; h++) {
+        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, turned);
+        bf16* to = a.queries.data() + (((size_t)(h / group) * a.num_tokens + token) * group + h % group) * D;
+        for (int d = 0; d < D; d += 16)
+            _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(turned + d)));
+    }
+    for (int h = 0; h < a.num_kv_heads; h++) {
+        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, turned);
+        bf16* keys = a.keys(layer, block, h) + (slot / 16) * (D / 32) * TILE + (slot % 16) * 2;
+        for (int d = 0; d < D; d++) keys[(d / 32) * TILE + (d % 32) / 2 * 32 + d % 2] = to_bf16(turned[d]);
+        const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
+        bf16* values = a.values(layer, block, h) + (slot / 2) * 32 + slot % 2;
+        for (int d = 0; d < D; d++) values[(d / 16) * TILE + (d % 16) * 2] = to_bf16(value[d]);
+    }
+}
+
+template <int D>
+void run_layer(Attention& a, int layer, const float* qkv, float* output) {
+    const size_t width = (size_t)(a.num_heads + 2 * a.num_kv_heads) * D;
+    const int num_jobs = (int)a.items.size() * a.num_kv_heads;
+    tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
+        for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
+    });
+    tbb::parallel_for(tbb::blocked_range<int>(0, num_jobs, 1), [&](const tbb::blocked_range<int>& range) {
+        static const TileConfig config;
+        _tile_loadconfig(&config);
+        for (int job = range.begin(); job < range.end(); job++)
+            run_item<D>(a, layer, job % a.num_kv_heads, a.items[job / a.num_kv_heads], output);
+        _tile_release();
+    });
+    for (int row : a.split_rows)
+        for (int head = 0; head < a.num_kv_heads; head++) merge_row<D>(a, head, row, output);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Null if this CPU has no AMX, the head size is not built, or there is no memory.
+Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int head_dim, int num_blocks, float norm_eps,
+                            const float* angles) {
+    const int request_permission = 0x1023, tile_data = 18;
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512f") || syscall(SYS_arch_prctl, request_permission, tile_data)) return nullptr;
+    if (head_dim != 64 && head_dim != 96 && head_dim != 128) return nullptr;
+    size_t bytes = (size_t)num_layers * num_blocks * num_kv_heads * 2 * head_dim * BLOCK * sizeof(bf16);
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    auto* a = new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks, norm_eps, angles};
+    a->q_norm.resize(num_layers), a->k_norm.resize(num_layers);
+    a->kv = (bf16*)memory;
+    a->kv_bytes = bytes;
+    return a;
+}
+
+void attention_destroy(Attention* a) {
+    munmap(a->kv, a->kv_bytes);
+    delete a;
+}
+
+void attention_set_norms(Attention* a, int layer, const float* q_norm, const float* k_norm) {
+    a->q_norm[layer] = q_norm;
+    a->k_norm[layer] = k_norm;
+}
+
+// What the next calls of attention_run compute: the batch as backend.py draws it.
+void attention_plan(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,
+                    const int* block_begins) {
+    const int group = a->group();
+    a->num_tokens = begins[num_sequences];
+    a->num_parts = 0;
+    a->items.clear();
+    a->parts_of_row.assign((size_t)a->num_tokens * group, {});
+    a->positions.resize(a->num_tokens), a->slots.resize(a->num_tokens), a->visible.resize(a->num_tokens);
+    a->tables.assign(block_ids, block_ids + block_begins[num_sequences]);
+    std::vector<Sequence> sequences;
+    for (int i = 0; i < num_sequences; i++) {
+        const int* table = a->tables.data() + block_begins[i];
+        sequences.push_back({begins[i], begins[i + 1] - begins[i], past_lens[i], table});
+        for (int t = begins[i], position = past_lens[i]; t < begins[i + 1]; t++, position++) {
+            a->positions[t] = position;
+            a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
+            a->visible[t] = position + 1;
+        }
+    }
+    std::unordered_map<int, std::vector<const Sequence*>> families;
+    for (const Sequence& s : sequences) {
+        if (s.num_tokens * group > ROWS) plan_chunk(*a, s);
+        else families[s.table[0]].push_back(&s);
+    }
+    for (const auto& family : families) plan_family(*a, family.second);
+    a->split_rows.clear();
+    for (size_t row = 0; row < a->parts_of_row.size(); row++)
+        if (!a->parts_of_row[row].empty()) a->split_rows.push_back((int)row);
+    a->queries.resize((size_t)a->num_tokens * a->num_heads * a->head_dim);
+    a->partials.resize((size_t)a->num_kv_heads * a->num_parts * ROWS * (a->head_dim + 2));
+}
+
+// qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]
+void attention_run(Attention* a, int layer, const float* qkv, float* output) {
+    switch (a->head_dim) {
+        case 64: return run_layer<64>(*a, layer, qkv, output);
+        case 96: return run_layer<96>(*a, layer, qkv, output);
+        case 128: return run_layer<128>(*a, layer, qkv, output);
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,74 @@
+"""Batches on any CPU, by OpenVINO's own paged attention, in bf16 or exactly in float32.
+
+The paged form of a graph cannot be saved (its operation is an extension), so it is made anew at each start.
+"""
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino._offline_transformations import paged_attention_transformation
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
+from hotloop.backends.openvino.store import compile_graph, last_line, load_graph
+from hotloop.core.config import WeightFormat
+from hotloop.core.errors import BackendError
+from hotloop.models.model import Model
+
+BLOCK_SIZE = 32  # the plugin accepts no other
+
+
+class PagedBackend:
+    """The KV blocks are tensors the plugin writes in place."""
+
+    block_size = BLOCK_SIZE
+
+    def __init__(
+        self, model: Model, kv_bytes: int, *, weight_format: WeightFormat, inference: str, kv_precision: str
+    ) -> None:
+        self.vocab_size = model.spec.vocab_size
+        self.max_context = model.spec.max_context
+        style = PagedStyle(model.spec, model.weights)
+        graph = load_graph(
+            model, f"paged-{weight_format}", lambda: build_graph(model.spec, model.weights, weight_format, style)
+        )
+        paged_attention_transformation(graph)
+        gather_wanted_rows(graph)
+        options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
+        if inference == "f32":
+            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
+        compiled = compile_graph(graph, options)
+        self._request = compiled.create_infer_request()
+        ports = [port for port in compiled.inputs if "_cache." in port.get_any_name()]
+        block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
+        self.num_blocks = kv_bytes // block_bytes
+        for port in ports:
+            shape = ov.Shape([self.num_blocks, *_block_shape(port)])
+            self._request.set_tensor(port.get_any_name(), ov.Tensor(port.get_element_type(), shape))
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        feed: dict[str, NDArray[np.generic]] = {
+            "input_ids": batch.token_ids,
+            "position_ids": batch.positions,
+            "past_lens": batch.past_lens,
+            "subsequence_begins": batch.begins,
+            "block_indices": batch.block_ids,
+            "block_indices_begins": batch.block_begins,
+            "max_context_len": (batch.past_lens + np.diff(batch.begins)).max(),
+            "wanted": batch.wanted,
+        }
+        try:
+            for name, value in feed.items():
+                self._request.set_tensor(name, ov.Tensor(np.asarray(value)))
+            self._request.infer()
+        except RuntimeError as error:
+            raise BackendError(f"OpenVINO failed: {last_line(error)}") from error
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return logits.reshape(-1, self.vocab_size)
+
+    def close(self) -> None:
+        del self._request
+
+
+def _block_shape(port: ov.Output) -> list[int]:
+    return [int(str(size)) for size in list(port.get_partial_shape())[1:]]

@@ -1,0 +1,55 @@
+"""Graphs kept on disk, and graphs compiled. Converting every tensor takes seconds; reading the result back does not."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+
+from hotloop.core.errors import BackendError
+from hotloop.models.catalogue import home
+from hotloop.models.model import Model
+
+GRAPH_VERSION = 3
+
+
+def load_graph(model: Model, name: str, build: Callable[[], ov.Model]) -> ov.Model:
+    """The graph of that name: read back if it was made before, else made and kept. A damaged one is made again."""
+    path = home() / "cache" / model.fingerprint / f"{name}-v{GRAPH_VERSION}.xml"
+    if path.exists():
+        try:
+            return ov.Core().read_model(path)
+        except RuntimeError:
+            path.unlink()
+    graph = build()
+    try:
+        _save(graph, path)
+    except (OSError, RuntimeError):  # a full disk costs the next start some seconds, not this one its life
+        path.unlink(missing_ok=True)
+    return graph
+
+
+def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
+    try:
+        return ov.Core().compile_model(graph, "CPU", {"PERFORMANCE_HINT": "LATENCY", **options})
+    except RuntimeError as error:
+        raise BackendError(f"OpenVINO cannot compile the model: {last_line(error)}") from error
+
+
+def last_line(error: RuntimeError) -> str:
+    """OpenVINO's errors are stack traces; what is wrong stands at their end."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no reason given"
+
+
+def _save(graph: ov.Model, path: Path) -> None:
+    """Weights first, then the description that names them: whoever sees the second finds the first whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.stem}-{os.getpid()}.xml")
+    try:
+        ov.save_model(graph, draft, compress_to_fp16=False)
+        os.replace(draft.with_suffix(".bin"), path.with_suffix(".bin"))
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+        draft.with_suffix(".bin").unlink(missing_ok=True)

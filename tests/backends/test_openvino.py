@@ -1,0 +1,177 @@
+"""The CPU backend against plain numpy, and the engine on the real model: in exact precision nothing changes a token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.backends.reference import reference_logits
+from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
+from tests.models.tiny import tiny_spec, tiny_weights
+
+from hotloop.backends.backend import Backend, Batch
+from hotloop.backends.openvino.runner import open_backend
+from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import ConfigError
+from hotloop.core.request import Priority, Request
+from hotloop.engine.engine import Engine
+from hotloop.models.model import Model, load_model
+from hotloop.models.spec import DictWeights, Family
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+CONFIG = EngineConfig(kv_memory="8MiB")
+
+Check = Callable[[NDArray[np.float32], NDArray[np.float32]], None]
+
+
+def tiny_model(family: Family, **changes: Any) -> Model:
+    """Random weights, scaled so that the logits stay of a usual size."""
+    spec = tiny_spec(family, **changes)
+    tensors = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
+    name = f"tiny-{family}"
+    return Model(name, Path(name), name, spec, TOKENIZER, None, DictWeights(tensors), 0)
+
+
+def make_backend(model: Model, weights: WeightFormat = "f32", precision: Precision = "exact") -> Backend:
+    return open_backend(model, CONFIG, weight_format=weights, precision=precision)
+
+
+def make_prompt(model: Model, length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, model.spec.vocab_size, length).tolist()
+
+
+def expected(model: Model, token_ids: list[int]) -> NDArray[np.float32]:
+    return reference_logits(model.spec, model.weights, token_ids)
+
+
+def batch(*parts: tuple[list[int], int, list[int]]) -> Batch:
+    """Parts are (tokens, how many came before them, blocks); the logits of every token are wanted."""
+    lengths = [len(token_ids) for token_ids, _, _ in parts]
+    tables = [block_ids for _, _, block_ids in parts]
+    return Batch(
+        token_ids=np.concatenate([np.array(token_ids, np.int64) for token_ids, _, _ in parts]),
+        positions=np.concatenate([np.arange(past, past + len(token_ids)) for token_ids, past, _ in parts]),
+        past_lens=np.array([past for _, past, _ in parts], np.int32),
+        begins=np.cumsum([0, *lengths]).astype(np.int32),
+        block_ids=np.concatenate(tables).astype(np.int32),
+        block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
+        wanted=np.arange(sum(lengths)),
+    )
+
+
+def assert_close(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def assert_alike(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
+    """As alike as bf16 lets them be."""
+    assert got.shape == want.shape
+    assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > 0.995
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("precision", "check"), [("exact", assert_close), ("fast", assert_alike)])
+def test_whole_chunked_batched_and_shared_give_the_reference(
+    family: Family, precision: Precision, check: Check, empty_home: Path
+) -> None:
+    model = tiny_model(family, head_dim=64)
+    backend = make_backend(model, precision=precision)
+    long, short = make_prompt(model, 70), make_prompt(model, 5, seed=1)
+    want = expected(model, long)
+    check(backend.run(batch((long, 0, [2, 0, 1]))), want)
+    both = np.vstack([want[:32], expected(model, short)])
+    check(backend.run(batch((long[:32], 0, [5]), (short, 0, [3]))), both)
+    both = np.vstack([want[32:50], expected(model, [*short, 7])[5:]])
+    check(backend.run(batch((long[32:50], 32, [5, 4]), ([7], 5, [3]))), both)
+    check(backend.run(batch((long[50:], 50, [5, 4, 6]))), want[50:])
+    other = [*long[:32], *make_prompt(model, 12, seed=2)]  # two sequences over one block, a chunk and a token
+    both = np.vstack([expected(model, other)[32:], want[69:]])
+    check(backend.run(batch((other[32:], 32, [5, 7]), (long[69:], 69, [5, 4, 6]))), both)
+    backend.close()
+
+
+def test_only_wanted_rows_come_back(empty_home: Path) -> None:
+    model = tiny_model("llama")
+    backend = make_backend(model)
+    token_ids = make_prompt(model, 9)
+    part = batch((token_ids, 0, [0]))
+    last = Batch(*(getattr(part, name) for name in Batch.__slots__[:-1]), wanted=np.array([8]))
+    assert_close(backend.run(last), expected(model, token_ids)[8:])
+    none = Batch(*(getattr(part, name) for name in Batch.__slots__[:-1]), wanted=np.array([], np.int64))
+    assert backend.run(none).shape == (0, model.spec.vocab_size)
+
+
+@pytest.mark.parametrize("changes", [{"has_tied_head": False}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str)
+def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
+    model = tiny_model("llama", **changes)
+    token_ids = make_prompt(model, 40)
+    assert_close(make_backend(model).run(batch((token_ids, 0, [0, 1]))), expected(model, token_ids))
+
+
+@pytest.mark.parametrize(("weights", "least"), [("bf16", 0.9999), ("int8", 0.999), ("int4", 0.97)])
+def test_compressed_weights_are_close(weights: WeightFormat, least: float, empty_home: Path) -> None:
+    model = tiny_model("llama", has_tied_head=False)
+    token_ids = make_prompt(model, 40)
+    got, want = make_backend(model, weights).run(batch((token_ids, 0, [0, 1]))), expected(model, token_ids)
+    assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > least
+
+
+def test_a_second_start_reads_the_kept_graph(empty_home: Path) -> None:
+    model = tiny_model("llama")
+    token_ids = make_prompt(model, 9)
+    first = make_backend(model, "int8").run(batch((token_ids, 0, [0]))).copy()
+    assert list(empty_home.rglob("*.bin"))
+    second = make_backend(model, "int8").run(batch((token_ids, 0, [0])))
+    assert (first == second).all()
+
+
+def test_the_pool_is_sized_from_the_memory(empty_home: Path) -> None:
+    model = tiny_model("llama")
+    assert make_backend(model).num_blocks == (8 << 20) // (2 * 2 * 2 * 16 * 32 * 4)
+    with pytest.raises(ConfigError, match="give it more"):
+        open_backend(model, EngineConfig(kv_memory="1KiB"), precision="exact")
+
+
+TEXTS = (
+    "The capital of France is",
+    "The capital of France is Paris, and the capital of Italy is",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "Once upon a time there was a small village by the sea. " * 6 + "In it lived",
+)
+
+
+@pytest.fixture(scope="module")
+def real_model(default_model_path: Path) -> Model:
+    return load_model(str(default_model_path))
+
+
+def go_on(model: Model, *, interrupted: bool = False, num_turns: int = 1, **settings: Any) -> list[list[int]]:
+    """How each text goes on, all submitted at once; if told so, an urgent request makes whoever runs give way."""
+    config = EngineConfig(debug_checks=True, kv_memory="64MiB", **settings)
+    listener = Listener()
+    names = [f"{turn}.{i}" for turn in range(num_turns) for i in range(len(TEXTS))]
+    with Engine(model.tokenizer, open_backend(model, config, precision="exact"), config) as engine:
+        for turn in range(num_turns):
+            texts = dict(zip((name for name in names if name.startswith(f"{turn}.")), TEXTS, strict=True))
+            engine.submit([ask(model, name, text, Priority.BACKGROUND) for name, text in texts.items()], listener)
+            if interrupted:
+                listener.next()
+                engine.submit([ask(model, "urgent", "Hello", Priority.INTERACTIVE)], listener)
+            listener.wait(*texts)
+        assert (engine.stats().num_preemptions > 0) == interrupted
+    return [listener.token_ids(name) for name in names]
+
+
+def ask(model: Model, name: str, text: str, priority: Priority) -> Request:
+    return make_request(model.tokenizer.encode(text), name, sampling=greedy(16), priority=priority)
+
+
+@pytest.mark.model
+def test_the_real_model_says_the_same_however_it_is_computed(real_model: Model) -> None:
+    alone = go_on(real_model, max_running=1, prefix_cache=False)
+    assert "Paris" in real_model.tokenizer.decode(alone[0])
+    assert go_on(real_model, num_turns=2) == alone * 2, "batched, then from the cache"
+    assert go_on(real_model, max_step_tokens=32, prefix_cache=False) == alone, "in chunks"
+    assert go_on(real_model, max_running=1, interrupted=True) == alone, "preempted"
