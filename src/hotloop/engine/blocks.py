@@ -1,0 +1,91 @@
+"""The pool of KV blocks: who uses which, counted. Plain integers; the memory itself belongs to the backend.
+
+A block has users (the requests that compute with it) and may be kept (by the prefix tree, for whoever comes next).
+Invariant: it is free exactly when it has no user and is not kept; idle when it is kept and has no user. A user is the
+lock: only idle blocks may be given up.
+"""
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Hands out block ids and counts their users."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_idle = 0
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_users = [0] * num_blocks
+        self._is_kept = [False] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free) - self.num_idle
+
+    def allocate(self, count: int) -> list[int] | None:
+        """That many blocks, with one user each; None if there are not enough."""
+        if count > len(self._free):
+            return None
+        if count == 0:
+            return []
+        block_ids = self._free[-count:]
+        del self._free[-count:]
+        for block_id in block_ids:
+            self._num_users[block_id] = 1
+        return block_ids
+
+    def use(self, block_ids: Iterable[int]) -> None:
+        """One more user for blocks that are kept or used already."""
+        users = self._num_users
+        for block_id in block_ids:
+            if users[block_id] == 0:
+                assert self._is_kept[block_id], "a free block cannot be shared"
+                self.num_idle -= 1
+            users[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """One user fewer."""
+        users = self._num_users
+        for block_id in block_ids:
+            assert users[block_id] > 0, "a block without users cannot be released"
+            users[block_id] -= 1
+            if users[block_id] == 0:
+                if self._is_kept[block_id]:
+                    self.num_idle += 1
+                else:
+                    self._free.append(block_id)
+
+    def keep(self, block_ids: Iterable[int]) -> None:
+        """Keep blocks beyond their users."""
+        for block_id in block_ids:
+            assert self._num_users[block_id] > 0 and not self._is_kept[block_id], "only a used block, and only once"
+            self._is_kept[block_id] = True
+
+    def drop(self, block_ids: Iterable[int]) -> None:
+        """Keep blocks no longer; those without users are free at once."""
+        for block_id in block_ids:
+            assert self._is_kept[block_id]
+            self._is_kept[block_id] = False
+            if self._num_users[block_id] == 0:
+                self.num_idle -= 1
+                self._free.append(block_id)
+
+    def num_users(self, block_id: int) -> int:
+        return self._num_users[block_id]
+
+    def is_kept(self, block_id: int) -> bool:
+        return self._is_kept[block_id]
+
+    def check(self) -> None:
+        is_free = set(self._free)
+        assert len(self._free) == len(is_free), "a block is free twice"
+        num_idle = 0
+        for block_id, (users, kept) in enumerate(zip(self._num_users, self._is_kept, strict=True)):
+            assert users >= 0
+            assert (users == 0 and not kept) == (block_id in is_free), f"block {block_id}: {users} users, kept {kept}"
+            num_idle += users == 0 and kept
+        assert num_idle == self.num_idle

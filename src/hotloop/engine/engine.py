@@ -1,0 +1,317 @@
+"""The engine as its users see it: submit requests from any thread, hear of their tokens, or just ask for an answer.
+
+The loop runs on a thread of its own; everything else here only puts things into its inbox.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hotloop.backends.backend import Backend
+from hotloop.core.config import DEFAULT_MODEL, EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.engine.core import EngineCore, OnEvent, StepReport
+from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment. The totals only grow."""
+
+    num_running: int
+    num_waiting: Mapping[Priority, int]
+    num_blocks: int
+    num_blocks_used: int
+    num_blocks_cached: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_evicted_blocks: int
+    num_preemptions: int
+    num_finished: Mapping[FinishReason, int]
+
+
+class Engine:
+    """A model behind a queue. `with Engine.load() as engine: print(engine.generate("Once").text)`"""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        config: EngineConfig | None = None,
+        *,
+        name: str = "model",
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.template = template
+        self.config = config or EngineConfig()
+        self.on_step: Callable[[StepReport], None] | None = None
+        pool_tokens = backend.num_blocks * backend.block_size
+        self.max_context = min(backend.max_context, pool_tokens, self.config.max_context or pool_tokens)
+        self._backend = backend
+        self._core = EngineCore(tokenizer, backend, self.config)
+        self._inbox: list[Callable[[], None]] = []
+        self._arriving: set[str] = set()
+        self._wake = threading.Condition()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._is_closing = False
+        self._is_stopped = False
+        self._has_closed = False
+        self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
+
+    @classmethod
+    def load(
+        cls,
+        model: str = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        *,
+        weights: WeightFormat = "int8",
+        precision: Precision = "fast",
+    ) -> "Engine":
+        """The model of that name or path, on this machine's CPU. Not started yet."""
+        from hotloop.backends.openvino.runner import open_backend  # noqa: PLC0415 - half a second, and not for everyone
+        from hotloop.models.model import load_model  # noqa: PLC0415
+
+        config = config or EngineConfig()
+        loaded = load_model(model)
+        backend = open_backend(loaded, config, weight_format=weights, precision=precision)
+        return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template)
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End what runs, stop the thread, give the memory back. Once closed it stays closed."""
+        with self._wake:
+            self._is_closing = self._is_stopped = True
+            self._wake.notify()
+            has_closed, self._has_closed = self._has_closed, True
+        if self._thread.is_alive():
+            self._thread.join()
+        if not has_closed:
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
+        """Queue requests, all or none. `on_event` runs on the engine's thread and must not wait."""
+        for request in requests:
+            self._validate(request)
+        with self._wake:
+            self._check_admission(requests)
+            self._arriving.update(request.id for request in requests)
+            self._idle.clear()
+            self._inbox.append(lambda: self._receive(requests, on_event))
+            self._wake.notify()
+
+    def abort(self, *request_ids: str) -> None:
+        """End requests early; each hears of it by its terminal event. Unknown ids have ended already."""
+        with self._wake:
+            self._inbox.append(lambda: self._abort(request_ids))
+            self._wake.notify()
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        priority: Priority = Priority.INTERACTIVE,
+        session_id: str = "",
+    ) -> AsyncIterator[TokenEvent]:
+        """The answer as it comes. Closing the iterator aborts the request."""
+        request = self._make_request(prompt, sampling, priority, session_id)
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+
+        def on_event(event: TokenEvent) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        self.submit([request], on_event)
+        is_over = False
+        try:
+            while not is_over:
+                event = await events.get()
+                is_over = event.finish_reason is not None
+                if event.error:
+                    raise event.error
+                yield event
+        finally:
+            if not is_over:
+                self.abort(request.id)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        priority: Priority = Priority.INTERACTIVE,
+        session_id: str = "",
+    ) -> Completion:
+        """The whole answer; waits for it."""
+        request = self._make_request(prompt, sampling, priority, session_id)
+        queue: SimpleQueue[TokenEvent] = SimpleQueue()
+        self.submit([request], queue.put)
+        events: list[TokenEvent] = []
+        try:
+            while not events or events[-1].finish_reason is None:
+                events.append(queue.get())
+        except KeyboardInterrupt:
+            self.abort(request.id)
+            raise
+        last = events[-1]
+        if last.error:
+            raise last.error
+        assert last.finish_reason is not None
+        return Completion(
+            text="".join(event.text for event in events),
+            token_ids=tuple(token_id for event in events for token_id in event.token_ids),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            logprobs=tuple(logprob for event in events for logprob in event.logprobs),
+        )
+
+    def stats(self) -> EngineStats:
+        """A snapshot, taken without stopping the loop: its numbers may be a step apart."""
+        scheduler, totals = self._core.scheduler, self._core.totals
+        waiting = [request.priority for request in list(scheduler.waiting.values())]
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting={priority: waiting.count(priority) for priority in Priority},
+            num_blocks=scheduler.pool.num_blocks,
+            num_blocks_used=scheduler.pool.num_used,
+            num_blocks_cached=scheduler.pool.num_idle,
+            num_steps=totals.num_steps,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_cached_tokens=totals.num_cached_tokens,
+            num_output_tokens=totals.num_output_tokens,
+            num_evicted_blocks=scheduler.tree.num_evicted,
+            num_preemptions=scheduler.num_preemptions,
+            num_finished=dict(totals.num_finished),
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, wait for what runs, abort what is left after that time."""
+        with self._wake:
+            self._is_closing = True
+        if not await asyncio.to_thread(self._idle.wait, timeout_s):
+            with self._wake:
+                self._inbox.append(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
+                self._wake.notify()
+            await asyncio.to_thread(self._idle.wait, 5)
+
+    def _make_request(
+        self, prompt: str | Sequence[int], sampling: SamplingParams | None, priority: Priority, session_id: str
+    ) -> Request:
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id)
+
+    def _validate(self, request: Request) -> None:
+        """Refuse what can never run, and settle what was left open: the seed and the length."""
+        params, num_prompt = request.sampling, request.num_prompt
+        if num_prompt == 0:
+            raise RequestError("the prompt is empty", param="prompt")
+        prompt = np.array(request.token_ids, np.int32)
+        self._check_ids("prompt", prompt.min(), prompt.max())
+        self._check_ids("logit_bias", *params.logit_bias)
+        self._check_ids("stop_token_ids", *params.stop_token_ids)
+        if num_prompt + (params.max_tokens or 1) > self.max_context:
+            raise PromptTooLong(num_prompt, self.max_context, params.max_tokens or 0)
+        request.max_tokens = params.max_tokens or self.max_context - num_prompt
+        request.seed = params.seed if params.seed is not None else secrets.randbits(63)
+
+    def _check_ids(self, param: str, *token_ids: int) -> None:
+        if not all(0 <= token_id < self._backend.vocab_size for token_id in token_ids):
+            raise RequestError(f"{param} has a token id outside the vocabulary", param=param)
+
+    def _check_admission(self, requests: Sequence[Request]) -> None:
+        """Whether these may join the queue now."""
+        if self._is_closing:
+            raise EngineClosed("the engine is shutting down")
+        if not self._thread.is_alive():
+            raise EngineClosed("the engine is not running: start it, or use it in a `with` statement")
+        ids = {request.id for request in requests}
+        if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or any(map(self._core.knows, ids)):
+            raise RequestError("a request of that id is here already", param="id")
+        num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
+        if num_waiting + len(requests) > self.config.max_waiting:
+            raise Overloaded(f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may")
+
+    def _run(self) -> None:
+        """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""
+        try:
+            while self._take_inbox():
+                self._step()
+        finally:  # also when a bug of ours ends the loop: nobody is left waiting for an event
+            with self._wake:
+                self._is_closing = self._is_stopped = True
+            self._take_inbox()
+            self._core.fail_all(EngineClosed("the engine was shut down"))
+            self._idle.set()
+
+    def _step(self) -> None:
+        """Whatever goes wrong in a step ends the requests that ran, never the engine."""
+        try:
+            report = self._core.step()
+        except Exception as error:
+            log.exception("a step failed")
+            self._core.fail(error if isinstance(error, BackendError) else BackendError(f"a step failed: {error!r}"))
+            return
+        if report and self.on_step:
+            self.on_step(report)
+
+    def _take_inbox(self) -> bool:
+        """Do what callers asked; waits while there is no work. False when it is time to stop."""
+        with self._wake:
+            while not self._inbox and not self._is_stopped and not self._core.scheduler.has_work:
+                if self.config.debug_checks:
+                    self._core.scheduler.check()
+                self._idle.set()
+                self._wake.wait()
+            commands, self._inbox = self._inbox, []
+        for command in commands:
+            command()
+        return not self._is_stopped
+
+    def _receive(self, requests: Sequence[Request], on_event: OnEvent) -> None:
+        for request in requests:
+            self._core.add(request, on_event)
+        with self._wake:
+            self._arriving.difference_update(request.id for request in requests)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)

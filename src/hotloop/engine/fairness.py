@@ -1,0 +1,63 @@
+"""Whose turn it is among the waiting: classes first, then sessions by the service they have had.
+
+Within a class the session that was served least goes first, and service is forgotten with time, so a heavy session pays
+for its recent use only. Waiting counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one
+class more urgent, also once it runs, so nothing waits for ever.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from hotloop.core.request import Request
+
+PROMOTE_S = 30.0
+HALF_LIFE_S = 60.0
+AGEING_TOKENS_PER_S = 500.0
+MAX_SESSIONS = 4096
+
+
+class Fairness:
+    """Service attained by each session, in tokens, bounded in number and fading with time."""
+
+    def __init__(self) -> None:
+        self._attained: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.now = 0.0
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """A request without a session counts as one of its own, which has had nothing yet."""
+        if not request.session_id:
+            return
+        tokens = self.attained(request.session_id) + num_tokens
+        self._attained[request.session_id] = (tokens, self.now)
+        self._attained.move_to_end(request.session_id)
+        if len(self._attained) > MAX_SESSIONS:
+            self._attained.popitem(last=False)
+
+    def attained(self, session_id: str) -> float:
+        tokens, at = self._attained.get(session_id, (0.0, self.now))
+        return tokens * math.exp2((at - self.now) / HALF_LIFE_S)
+
+    def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
+        """The waiting who may join now: most urgent class first, within it the least served.
+
+        A class is held back while more urgent requests run, until one of its own has waited its class's time: then all
+        of it joins, as one batch.
+        """
+        by_class: dict[int, list[Request]] = {}
+        for request in waiting:
+            request.rank = max(0, request.priority - int((self.now - request.waiting_since) / PROMOTE_S))
+            by_class.setdefault(request.rank, []).append(request)
+        most_urgent = min((request.rank for request in running), default=None)
+        ordered: list[Request] = []
+        for rank in sorted(by_class):
+            requests = by_class[rank]
+            is_held = most_urgent is not None and most_urgent < rank
+            if is_held and all(self.now - r.waiting_since < r.priority.max_wait_s for r in requests):
+                continue
+            ordered += sorted(requests, key=self._score)
+        return ordered
+
+    def _score(self, request: Request) -> tuple[float, float]:
+        waited_s = self.now - request.arrived_at
+        return self.attained(request.session_id) - waited_s * AGEING_TOKENS_PER_S, request.arrived_at

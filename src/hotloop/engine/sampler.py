@@ -1,0 +1,168 @@
+"""From a row of logits to a token. A token depends on the row, the request and its position, never on the batch.
+
+Randomness is addressed, not streamed: the number drawn for a position is a hash of (seed, position), so a request that
+was preempted, batched differently or verified as a draft draws the same number again.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.core.errors import BackendError
+from hotloop.core.request import Request, SamplingParams, TokenLogprob
+
+Row = NDArray[np.float32]
+
+_FORBIDDEN = np.float32(-1e30)  # finite, so that a row of nothing else still is a distribution
+_BLOCK = 256
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A chosen token, with its logprobs where they were asked for."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class Sampler:
+    """Chooses one token a row. Holds nothing but the ids that end a turn."""
+
+    def __init__(self, eos_ids: Iterable[int]) -> None:
+        self._eos_ids = frozenset(eos_ids)
+
+    def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Sampled]:
+        """Row i of the logits belongs to request i."""
+        likeliest = logits.argmax(-1)
+        if not np.isfinite(logits[np.arange(len(logits)), likeliest]).all():  # the largest of a row with a NaN is NaN
+            raise BackendError("the model computed logits that are not numbers")
+        return [
+            Sampled(token_id) if _is_plain_greedy(request) else self._sample_row(logits[i], request)
+            for i, (token_id, request) in enumerate(zip(likeliest.tolist(), requests, strict=True))
+        ]
+
+    def _sample_row(self, raw: Row, request: Request) -> Sampled:
+        params = request.sampling
+        row = self._shape(raw, request)
+        if params.is_greedy:
+            token_id = int(row.argmax())
+        else:
+            token_id = choose(row, params, uniform(request.seed, request.num_tokens))
+        return Sampled(token_id, _logprob(raw, token_id, params.logprobs))
+
+    def _shape(self, raw: Row, request: Request) -> Row:
+        """Penalties, biases and forbidden ends, on a copy if there are any."""
+        params = request.sampling
+        is_too_short = request.num_output < params.min_tokens
+        if not (params.has_penalties or params.logit_bias or is_too_short):
+            return raw
+        row = raw.copy()
+        if params.has_penalties:
+            _penalise(row, request)
+        for token_id, bias in params.logit_bias.items():
+            row[token_id] += bias
+        if is_too_short:
+            row[list(self._eos_ids | params.stop_token_ids)] = _FORBIDDEN
+        return row
+
+
+def choose(row: Row, params: SamplingParams, draw: float) -> int:
+    """The token at `draw` (in [0, 1)) of the distribution the parameters leave of this row."""
+    candidates = np.argpartition(row, -params.top_k)[-params.top_k :] if 0 < params.top_k < len(row) else None
+    kept = row if candidates is None else row[candidates]
+    weights: Row = kept - kept.max()
+    weights *= np.float32(1 / params.temperature)
+    np.exp(weights, out=weights)  # in place: a fresh row costs more than the arithmetic
+    if params.min_p > 0:
+        weights[weights < params.min_p] = 0  # the likeliest weighs exactly 1
+    if params.top_p < 1:
+        weights = _cut_tail(weights, params.top_p)
+    index = _pick(weights, draw)
+    return index if candidates is None else int(candidates[index])
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) for this seed and position: two rounds of splitmix64."""
+    mixed = _mix(_mix(seed & _MASK) + position)
+    return (mixed >> 11) / (1 << 53)
+
+
+_MASK = (1 << 64) - 1
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _is_plain_greedy(request: Request) -> bool:
+    params = request.sampling
+    return (
+        params.is_greedy
+        and params.logprobs is None
+        and not params.has_penalties
+        and not params.logit_bias
+        and request.num_output >= params.min_tokens
+    )
+
+
+def _penalise(row: Row, request: Request) -> None:
+    """Repetition counts the prompt too, as its inventors and others do; presence and frequency the output only."""
+    params = request.sampling
+    if params.repetition_penalty != 1:
+        seen = np.array(request.token_ids, np.int32)
+        values = row[seen]
+        row[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if request.num_output:
+        output, counts = np.unique(np.array(request.output_ids, np.int32), return_counts=True)
+        row[output] -= (counts * params.frequency_penalty + params.presence_penalty).astype(np.float32)
+
+
+def _cut_tail(weights: Row, top_p: float) -> Row:
+    """Keep the fewest likeliest tokens whose share reaches top_p, and those that weigh the same as the last of them.
+
+    All tokens below an even share of what may be cut weigh less than that together, so only the others need sorting.
+    """
+    total = float(weights.sum(dtype=np.float64))
+    head = np.sort(weights[weights >= (1 - top_p) * total / len(weights)])[::-1]
+    num_below = int(np.searchsorted(np.cumsum(head, dtype=np.float64), top_p * total))
+    least = head[min(num_below, len(head) - 1)]
+    return np.where(weights >= least, weights, np.float32(0))
+
+
+def _pick(weights: Row, draw: float) -> int:
+    """Where the running sum passes `draw` of the whole: its block first, so that few are summed in order."""
+    num_blocks = len(weights) // _BLOCK
+    whole, rest = weights[: num_blocks * _BLOCK], weights[num_blocks * _BLOCK :]
+    sums = np.append(np.einsum("ij->i", whole.reshape(num_blocks, _BLOCK)), rest.sum())
+    cumulative = np.cumsum(sums, dtype=np.float64)
+    target = draw * cumulative[-1]
+    block = _first_above(cumulative, target)
+    begin = block * _BLOCK
+    before = cumulative[block - 1] if block else 0.0
+    return begin + _first_above(np.cumsum(weights[begin : begin + _BLOCK], dtype=np.float64), target - before)
+
+
+def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+    """The first running sum above the target; rounding never leads past the last index that has a weight."""
+    return int(np.searchsorted(cumulative, min(target, np.nextafter(cumulative[-1], 0)), side="right"))
+
+
+def _logprob(raw: Row, token_id: int, num_top: int | None) -> TokenLogprob | None:
+    """From the model's own distribution: before temperature, penalties and cuts."""
+    if num_top is None:
+        return None
+    shifted = raw - raw.max()
+    log_total = math.log(np.exp(shifted).sum(dtype=np.float64))
+    top: tuple[tuple[int, float], ...] = ()
+    num_top = min(num_top, len(raw))
+    if num_top:
+        best = np.argpartition(shifted, -num_top)[-num_top:]
+        best = best[np.argsort(-shifted[best], kind="stable")]
+        top = tuple((i, float(shifted[i]) - log_total) for i in best.tolist())
+    return TokenLogprob(token_id, float(shifted[token_id]) - log_total, top)

@@ -1,0 +1,284 @@
+"""Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
+
+One rule: a request's computed tokens catch up with its tokens. A step gives every request that lacks a single token
+that token first (so decoding never starves), then fills its token budget with chunks of whoever lacks more. Before it
+computes anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it
+and the others adopt its blocks, even while it is still reading.
+
+Why it never stands still: the most urgent of the running never gives way, and whoever fits the pool alone can finish.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import FinishReason, Request
+from hotloop.engine.blocks import BlockPool
+from hotloop.engine.fairness import Fairness
+from hotloop.engine.radix import RadixTree
+
+
+@dataclass(slots=True)
+class Slice:
+    """Tokens [begin, end) of one request, to be computed in one step."""
+
+    request: Request
+    begin: int
+    end: int
+    wants_token: bool
+    """Whether this brings the request level with its tokens, so that a new one can be sampled."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one run of the backend computes."""
+
+    slices: list[Slice] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the waiting, the running, and the blocks they use."""
+
+    def __init__(self, config: EngineConfig, *, block_size: int, num_blocks: int) -> None:
+        self.config = config
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.tree = RadixTree(self.pool, block_size)
+        self.fairness = Fairness()
+        self.waiting: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
+        self.waiting[request.id] = request
+
+    def schedule(self, now: float) -> Step:
+        """The next step; empty if there is nothing to do."""
+        self.fairness.now = now
+        plan = _Plan()
+        behind = []
+        for request in list(self.running.values()):
+            if len(request.token_ids) - request.num_computed > 1:
+                behind.append(request)
+            elif request.id in self.running:  # it may have given way to one before it
+                self._grant(plan, request, 1)
+        budget = max(self.block_size, self.config.max_step_tokens - len(plan.slices))
+        for request in self._queue(behind):
+            if budget > 0 and (request.id in self.running or self._admit(plan, request)):
+                budget -= self._advance(plan, request, budget)
+        return Step(list(plan.slices.values()))
+
+    def update(self, step: Step, token_ids: Iterable[int]) -> None:
+        """The step was computed, and these tokens were sampled, one for each slice that wants one."""
+        sampled = iter(token_ids)
+        for part in step.slices:
+            request = part.request
+            request.num_computed = part.end
+            self.fairness.charge(request, part.end - part.begin)
+            if part.end // self.block_size > part.begin // self.block_size:
+                self._share(request)
+            if part.wants_token:
+                request.token_ids.append(next(sampled))
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out, wherever it is; what it computed stays in the tree."""
+        request.finish_reason = reason
+        self._release(request)
+        del (self.running if request.id in self.running else self.waiting)[request.id]
+
+    def reset(self) -> list[Request]:
+        """Trust nothing that was computed, after a failed step. Returns the requests that are lost: those who ran or,
+        if none did, those who wait, so that what fails for ever does not fail for ever.
+        """
+        lost = self.running or self.waiting
+        requests = list(lost.values())
+        lost.clear()
+        for request in requests:
+            request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
+        num_evicted = self.tree.num_evicted
+        self.pool = BlockPool(self.pool.num_blocks)
+        self.tree = RadixTree(self.pool, self.block_size)
+        self.tree.num_evicted = num_evicted
+        return requests
+
+    def check(self) -> None:
+        self.pool.check()
+        self.tree.check()
+        users: dict[int, int] = {}
+        for request in self.running.values():
+            assert request.id not in self.waiting
+            assert request.num_computed < request.num_tokens
+            assert len(request.block_ids) * self.block_size >= request.num_computed
+            for block_id in request.block_ids:
+                users[block_id] = users.get(block_id, 0) + 1
+        assert all(not request.block_ids for request in self.waiting.values())
+        for block_id in range(self.pool.num_blocks):
+            assert self.pool.num_users(block_id) == users.get(block_id, 0)
+        assert self.tree.num_blocks == sum(map(self.pool.is_kept, range(self.pool.num_blocks)))
+
+    def _queue(self, behind: list[Request]) -> list[Request]:
+        """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
+        joining = self.fairness.order(self.waiting.values(), self.running.values()) if self.waiting else []
+        return sorted([*sorted(behind, key=_urgency), *joining], key=_rank)
+
+    def _advance(self, plan: "_Plan", request: Request, budget: int) -> int:
+        """Compute as much of a request as the budget allows; returns what it took of it."""
+        self._adopt(request, self._known_blocks(request))
+        missing = request.num_tokens - request.num_computed
+        if missing > self.block_size and self._is_read_by_another(plan, request):
+            return 0
+        count = min(missing, budget)
+        if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
+            count -= (request.num_computed + count) % self.block_size
+        if count <= 0 or not self._grant(plan, request, count):
+            return 0
+        return count
+
+    def _grant(self, plan: "_Plan", request: Request, count: int) -> bool:
+        """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
+        begin = request.num_computed
+        end = begin + count
+        num_missing = self._num_blocks_for(end) - len(request.block_ids)
+        while num_missing > 0:
+            block_ids = self._allocate(num_missing)
+            if block_ids is not None:
+                request.block_ids.extend(block_ids)
+                break
+            victim = max(self.running.values(), key=_urgency)
+            self._preempt(plan, victim)
+            if victim is request:
+                return False
+        plan.slices[request.id] = Slice(request, begin, end, end == len(request.token_ids))
+        return True
+
+    def _allocate(self, count: int) -> list[int] | None:
+        if count > self.pool.num_free:
+            self.tree.evict(count - self.pool.num_free)
+        return self.pool.allocate(count)
+
+    def _admit(self, plan: "_Plan", request: Request) -> bool:
+        """Let one who waits run, if there is room."""
+        if plan.is_closed:
+            return False
+        known = self._known_blocks(request)
+        if not self._make_room(plan, request, known):
+            plan.is_closed = True
+            return False
+        self._adopt(request, known)
+        self.running[request.id] = self.waiting.pop(request.id)
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at = self.fairness.now
+        return True
+
+    def _make_room(self, plan: "_Plan", request: Request, known: list[int]) -> bool:
+        """Whether a request can join; if that is what it takes, those of less urgent classes give way."""
+        if self._fits(request, known, self.running.values()):
+            return True
+        staying = [other for other in self.running.values() if other.rank <= request.rank]
+        if len(staying) == len(self.running) or not self._fits(request, known, staying):
+            return False
+        while not self._fits(request, known, self.running.values()):
+            self._preempt(plan, max(self.running.values(), key=_urgency))
+        return True
+
+    def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
+        """Whether all its tokens fit beside these others: what they use, have still to read, and a block more each."""
+        if len(others) >= self.config.max_running:
+            return False
+        num_new = self._num_blocks_for(request.num_tokens) - len(known)
+        num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
+        return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
+
+    def _num_held(self, known: list[int], others: Collection[Request]) -> int:
+        """How many blocks these others use, known ones included; of all who run the pool has the count."""
+        if len(others) == len(self.running):
+            return self.pool.num_used + sum(self.pool.num_users(block_id) == 0 for block_id in known)
+        return len(set(known).union(*(other.block_ids for other in others)))
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _known_blocks(self, request: Request) -> list[int]:
+        """What the tree has of a request's tokens; the last token is always left to compute, for its logits."""
+        if not self.config.prefix_cache or request.num_computed % self.block_size:
+            return []
+        return self.tree.match(request.token_ids[: request.num_tokens - 1])
+
+    def _adopt(self, request: Request, known: list[int]) -> None:
+        """Use blocks of the tree beyond what this request has computed."""
+        adopted = known[len(request.block_ids) :]
+        if not adopted:
+            return
+        self.pool.use(adopted)
+        request.block_ids.extend(adopted)
+        request.num_computed = len(request.block_ids) * self.block_size
+        if not request.num_preemptions:
+            request.num_cached += len(adopted) * self.block_size
+
+    def _is_read_by_another(self, plan: "_Plan", request: Request) -> bool:
+        """Whether this step already computes the block this request needs next: then it waits and follows."""
+        if not self.config.prefix_cache or request.num_computed % self.block_size:
+            return False
+        prefix = request.token_ids[: request.num_computed + self.block_size].tobytes()
+        is_known = prefix in plan.prefixes
+        plan.prefixes.add(prefix)
+        return is_known
+
+    def _share(self, request: Request) -> None:
+        """Put the request's full blocks into the tree; where the tree had them already, use those instead."""
+        if not self.config.prefix_cache:
+            return
+        num_full = request.num_computed // self.block_size
+        own = request.block_ids[:num_full].tolist()
+        shared = self.tree.insert(request.token_ids[: num_full * self.block_size], own)
+        if shared == own:
+            return
+        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
+            if mine != theirs:
+                self.pool.use([theirs])
+                self.pool.release([mine])
+                request.block_ids[i] = theirs
+
+    def _preempt(self, plan: "_Plan", request: Request) -> None:
+        """Back to waiting. What it computed is in the tree, so coming back is cheap unless all the room is needed."""
+        plan.slices.pop(request.id, None)
+        plan.is_closed = True
+        del self.running[request.id]
+        self._release(request)
+        request.num_preemptions += 1
+        request.waiting_since = self.fairness.now
+        self.num_preemptions += 1
+        self.waiting[request.id] = request
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_ids)
+        request.block_ids = array("i")
+        request.num_computed = 0
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A step in the making."""
+
+    slices: dict[str, Slice] = field(default_factory=dict)
+    prefixes: set[bytes] = field(default_factory=set)
+    is_closed: bool = False
+    """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
+    and must not come straight back.
+    """
+
+
+def _rank(request: Request) -> int:
+    return request.rank
+
+
+def _urgency(request: Request) -> tuple[int, float, str]:
+    """Smaller goes first; the largest gives way first."""
+    return request.rank, request.arrived_at, request.id

@@ -1,0 +1,69 @@
+"""Tokens to text, as they come: whole characters only, and nothing that may turn out to be a stop string.
+
+How the text was cut into tokens never shows: a request ends at the stop string that is complete first.
+"""
+
+import codecs
+from dataclasses import dataclass
+
+from hotloop.core.request import SamplingParams
+from hotloop.models.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text that is certain now, and the stop string that ended it, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class TextStream:
+    """The text of one request. `pending` might be the beginning of a stop string and is held back."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._stops = params.stop
+        self._include_stop = params.include_stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> Piece:
+        """The text this token makes certain. A stop string that is complete while it may not stop passes unnoticed."""
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return self._scan(text, may_stop) if self._stops else Piece(text)
+
+    def finish(self) -> str:
+        """What was held back, now that no more comes; half a character becomes a replacement character."""
+        text, self._pending = self._pending + self._decoder.decode(b"", final=True), ""
+        return text
+
+    def _scan(self, text: str, may_stop: bool) -> Piece:
+        num_old = len(self._pending)
+        self._pending += text
+        stop, end = self._first_stop(num_old) if may_stop else (None, 0)
+        if stop is not None:
+            text, self._pending = self._pending[: end if self._include_stop else end - len(stop)], ""
+            return Piece(text, stop)
+        certain = len(self._pending) - self._num_held()
+        text, self._pending = self._pending[:certain], self._pending[certain:]
+        return Piece(text)
+
+    def _first_stop(self, num_old: int) -> tuple[str | None, int]:
+        """The stop string that the new text completes first, and where it ends; of two that end together the longer."""
+        found = []
+        for stop in self._stops:
+            begin = self._pending.find(stop, max(0, num_old - len(stop) + 1))
+            if begin >= 0:
+                found.append((begin + len(stop), -len(stop), stop))
+        end, _, first = min(found, default=(0, 0, None))
+        return first, end
+
+    def _num_held(self) -> int:
+        """The longest end of the pending text with which some stop string begins."""
+        longest = max(map(len, self._stops)) - 1
+        for size in range(min(longest, len(self._pending)), 0, -1):
+            tail = self._pending[-size:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,396 @@
+"""The engine over a backend without a model: sharing, batching, chunks and preemption never change what is said, and
+every request ends exactly once, whatever happens.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.engine.tiny import (
+    BLOCK_SIZE,
+    EOS_ID,
+    TOKENIZER,
+    VOCAB_SIZE,
+    Listener,
+    greedy,
+    make_engine,
+    make_request,
+    run_alone,
+    run_together,
+)
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
+from hotloop.engine.core import StepReport
+from hotloop.engine.engine import Engine
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    """Of all lengths, many with a beginning in common."""
+    rng = random.Random(seed)
+    trunk = [rng.randrange(250) for _ in range(60)]
+    return [trunk[: rng.randrange(61)] + [rng.randrange(250) for _ in range(rng.randrange(1, 30))] for _ in range(10)]
+
+
+PROMPTS = make_prompts()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[list[int]]:
+    return [list(run_alone(prompt, greedy(12)).token_ids) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"prefix_cache": False},
+        {"max_running": 1},
+        {"max_running": 3},
+        {"max_step_tokens": 1},
+        {"max_step_tokens": 7},
+        {"max_step_tokens": 16, "prefix_cache": False},
+        {"num_blocks": 26},
+        {"num_blocks": 26, "prefix_cache": False},
+        {"num_blocks": 30, "max_step_tokens": 9},
+    ],
+    ids=str,
+)
+def test_the_same_is_said_however_it_is_computed(changes: dict[str, Any], undisturbed: list[list[int]]) -> None:
+    with make_engine(**changes) as engine:
+        assert run_together(engine, PROMPTS, greedy(12)) == undisturbed
+        assert run_together(engine, PROMPTS, greedy(12)) == undisturbed, "and again, from the cache"
+        stats = engine.stats()
+    assert stats.num_blocks_used == 0
+    assert (stats.num_preemptions > 0) == ("num_blocks" in changes)
+
+
+def test_random_tokens_do_not_depend_on_the_batch_either() -> None:
+    sampling = SamplingParams(seed=5, max_tokens=10, ignore_eos=True, temperature=4.0)
+    alone = [list(run_alone(prompt, sampling).token_ids) for prompt in PROMPTS]
+    with make_engine(num_blocks=26, max_step_tokens=9) as engine:
+        assert run_together(engine, PROMPTS, sampling) == alone
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000), num_blocks=st.integers(26, 60), max_step_tokens=st.integers(1, 80), cache=st.booleans()
+)
+def test_the_same_is_said_in_any_engine(seed: int, num_blocks: int, max_step_tokens: int, cache: bool) -> None:
+    prompts = make_prompts(seed)[:5]
+    with make_engine(prefix_cache=False, max_running=1) as engine:
+        expected = run_together(engine, prompts, greedy(6))
+    with make_engine(num_blocks, max_step_tokens=max_step_tokens, prefix_cache=cache) as engine:
+        assert run_together(engine, prompts, greedy(6)) == expected
+
+
+def test_of_many_equal_prompts_one_is_read() -> None:
+    num_computed: list[int] = []
+    prompt = list(range(100))
+    with make_engine(on_run=lambda batch: num_computed.append(len(batch.token_ids)), max_step_tokens=32) as engine:
+        outputs = run_together(engine, [prompt] * 8, greedy(1))
+        assert len({tuple(output) for output in outputs}) == 1
+        assert sum(num_computed) == 100 + 7 * BLOCK_SIZE  # each computes its own last block, for the logits
+        again = engine.generate(prompt, greedy(1))
+    assert (again.usage.num_prompt, again.usage.num_cached, again.usage.num_output) == (100, 96, 1)
+
+
+def test_what_was_generated_is_cached_too() -> None:
+    with make_engine() as engine:
+        first = engine.generate(list(range(10)), greedy(30))
+        second = engine.generate([*range(10), *first.token_ids, 7], greedy(1))
+    assert second.usage.num_cached == 36
+
+
+@contextmanager
+def gated_engine(num_blocks: int = 256, **changes: Any) -> Iterator[tuple[Engine, threading.Semaphore]]:
+    """An engine that computes a step for each permit it is given, and all it likes at the end."""
+    steps = threading.Semaphore(0)
+    with make_engine(num_blocks, on_run=lambda batch: steps.acquire(timeout=30) and None, **changes) as engine:
+        try:
+            yield engine, steps
+        finally:
+            steps.release(100_000)
+
+
+def test_an_abort_frees_the_blocks_and_ends_the_request_once() -> None:
+    listener = Listener()
+    with gated_engine() as (engine, steps):
+        engine.submit([make_request(range(50), "a", sampling=greedy(100)), make_request(range(9), "b")], listener)
+        steps.release()
+        assert listener.next().finish_reason is None
+        engine.abort("a", "nobody")
+        engine.abort("a")
+        steps.release(100)
+        listener.wait("a", "b")
+        until_idle(engine)
+        assert engine.stats().num_blocks_used == 0
+    assert listener.last("a").finish_reason is FinishReason.ABORT
+    assert listener.last("b").finish_reason is FinishReason.LENGTH
+
+
+def until_idle(engine: Engine) -> None:
+    assert engine._idle.wait(30)
+
+
+def test_a_request_can_be_aborted_before_it_ever_ran() -> None:
+    listener = Listener()
+    with gated_engine(max_running=1) as (engine, steps):
+        engine.submit([make_request(range(9), "a"), make_request(range(9), "b")], listener)
+        engine.abort("b")
+        steps.release(100)
+        listener.wait("a", "b")
+    assert listener.last("b").finish_reason is FinishReason.ABORT
+    assert listener.last("b").usage.num_output == 0
+
+
+def test_too_much_waiting_is_refused_all_or_none() -> None:
+    with gated_engine(max_waiting=2) as (engine, _):
+        listener = Listener()
+        with pytest.raises(Overloaded, match="at most 2"):
+            engine.submit([make_request([1], f"r{i}") for i in range(3)], listener)
+        assert engine.stats().num_waiting[Priority.INTERACTIVE] == 0
+        engine.submit([make_request([1], "a"), make_request([1], "b")], listener)
+
+
+def test_what_cannot_run_is_refused_at_once() -> None:
+    refused: list[tuple[type[Exception], str, list[int], dict[str, Any]]] = [
+        (PromptTooLong, "41 prompt tokens do not fit: the context holds 40", [1] * 41, {}),
+        (PromptTooLong, "39 prompt tokens and 2 to generate", [1] * 39, {"max_tokens": 2}),
+        (RequestError, "empty", [], {}),
+        (RequestError, "prompt has a token id outside", [VOCAB_SIZE], {}),
+        (RequestError, "prompt has a token id outside", [-1], {}),
+        (RequestError, "prompt has a token id outside", [2**40], {}),
+        (RequestError, "logit_bias has a token id outside", [1], {"logit_bias": {VOCAB_SIZE: 1.0}}),
+        (RequestError, "stop_token_ids has a token id outside", [1], {"stop_token_ids": frozenset({-1})}),
+    ]
+    with make_engine(num_blocks=10) as engine:
+        for kind, message, prompt, params in refused:
+            with pytest.raises(kind, match=message):
+                engine.generate(prompt, SamplingParams(**params))
+        assert engine.generate([1] * 39, SamplingParams(temperature=0)).usage.num_output <= 1
+
+
+def test_an_id_is_used_once_at_a_time() -> None:
+    listener = Listener()
+    with gated_engine() as (engine, steps):
+        engine.submit([make_request([1], "a")], listener)
+        for again in ([make_request([1], "a")], [make_request([1], "b"), make_request([1], "b")]):
+            with pytest.raises(RequestError, match="here already"):
+                engine.submit(again, listener)
+        steps.release(100)
+        listener.wait("a")
+        engine.submit([make_request([1], "a")], Listener())
+
+
+def test_an_engine_that_does_not_run_says_so() -> None:
+    engine = make_engine()
+    with pytest.raises(EngineClosed, match="start it"):
+        engine.generate([1])
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.generate([1])
+
+
+def test_closing_ends_everything_once() -> None:
+    listener = Listener()
+    with gated_engine(max_running=1) as (engine, steps):
+        engine.submit([make_request([1], name, sampling=greedy(500)) for name in "abc"], listener)
+        steps.release()
+        listener.next()
+        closer = threading.Thread(target=engine.close)
+        closer.start()
+        steps.release(100_000)
+        closer.join()
+        listener.wait(*"abc")
+        with pytest.raises(EngineClosed):
+            engine.submit([make_request([1])], listener)
+    assert {type(listener.last(name).error) for name in "abc"} == {EngineClosed}
+
+
+async def test_draining_lets_what_runs_finish() -> None:
+    listener = Listener()
+    with make_engine() as engine:
+        engine.submit([make_request([1], "a", sampling=greedy(50))], listener)
+        await engine.drain(30)
+        listener.wait("a")
+        with pytest.raises(EngineClosed):
+            engine.submit([make_request([1])], listener)
+    assert listener.last("a").finish_reason is FinishReason.LENGTH
+
+
+async def test_draining_ends_what_takes_too_long() -> None:
+    listener = Listener()
+    with make_engine(num_blocks=50_000) as engine:
+        engine.submit([make_request([1], "a", sampling=greedy(150_000))], listener)
+        await engine.drain(0)
+        listener.wait("a")
+    assert isinstance(listener.last("a").error, EngineClosed)
+
+
+def test_many_threads_submit_and_abort_at_once() -> None:
+    listeners = [Listener() for _ in range(8)]
+
+    def work(i: int, engine: Engine) -> None:
+        rng = random.Random(i)
+        for k in range(20):
+            names = [f"{i}.{k}.{n}" for n in range(2)]
+            prompts = [rng.choice(PROMPTS) for _ in names]
+            requests = [make_request(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+            engine.submit(requests, listeners[i])
+            if rng.random() < 0.3:
+                engine.abort(names[0])
+            listeners[i].wait(*names)
+
+    with make_engine(num_blocks=60) as engine:
+        threads = [threading.Thread(target=work, args=(i, engine)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until_idle(engine)
+        stats = engine.stats()
+    assert sum(stats.num_finished.values()) == sum(len(listener.events) for listener in listeners) == 320
+    assert not engine._arriving
+    assert stats.num_blocks_used == 0
+
+
+class FailingBackend(NullBackend):
+    """Fails in the given way whenever `failure` is set."""
+
+    failure: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        logits = super().run(batch)
+        return self.failure(logits) if self.failure else logits
+
+
+def hardware_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    raise BackendError("the hardware is on fire")
+
+
+def unforeseen_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    raise ZeroDivisionError("nobody thought of this")
+
+
+def numeric_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return logits * np.nan
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(hardware_failure, "on fire"), (unforeseen_failure, "nobody thought"), (numeric_failure, "not numbers")],
+)
+def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, message: str) -> None:
+    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
+    prompt = list(range(20))
+    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True)) as engine:
+        before = engine.generate(prompt, greedy())
+        backend.failure = failure
+        with pytest.raises(BackendError, match=message):
+            engine.generate(prompt, greedy())
+        backend.failure = None
+        after = engine.generate(prompt, greedy())
+        assert engine.stats().num_finished[FinishReason.ERROR] == 1
+    assert after.token_ids == before.token_ids
+    assert after.usage.num_cached == 0, "nothing computed before the failure is trusted"
+
+
+def test_a_listener_that_fails_ends_its_own_request_only() -> None:
+    def fail(event: TokenEvent) -> None:
+        raise RuntimeError("the caller has gone")
+
+    listener = Listener()
+    with make_engine() as engine:
+        engine.submit([make_request([1, 2], "bad", sampling=greedy(500))], fail)
+        engine.submit([make_request([1, 2], "good")], listener)
+        listener.wait("good")
+        until_idle(engine)
+        assert engine.stats().num_finished[FinishReason.ABORT] == 1
+    assert listener.last("good").finish_reason is FinishReason.LENGTH
+
+
+def forcing(text: str, **params: Any) -> SamplingParams:
+    """Parameters under which the model says nothing but this character."""
+    [token_id] = TOKENIZER.encode(text)
+    return SamplingParams(temperature=0, logit_bias={token_id: 100}, **params)
+
+
+def test_stops() -> None:
+    [x] = TOKENIZER.encode("x")
+    with make_engine() as engine:
+        assert engine.generate("p", forcing("x", max_tokens=3)).text == "xxx"
+        stopped = engine.generate("p", forcing("x", stop=("xx",), max_tokens=9))
+        assert (stopped.text, len(stopped.token_ids), stopped.finish_reason) == ("", 2, FinishReason.STOP)
+        assert engine.generate("p", forcing("x", stop=("xx",), min_tokens=4, max_tokens=9)).text == "xx"
+        assert engine.generate("p", forcing("x", stop=("xxxx",), max_tokens=3)).text == "xxx"
+        assert engine.generate("p", forcing("x", stop=("xx",), include_stop=True, max_tokens=9)).text == "xx"
+        by_id = engine.generate("p", forcing("x", stop_token_ids=frozenset({x}), max_tokens=9))
+        assert (by_id.token_ids, by_id.finish_reason) == ((x,), FinishReason.STOP)
+        later = engine.generate("p", forcing("x", stop_token_ids=frozenset({x}), min_tokens=2, max_tokens=9))
+        assert len(later.token_ids) == 3
+        assert x not in later.token_ids[:2]
+
+
+def test_the_end_of_a_turn_and_how_to_ignore_it() -> None:
+    ended = SamplingParams(temperature=0, logit_bias={EOS_ID: 100}, max_tokens=3)
+    ignored = SamplingParams(temperature=0, logit_bias={EOS_ID: 100}, max_tokens=3, ignore_eos=True)
+    with make_engine() as engine:
+        assert engine.generate("p", ended).token_ids == (EOS_ID,)
+        assert engine.generate("p", ignored).token_ids == (EOS_ID,) * 3
+        assert engine.generate("p", ended).text == ""
+
+
+def test_without_max_tokens_the_context_is_filled() -> None:
+    with make_engine(num_blocks=8) as engine:
+        assert engine.max_context == 32
+        done = engine.generate([1, 2], SamplingParams(temperature=0, ignore_eos=True))
+    assert (done.usage.num_output, done.finish_reason) == (30, FinishReason.LENGTH)
+
+
+async def test_streaming_and_walking_away() -> None:
+    with make_engine() as engine:
+        whole = [event async for event in engine.stream([1, 2], greedy(5))]
+        assert [event.finish_reason for event in whole] == [None] * 4 + [FinishReason.LENGTH]
+        endless = engine.stream([1, 2], greedy(900))
+        await anext(endless)
+        await endless.aclose()
+        await asyncio.to_thread(until_idle, engine)
+        assert engine.stats().num_finished[FinishReason.ABORT] == 1
+        with pytest.raises(PromptTooLong):
+            await anext(engine.stream([1] * 5000))
+
+
+def test_every_step_is_reported() -> None:
+    reports: list[StepReport] = []
+    with make_engine(max_step_tokens=8) as engine:
+        engine.on_step = reports.append
+        engine.generate(list(range(20)), greedy(3))
+        until_idle(engine)
+    assert [report.num_tokens for report in reports] == [8, 8, 4, 1, 1]
+    assert [report.num_output for report in reports] == [0, 0, 1, 1, 1]
+    assert all(0 <= report.overhead_s <= report.duration_s for report in reports)
+
+
+def test_what_the_engine_counts() -> None:
+    with make_engine() as engine:
+        engine.generate(list(range(20)), greedy(3))
+        engine.generate(list(range(20)), greedy(3))
+        until_idle(engine)
+        stats = engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_output_tokens) == (40, 16, 6)
+    assert (stats.num_running, sum(stats.num_waiting.values())) == (0, 0)
+    assert (stats.num_blocks, stats.num_blocks_used, stats.num_blocks_cached) == (256, 0, 5)
+    assert stats.num_finished[FinishReason.LENGTH] == 2

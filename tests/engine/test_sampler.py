@@ -1,0 +1,195 @@
+"""Which tokens may come, how often they do, and that the batch has no say in it."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.engine.tiny import EOS_ID, make_request
+
+from hotloop.core.errors import BackendError
+from hotloop.core.request import Request, SamplingParams
+from hotloop.engine.sampler import Sampler, choose, uniform
+
+VOCAB = 300
+RNG = np.random.default_rng(7)
+LOGITS = (3 * RNG.standard_normal((8, VOCAB))).astype(np.float32)
+SAMPLER = Sampler([EOS_ID])
+
+
+def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **params: Any) -> Request:
+    made = make_request(prompt, sampling=SamplingParams(**params))
+    made.token_ids.extend(output)
+    made.seed = seed
+    return made
+
+
+def sample(row: NDArray[np.float32], made: Request) -> int:
+    return SAMPLER.sample(row[None], [made])[0].token_id
+
+
+def support(row: NDArray[np.float32], **params: Any) -> set[int]:
+    """Every token that some draw gives."""
+    settings = SamplingParams(**params)
+    return {choose(row, settings, draw) for draw in np.linspace(0, 1, 4001)[:-1]}
+
+
+def softmax(row: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+    return weights / weights.sum()
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    requests = [request(temperature=0) for _ in LOGITS]
+    assert [s.token_id for s in SAMPLER.sample(LOGITS, requests)] == LOGITS.argmax(-1).tolist()
+    assert sample(LOGITS[0], request(temperature=1e-9)) == LOGITS[0].argmax()
+
+
+def test_nothing_wanted_nothing_sampled() -> None:
+    assert SAMPLER.sample(LOGITS[:0], []) == []
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
+    def draw(order: list[int]) -> dict[int, int]:
+        requests = [request(seed=i, top_p=0.9) for i in order]
+        return {i: s.token_id for i, s in zip(order, SAMPLER.sample(LOGITS[order], requests), strict=True)}
+
+    together = draw([0, 1, 2, 3, 4, 5, 6, 7])
+    assert draw([7, 6, 5, 4, 3, 2, 1, 0]) == together
+    assert {i: draw([i])[i] for i in range(8)} == together
+
+
+def test_seeds_and_positions_draw_different_numbers() -> None:
+    draws = {uniform(seed, position) for seed in (-1, 0, 1, 2**63, 2**80 + 5) for position in range(100)}
+    assert len(draws) == 500
+    assert all(0 <= draw < 1 for draw in draws)
+    assert abs(np.mean([uniform(3, i) for i in range(10_000)]) - 0.5) < 0.02
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    row = LOGITS[0] / 8
+    assert support(row, top_k=5) == set(np.argsort(row)[-5:].tolist())
+    assert support(row, top_k=1) == {int(row.argmax())}
+    assert support(row, top_k=VOCAB) == support(row, top_k=VOCAB + 50) == support(row)
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    row = LOGITS[1] / 4
+    probabilities = softmax(row)
+    order = np.argsort(-probabilities)
+    for top_p in (0.01, 0.3, 0.6, 0.95):
+        num_kept = int(np.searchsorted(np.cumsum(probabilities[order]), top_p)) + 1
+        assert support(row, top_p=top_p) <= set(order[:num_kept].tolist())
+        edge = order[num_kept - 1]
+        kept = np.cumsum(np.where(np.isin(np.arange(VOCAB), order[:num_kept]), probabilities, 0))
+        middle = (kept[edge] - probabilities[edge] / 2) / kept[-1]
+        assert choose(row, SamplingParams(top_p=top_p), middle) == edge
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    row = LOGITS[2] / 2
+    probabilities = softmax(row)
+    likely = set(np.flatnonzero(probabilities >= 0.2 * probabilities.max()).tolist())
+    assert support(row, min_p=0.2) == likely
+    assert support(row, min_p=1.0) == {int(row.argmax())}
+
+
+@pytest.mark.parametrize("vocab", [3, 256, 257, 1000])
+def test_the_ends_of_the_distribution(vocab: int) -> None:
+    row = np.zeros(vocab, np.float32)
+    assert choose(row, SamplingParams(), 0.0) == 0
+    assert choose(row, SamplingParams(), math.nextafter(1, 0)) == vocab - 1
+    row[vocab // 2 :] = -np.inf
+    assert choose(row, SamplingParams(), math.nextafter(1, 0)) == vocab // 2 - 1
+    row[0] = -np.inf
+    row[1] = 0
+    assert choose(row, SamplingParams(), 0.0) == 1
+
+
+def test_tokens_come_as_often_as_they_should() -> None:
+    row = LOGITS[3] / 2
+    expected = softmax(row, temperature=0.7)
+    num_draws = 20_000
+    params = SamplingParams(temperature=0.7)
+    counts = Counter(choose(row, params, uniform(11, i)) for i in range(num_draws))
+    often = np.flatnonzero(expected * num_draws >= 5)
+    chi_square = sum((counts[i] - num_draws * expected[i]) ** 2 / (num_draws * expected[i]) for i in often.tolist())
+    assert chi_square < len(often) + 5 * math.sqrt(2 * len(often))
+
+
+def penalised(row: NDArray[np.float32], made: Request) -> list[float]:
+    """The penalties as their definitions read, a token at a time."""
+    params, values = made.sampling, row.astype(np.float64).tolist()
+    for token_id in set(made.token_ids):
+        value = values[token_id]
+        values[token_id] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+    for token_id, count in Counter(made.output_ids).items():
+        values[token_id] -= params.presence_penalty + count * params.frequency_penalty
+    return values
+
+
+def test_penalties_follow_their_definitions() -> None:
+    made = request(
+        5, 5, 9, 200, 5, prompt=(1, 9, 9), repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.25
+    )
+    shaped = SAMPLER._shape(LOGITS[4], made)
+    np.testing.assert_allclose(shaped, penalised(LOGITS[4], made), rtol=1e-5, atol=1e-5)
+
+
+def test_the_logits_themselves_are_left_alone() -> None:
+    before = LOGITS.copy()
+    sample(LOGITS[0], request(4, 4, frequency_penalty=1, logit_bias={3: 5.0}, min_tokens=9, top_p=0.5, logprobs=3))
+    assert (before == LOGITS).all()
+
+
+def test_a_bias_forces_or_forbids() -> None:
+    best = int(LOGITS[5].argmax())
+    for params in ({"temperature": 0}, {"top_p": 0.9}, {"top_k": 3}):
+        assert sample(LOGITS[5], request(logit_bias={17: 100}, **params)) == 17
+        assert sample(LOGITS[5], request(logit_bias={best: -100}, **params)) != best
+
+
+def test_the_end_may_not_come_before_min_tokens() -> None:
+    row = np.zeros(VOCAB, np.float32)
+    row[EOS_ID], row[8], row[4] = 30, 20, 10
+    assert sample(row, request(temperature=0, min_tokens=2, stop_token_ids=frozenset({8}))) == 4
+    assert sample(row, request(6, 6, temperature=0, min_tokens=2)) == EOS_ID
+
+
+def test_a_row_where_everything_is_forbidden_still_gives_a_token() -> None:
+    everything = frozenset(range(VOCAB))
+    assert 0 <= sample(LOGITS[0], request(min_tokens=1, stop_token_ids=everything)) < VOCAB
+
+
+def test_logprobs_are_the_models_own() -> None:
+    [sampled] = SAMPLER.sample(LOGITS[6:7], [request(seed=1, temperature=3.0, logprobs=5, logit_bias={0: 50})])
+    expected = np.log(softmax(LOGITS[6]))
+    assert sampled.token_id == 0
+    assert sampled.logprob
+    assert sampled.logprob.logprob == pytest.approx(expected[0])
+    assert [token_id for token_id, _ in sampled.logprob.top] == np.argsort(-expected)[:5].tolist()
+    assert [logprob for _, logprob in sampled.logprob.top] == pytest.approx(np.sort(expected)[::-1][:5].tolist())
+
+
+def test_logprobs_of_a_vocabulary_smaller_than_asked_for() -> None:
+    [sampled] = Sampler([]).sample(LOGITS[:1, :3], [request(temperature=0, logprobs=20)])
+    assert sampled.logprob
+    assert len(sampled.logprob.top) == 3
+    [sampled] = SAMPLER.sample(LOGITS[:1], [request(temperature=0, logprobs=0)])
+    assert sampled.logprob
+    assert sampled.logprob.top == ()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_is_an_error(value: float) -> None:
+    logits = LOGITS[:2].copy()
+    logits[1, 7] = value
+    with pytest.raises(BackendError, match="not numbers"):
+        SAMPLER.sample(logits, [request(), request()])
+
+
+def test_a_row_of_nothing_is_an_error() -> None:
+    with pytest.raises(BackendError, match="not numbers"):
+        SAMPLER.sample(np.full((1, VOCAB), -np.inf, np.float32), [request()])

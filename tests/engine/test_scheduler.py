@@ -1,0 +1,316 @@
+"""The scheduler driven by integers: who computes what, who gives way, and that everybody finishes."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.engine.tiny import BLOCK_SIZE, make_request
+
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.engine.fairness import PROMOTE_S
+from hotloop.engine.scheduler import Scheduler, Step
+
+
+def make_scheduler(num_blocks: int = 64, **changes: Any) -> Scheduler:
+    return Scheduler(EngineConfig(**changes), block_size=BLOCK_SIZE, num_blocks=num_blocks)
+
+
+class Loop:
+    """Turns a scheduler by hand; every sampled token is the request's number of tokens so far."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.now = 0.0
+
+    def add(self, name: str, prompt: list[int], priority: Priority = Priority.INTERACTIVE) -> Request:
+        request = make_request(prompt, name, priority=priority, arrived_at=self.now)
+        self.scheduler.add(request)
+        return request
+
+    def step(self, seconds: float = 0.001) -> dict[str, tuple[int, int]]:
+        """What each request computed."""
+        self.now += seconds
+        step = self.scheduler.schedule(self.now)
+        self.scheduler.check()
+        self.update(step)
+        return {part.request.id: (part.begin, part.end) for part in step.slices}
+
+    def update(self, step: Step) -> None:
+        self.scheduler.update(step, [part.request.num_tokens for part in step.slices if part.wants_token])
+        self.scheduler.check()
+
+    def finish(self, request: Request) -> None:
+        self.scheduler.finish(request, FinishReason.STOP)
+        self.scheduler.check()
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+def test_a_prompt_is_read_whole_then_a_token_a_step() -> None:
+    loop = Loop(make_scheduler())
+    request = loop.add("a", prompt(10))
+    assert loop.step() == {"a": (0, 10)}
+    assert loop.step() == {"a": (10, 11)}
+    assert loop.step() == {"a": (11, 12)}
+    assert request.num_output == 3
+    assert request.first_scheduled_at == 0.001
+    assert loop.step(0) == {"a": (12, 13)}
+
+
+def test_chunks_end_where_blocks_end() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=10))
+    loop.add("a", prompt(23))
+    assert [loop.step()["a"] for _ in range(4)] == [(0, 8), (8, 16), (16, 23), (23, 24)]
+
+
+def test_a_budget_below_a_block_still_reads_a_block() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=1))
+    loop.add("a", prompt(9))
+    assert [loop.step()["a"] for _ in range(4)] == [(0, 4), (4, 8), (8, 9), (9, 10)]
+
+
+def test_who_decodes_gets_a_token_while_another_reads() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=8))
+    loop.add("a", prompt(3))
+    loop.step()
+    loop.add("b", prompt(20, first=100))
+    assert loop.step() == {"a": (3, 4), "b": (0, 4)}
+    assert loop.step() == {"a": (4, 5), "b": (4, 8)}
+
+
+def test_a_known_prefix_is_adopted_and_its_last_token_computed() -> None:
+    loop = Loop(make_scheduler())
+    first = loop.add("a", prompt(8))
+    loop.step()
+    loop.finish(first)
+    second = loop.add("b", prompt(8))
+    assert loop.step() == {"b": (4, 8)}
+    assert second.num_cached == 4
+    longer = loop.add("c", prompt(11))
+    assert loop.step() == {"b": (8, 9), "c": (8, 11)}
+    assert longer.num_cached == 8
+
+
+def test_without_the_cache_nothing_is_shared() -> None:
+    loop = Loop(make_scheduler(prefix_cache=False))
+    loop.finish(loop.add("a", prompt(8)))
+    loop.add("b", prompt(8))
+    loop.add("c", prompt(8))
+    assert loop.step() == {"b": (0, 8), "c": (0, 8)}
+
+
+def test_of_many_with_one_prompt_one_reads_and_the_others_follow() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=8))
+    for name in "abc":
+        loop.add(name, prompt(18))
+    assert loop.step() == {"a": (0, 8)}
+    assert loop.step() == {"a": (8, 16)}
+    assert loop.step() == {"a": (16, 18), "b": (16, 18), "c": (16, 18)}
+    assert loop.scheduler.running["c"].num_cached == 16
+
+
+def test_a_more_urgent_request_with_the_same_prompt_takes_the_lead() -> None:
+    loop = Loop(make_scheduler(max_step_tokens=8))
+    loop.add("slow", prompt(24), Priority.BACKGROUND)
+    assert loop.step() == {"slow": (0, 8)}
+    loop.add("quick", prompt(24))
+    loop.step()
+    assert loop.step() == {"quick": (16, 24)}
+
+
+def test_two_who_read_the_same_at_once_end_up_with_one_copy() -> None:
+    loop = Loop(make_scheduler())
+    loop.add("a", prompt(4))
+    loop.add("b", prompt(4))
+    loop.step()
+    assert loop.scheduler.running["a"].block_ids == loop.scheduler.running["b"].block_ids
+    assert loop.scheduler.pool.num_used == 1
+
+
+def test_at_most_so_many_run() -> None:
+    loop = Loop(make_scheduler(max_running=2))
+    first, *_ = [loop.add(name, prompt(2, i * 10)) for i, name in enumerate("abc")]
+    assert loop.step().keys() == {"a", "b"}
+    loop.finish(first)
+    assert loop.step().keys() == {"b", "c"}
+
+
+def test_when_blocks_run_out_the_youngest_of_the_lowest_class_gives_way() -> None:
+    loop = Loop(make_scheduler(num_blocks=6))
+    loop.add("old", prompt(7))
+    loop.now += 0.001
+    loop.add("young", prompt(7, 100))
+    loop.step()
+    while "young" in loop.step():
+        pass
+    young = loop.scheduler.waiting["young"]
+    assert (young.num_preemptions, young.num_computed, len(young.block_ids)) == (1, 0, 0)
+    assert loop.scheduler.num_preemptions == 1
+
+
+def test_who_gave_way_comes_back_from_the_tree() -> None:
+    loop = Loop(make_scheduler(num_blocks=6))
+    old = loop.add("old", prompt(7))
+    loop.now += 0.001
+    loop.add("young", prompt(7, 100))
+    while not loop.scheduler.num_preemptions:
+        loop.step()
+    young = loop.scheduler.waiting["young"]
+    num_tokens = young.num_tokens
+    loop.finish(old)
+    begin, end = loop.step()["young"]
+    assert begin > 0
+    assert end == num_tokens
+
+
+def test_an_urgent_request_makes_a_lower_class_give_way() -> None:
+    loop = Loop(make_scheduler(num_blocks=8))
+    loop.add("slow", prompt(24), Priority.BACKGROUND)
+    loop.step()
+    loop.add("quick", prompt(20, 100))
+    assert loop.step() == {"quick": (0, 20)}
+    assert "slow" in loop.scheduler.waiting
+
+
+def test_an_urgent_request_takes_a_place_in_a_full_batch() -> None:
+    loop = Loop(make_scheduler(max_running=2))
+    loop.add("slow", prompt(4), Priority.BACKGROUND)
+    loop.now += 0.001
+    loop.add("slower", prompt(4, 50), Priority.BACKGROUND)
+    loop.step()
+    loop.add("quick", prompt(4, 100))
+    assert loop.step().keys() == {"slow", "quick"}
+
+
+def test_nobody_gives_way_in_vain() -> None:
+    loop = Loop(make_scheduler(num_blocks=10))
+    loop.add("urgent", prompt(20))
+    loop.add("slow", prompt(4, 50), Priority.BACKGROUND)
+    loop.step(1.0)
+    loop.add("large", prompt(30, 100))
+    assert loop.step().keys() == {"urgent", "slow"}
+
+
+def test_nobody_gives_way_to_an_equal_who_waits() -> None:
+    loop = Loop(make_scheduler(num_blocks=8))
+    loop.add("first", prompt(24))
+    loop.step()
+    loop.add("second", prompt(20, 100))
+    assert loop.step().keys() == {"first"}
+
+
+def test_a_request_that_waited_long_no_longer_gives_way() -> None:
+    loop = Loop(make_scheduler(num_blocks=8))
+    urgent = loop.add("urgent", prompt(20))
+    loop.step()
+    patient = loop.add("patient", prompt(20, 100), Priority.BACKGROUND)
+    loop.step(2 * PROMOTE_S)
+    assert "patient" in loop.scheduler.waiting
+    loop.finish(urgent)
+    loop.step()
+    loop.add("new", prompt(20, 200))
+    assert loop.step().keys() == {"patient"}
+    assert patient.rank == Priority.INTERACTIVE
+
+
+def test_requests_still_reading_are_promised_their_blocks() -> None:
+    loop = Loop(make_scheduler(num_blocks=12, max_step_tokens=8))
+    loop.add("a", prompt(40))
+    loop.add("b", prompt(16, 100))
+    while "a" in loop.scheduler.running and loop.scheduler.running["a"].num_computed < 40:
+        assert loop.step().keys() == {"a"}
+    assert loop.scheduler.num_preemptions == 0
+
+
+def test_reset_forgets_the_running_and_the_cache_and_keeps_the_waiting() -> None:
+    loop = Loop(make_scheduler(max_running=1))
+    running, waiting = loop.add("a", prompt(8)), loop.add("b", prompt(8))
+    loop.step()
+    assert loop.scheduler.reset() == [running]
+    loop.scheduler.check()
+    assert running.finish_reason is FinishReason.ERROR
+    assert loop.scheduler.pool.num_free == loop.scheduler.pool.num_blocks
+    assert loop.step() == {"b": (0, 8)}
+    assert loop.scheduler.reset() == [waiting]
+    last = loop.add("c", prompt(8))
+    assert loop.scheduler.reset() == [last], "what cannot even begin is not tried for ever"
+
+
+class Life(RuleBasedStateMachine):
+    """Any requests, in a pool that is always too small, come and go; everybody who stays finishes."""
+
+    @initialize(
+        num_blocks=st.integers(4, 12),
+        max_running=st.integers(1, 5),
+        max_step_tokens=st.integers(1, 20),
+        prefix_cache=st.booleans(),
+    )
+    def begin(self, num_blocks: int, **changes: Any) -> None:
+        self.loop = Loop(make_scheduler(num_blocks, **changes))
+        self.scheduler = self.loop.scheduler
+        self.max_tokens = num_blocks * BLOCK_SIZE
+        self.lengths: dict[str, int] = {}
+        self.num_added = 0
+
+    @property
+    def requests(self) -> list[Request]:
+        return [*self.scheduler.running.values(), *self.scheduler.waiting.values()]
+
+    @rule(
+        length=st.integers(1, 30),
+        num_output=st.integers(1, 12),
+        family=st.integers(0, 1),
+        priority=st.sampled_from(Priority),
+        session=st.sampled_from(["", "s", "t"]),
+    )
+    def add(self, length: int, num_output: int, family: int, priority: Priority, session: str) -> None:
+        length = min(length, self.max_tokens - 1)
+        request = self.loop.add(f"r{self.num_added}", prompt(length, family * 1000), priority)
+        request.session_id = session
+        self.num_added += 1
+        self.lengths[request.id] = min(length + num_output, self.max_tokens)
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.1, PROMOTE_S]))
+    def step(self, seconds: float) -> None:
+        level = [r.id for r in self.scheduler.running.values() if r.num_tokens - r.num_computed == 1]
+        ranks = {r.id: r.rank for r in self.scheduler.running.values()}
+        computed = self.loop.step(seconds)
+        assert bool(computed) == bool(self.requests), "there is always somebody to serve"
+        assert all(name in computed or name in self.scheduler.waiting for name in level), "decoding starved"
+        gone, stayed = (
+            [ranks[name] for name in ranks if (name in self.scheduler.waiting) == is_gone] for is_gone in (True, False)
+        )
+        assert not gone or not stayed or min(gone) >= max(stayed), "a more urgent request gave way"
+        num_read = sum(end - begin for name, (begin, end) in computed.items() if name not in level)
+        assert num_read <= max(self.scheduler.config.max_step_tokens, BLOCK_SIZE)
+        for request in [r for r in self.scheduler.running.values() if r.num_tokens >= self.lengths[r.id]]:
+            self.loop.finish(request)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.requests:
+            self.scheduler.finish(data.draw(st.sampled_from(self.requests)), FinishReason.ABORT)
+
+    @invariant()
+    def holds(self) -> None:
+        self.scheduler.check()
+        assert len(self.scheduler.running) <= self.scheduler.config.max_running
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        num_left = sum(self.lengths[request.id] for request in self.requests)
+        for _ in range(20 * num_left + 20):
+            if not self.requests:
+                break
+            self.step(0.001)
+        assert not self.requests, "somebody never finished"
+        assert self.scheduler.pool.num_used == 0
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

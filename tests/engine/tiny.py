@@ -1,0 +1,91 @@
+"""An engine without a model, for tests: a token is a byte, two special ones beside."""
+
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from tokenizers import Tokenizer as InnerTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.engine import Completion, Engine
+from hotloop.models.tokenizer import Tokenizer
+
+BLOCK_SIZE = 4
+VOCAB_SIZE = 258
+
+
+def byte_tokenizer() -> Tokenizer:
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = InnerTokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return Tokenizer(inner)
+
+
+TOKENIZER = byte_tokenizer()
+[EOS_ID] = TOKENIZER.eos_ids
+
+
+def greedy(max_tokens: int = 8, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **changes)
+
+
+def make_request(prompt: Sequence[int], name: str = "r", **changes: Any) -> Request:
+    return Request(name, prompt, changes.pop("sampling", greedy()), **changes)
+
+
+def make_engine(num_blocks: int = 256, on_run: Callable[[Batch], None] | None = None, **settings: Any) -> Engine:
+    backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, on_run=on_run)
+    return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
+
+
+class Listener:
+    """Collects what an engine says of some requests."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[TokenEvent] = SimpleQueue()
+        self.events: dict[str, list[TokenEvent]] = {}
+
+    def __call__(self, event: TokenEvent) -> None:
+        self._queue.put(event)
+
+    def wait(self, *request_ids: str) -> None:
+        """Until these have ended."""
+        while not all(self.is_over(request_id) for request_id in request_ids):
+            self.next()
+
+    def next(self) -> TokenEvent:
+        event = self._queue.get(timeout=30)
+        assert not self.is_over(event.request_id), "an event after the terminal one"
+        self.events.setdefault(event.request_id, []).append(event)
+        return event
+
+    def is_over(self, request_id: str) -> bool:
+        events = self.events.get(request_id)
+        return bool(events) and events[-1].finish_reason is not None
+
+    def last(self, request_id: str) -> TokenEvent:
+        return self.events[request_id][-1]
+
+    def token_ids(self, request_id: str) -> list[int]:
+        return [token_id for event in self.events[request_id] for token_id in event.token_ids]
+
+
+def run_alone(prompt: Sequence[int], sampling: SamplingParams) -> Completion:
+    """What an engine that does nothing else, and shares nothing, says to this prompt."""
+    with make_engine(prefix_cache=False) as engine:
+        return engine.generate(prompt, sampling)
+
+
+def run_together(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[list[int]]:
+    """The output of each prompt, all submitted at once."""
+    listener = Listener()
+    requests = [make_request(prompt, f"r{i}", sampling=sampling) for i, prompt in enumerate(prompts)]
+    engine.submit(requests, listener)
+    listener.wait(*(request.id for request in requests))
+    return [listener.token_ids(request.id) for request in requests]
