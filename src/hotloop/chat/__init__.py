@@ -1,0 +1,1 @@
+"""Between messages and tokens: what a conversation looks like to the model."""

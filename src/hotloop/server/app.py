@@ -1,0 +1,186 @@
+"""The application, and the process that serves it until it is told to stop.
+
+first signal    the listener closes, the engine admits nothing more, what runs may finish within the drain timeout
+second signal   what still runs is aborted at once
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+
+from hotloop.core.config import ServerConfig
+from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.engine.engine import Engine
+from hotloop.server import generate, info
+from hotloop.server.border import REQUEST_ID_HEADER, KeyCheck, RequestIds
+from hotloop.server.errors import on_bug, on_error
+from hotloop.server.service import Service
+
+ROUTES = (
+    Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
+    Route("/v1/completions", generate.completions, methods=["POST"]),
+    Route("/v1/models", info.list_models),
+    Route("/v1/models/{model:path}", info.show_model),
+    Route("/health", info.health),
+    Route("/ready", info.ready),
+    Route("/version", info.version),
+    Route("/tokenize", info.tokenize, methods=["POST"]),
+    Route("/detokenize", info.detokenize, methods=["POST"]),
+    Route("/metrics", info.metrics),
+)
+
+
+def create_app(engine: Engine, config: ServerConfig) -> Starlette:
+    """The whole API over one started engine. `app.state.service` is what its endpoints share."""
+    service = Service.build(engine, config)
+    engine.on_step = service.metrics.observe_step
+    middleware = [Middleware(RequestIds, metrics=service.metrics)]
+    if config.cors_origins:
+        middleware.append(_cors(config.cors_origins))
+    if config.api_key:
+        middleware.append(Middleware(KeyCheck, api_key=config.api_key))
+    handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
+    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
+    app.state.service = service
+    return app
+
+
+def _cors(origins: tuple[str, ...]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn, with an engine to drain. `run()` blocks; `stop()`, from any thread, drains, and called again aborts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        *,
+        on_ready: Callable[[str, str], None] = lambda url, curl: None,
+        on_drain: Callable[[int], None] = lambda num_running: None,
+    ) -> None:
+        app = create_app(engine, config)
+        super().__init__(_uvicorn_config(app, config))
+        self._engine = engine
+        self._settings = config
+        self._service: Service = app.state.service
+        self._on_ready = on_ready
+        self._on_drain = on_drain
+        self._aborting = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run(sockets or [_bind(self._settings.host, self._settings.port)])
+
+    def stop(self) -> None:
+        if self.should_exit and self._loop:
+            self.force_exit = True
+            with contextlib.suppress(RuntimeError):  # it has stopped already
+                self._loop.call_soon_threadsafe(self._aborting.set)
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
+        self.stop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        assert sockets
+        url = _url(sockets[0])
+        is_chat = self._engine.template is not None
+        self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.is_draining = True
+        stats = self._engine.stats()
+        self._on_drain(stats.num_running + sum(stats.num_waiting.values()))
+        tasks = [
+            asyncio.create_task(self._engine.drain(self._settings.drain_timeout_s)),
+            asyncio.create_task(self._abort()),
+        ]
+        try:
+            await super().shutdown(sockets)
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks)
+
+    async def _abort(self) -> None:
+        await self._aborting.wait()
+        self._service.mailroom.abort_all()
+
+
+def serve(
+    engine: Engine,
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[str, str], None] = lambda url, curl: None,
+    on_drain: Callable[[int], None] = lambda num_running: None,
+) -> None:
+    """Serve until a signal. `on_ready` gets the address and a curl line to try, `on_drain` how many still run."""
+    HttpServer(engine, config, on_ready=on_ready, on_drain=on_drain).run()
+
+
+def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:
+    """Something to paste into a terminal that answers."""
+    path = "chat/completions" if is_chat else "completions"
+    body = '{"messages": [{"role": "user", "content": "Hello!"}]}' if is_chat else '{"prompt": "Once upon a time"}'
+    key = ' -H "Authorization: Bearer $HOTLOOP_API_KEY"' if has_key else ""
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # An agent comes back on its connection after its tool has run.
+        timeout_keep_alive=75,
+        # The drain ends every stream by itself; this is for a client that does not read what it is sent.
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + 5,
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:  # the resolver would quietly take the remainder
+        raise ConfigError(f"cannot listen on {host}:{port}: there is no such port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

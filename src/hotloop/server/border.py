@@ -1,0 +1,94 @@
+"""What every request passes before an endpoint sees it: its id, the key, and how much of a body is read at all.
+
+Pure ASGI: nothing here buffers a response or stands between a stream and its client.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotloop.server.errors import HttpError, error_response
+from hotloop.server.metrics import Metrics
+
+REQUEST_ID_HEADER = "x-request-id"
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""What answers without a key: the probes of whoever keeps the server alive."""
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIds:
+    """Gives every request an id, the client's own where it sent a sensible one, and counts the failures."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = parse_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._mark(message, request_id)
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+    def _mark(self, start: MutableMapping[str, Any], request_id: str) -> None:
+        MutableHeaders(scope=start)[REQUEST_ID_HEADER] = request_id
+        if start["status"] >= 400:
+            self._metrics.count_http_error(start["status"])
+
+
+class KeyCheck:
+    """Lets in only who carries the key."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+        error = HttpError(401, message, headers={"www-authenticate": "Bearer"})
+        await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        """The scheme's name may be in any case; how long the comparison takes tells nothing about the key."""
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return hmac.compare_digest(scheme.capitalize() + b" " + key.strip(), self._expected)
+
+
+def parse_request_id(given: str | None) -> str:
+    return given if given and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+async def read_json(request: Request, max_bytes: int) -> bytes:
+    """The body, no more of it than allowed.
+
+    One that does not say it is JSON is refused: a web page of another origin can send any other kind without asking.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")
+    too_large = HttpError(413, f"the body is larger than the {max_bytes} bytes that are read")
+    if int(request.headers.get("content-length", "0")) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)

@@ -1,0 +1,179 @@
+"""The way of an event from the engine's thread to the client that waits for it.
+
+    engine thread: on_event -> pending        one wake-up of the loop, however many streams a step fed
+    event loop:    pending -> Call -> take()  what a slow client has not taken yet is merged, so it stays small
+
+A call ends once: all its requests finished, or the first failure, after which what is left of it is aborted.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from starlette.types import Receive
+
+from hotloop.core.errors import EngineClosed, HotloopError
+from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
+from hotloop.engine.engine import Engine
+from hotloop.server.errors import Disconnected
+from hotloop.server.metrics import Metrics
+
+MAX_PENDING = 64
+"""Events of one choice that are kept before they are merged into one."""
+
+
+class Call:
+    """The requests behind one HTTP call, and what they produced that nobody has taken yet. Lives on the event loop."""
+
+    def __init__(self, requests: Sequence[Request], abort: Callable[..., None]) -> None:
+        self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
+        self.failure: HotloopError | None = None
+        self._request_ids = [request.id for request in requests]
+        self._abort = abort
+        self._num_open = len(requests)
+        self._pending: dict[int, list[TokenEvent]] = {}
+        self._has_news = asyncio.Event()
+        self._has_ended = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended.is_set()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` still has something to give, be it bad news."""
+        return not self.is_over or bool(self._pending) or self.failure is not None
+
+    async def take(self) -> list[tuple[int, TokenEvent]]:
+        """Everything new, one event a choice, as soon as there is something. Raises what the call failed with."""
+        await self._has_news.wait()
+        self._has_news.clear()
+        if self.failure:
+            raise self.failure
+        pending, self._pending = self._pending, {}
+        return [(index, merge(events)) for index, events in pending.items()]
+
+    async def take_all(self) -> list[tuple[int, TokenEvent]]:
+        """The whole of every choice, once the last has finished."""
+        await self._has_ended.wait()
+        return await self.take()
+
+    def add(self, index: int, event: TokenEvent) -> None:
+        if self.is_over:
+            return
+        if event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self.fail(event.error or EngineClosed("the server is shutting down: the request was aborted"))
+            return
+        self.usages[index] = event.usage
+        events = self._pending.setdefault(index, [])
+        events.append(event)
+        if len(events) >= MAX_PENDING:
+            events[:] = [merge(events)]
+        self._num_open -= event.finish_reason is not None
+        self._has_news.set()
+        if not self._num_open:
+            self._has_ended.set()
+
+    def fail(self, error: HotloopError) -> None:
+        """End now, for everyone: the waiting coroutine hears the error, the engine stops what is still running."""
+        if self.is_over:
+            return
+        self.failure = error
+        self._has_news.set()
+        self._has_ended.set()
+        self._abort(*self._request_ids)
+
+    @asynccontextmanager
+    async def attended(self, receive: Receive) -> AsyncIterator[None]:
+        """While the body runs, a client that hangs up ends the call; when it is left, nothing of the call runs on."""
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.fail(Disconnected())
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.fail(Disconnected())
+
+
+def merge(events: Sequence[TokenEvent]) -> TokenEvent:
+    """Several events of one request, in order, as if one step had given them all."""
+    if len(events) == 1:
+        return events[0]
+    return replace(
+        events[-1],
+        token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
+        text="".join(event.text for event in events),
+        logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
+    )
+
+
+@dataclass(slots=True)
+class _Route:
+    """Where the events of one request go."""
+
+    call: Call
+    index: int
+    request: Request
+    endpoint: str
+    last_event_at: float | None = None
+
+
+class Mailroom:
+    """Hands requests to the engine and brings their events back to the event loop it is used on."""
+
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._routes: dict[str, _Route] = {}
+        self._pending: deque[TokenEvent] = deque()
+        self._is_waking = False
+
+    def submit(self, requests: Sequence[Request], endpoint: str) -> Call:
+        """All of the requests or none. Raises what `Engine.submit` raises."""
+        self._loop = asyncio.get_running_loop()
+        call = Call(requests, self._engine.abort)
+        routes = {request.id: _Route(call, i, request, endpoint) for i, request in enumerate(requests)}
+        self._routes |= routes
+        try:
+            self._engine.submit(requests, self._post)
+        except HotloopError:
+            for request_id in routes:
+                del self._routes[request_id]
+            raise
+        return call
+
+    def abort_all(self) -> None:
+        for call in {id(route.call): route.call for route in self._routes.values()}.values():
+            call.fail(EngineClosed("the server is shutting down: the request was aborted"))
+
+    def _post(self, event: TokenEvent) -> None:
+        """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
+        assert self._loop
+        self._pending.append(event)
+        if not self._is_waking:
+            self._is_waking = True
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_waking = False
+        now = time.monotonic()
+        while self._pending:
+            event = self._pending.popleft()
+            route = self._routes[event.request_id]
+            if route.last_event_at and event.token_ids:
+                self._metrics.observe_gap((now - route.last_event_at) / len(event.token_ids))
+            route.last_event_at = now
+            if event.finish_reason:
+                del self._routes[event.request_id]
+                self._metrics.observe_finish(route.request, route.endpoint, event.finish_reason)
+            route.call.add(route.index, event)

@@ -1,0 +1,127 @@
+"""How every failure looks on the wire: one table, one shape.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ..., "request_id": ...}}
+
+Nothing else in the server chooses a status.
+"""
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from hotloop.core.errors import (
+    BackendError,
+    EngineClosed,
+    HotloopError,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    UnknownModel,
+)
+
+CLIENT_GONE = 499
+
+
+class HttpError(HotloopError):
+    """Refused before the engine hears of it, with the HTTP status that says why."""
+
+    def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+
+
+class Disconnected(HttpError):
+    """The client hung up: what is rendered from this reaches nobody, but it is counted."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, "the client closed the connection")
+
+
+class Kind(NamedTuple):
+    """What a client's code can tell failures apart by."""
+
+    status: int
+    type: str
+    code: str
+
+
+_KINDS: dict[type[HotloopError], Kind] = {
+    PromptTooLong: Kind(400, "invalid_request_error", "context_length_exceeded"),
+    UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
+    RequestError: Kind(400, "invalid_request_error", "invalid_value"),
+    Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded"),
+    EngineClosed: Kind(503, "server_error", "shutting_down"),
+    BackendError: Kind(500, "server_error", "backend_error"),
+    HotloopError: Kind(500, "server_error", "internal_error"),
+}
+
+_HTTP_KINDS: dict[int, tuple[str, str]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    404: ("invalid_request_error", "unknown_url"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    CLIENT_GONE: ("invalid_request_error", "client_closed_request"),
+}
+
+
+def kind_of(error: HotloopError) -> Kind:
+    """The row of the table that fits best: the error's own class, or its nearest ancestor's."""
+    if isinstance(error, HttpError):
+        return Kind(error.status, *_HTTP_KINDS.get(error.status, ("invalid_request_error", "http_error")))
+    return next(_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in _KINDS)
+
+
+def render_error(error: HotloopError, request_id: str) -> dict[str, Any]:
+    kind = kind_of(error)
+    param = error.param if isinstance(error, RequestError) else None
+    body = {"message": str(error), "type": kind.type, "param": param, "code": kind.code, "request_id": request_id}
+    return {"error": body}
+
+
+def error_response(error: HotloopError, request_id: str) -> Response:
+    headers = dict(error.headers) if isinstance(error, HttpError) else {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    body = msgspec.json.encode(render_error(error, request_id))
+    return Response(body, kind_of(error).status, headers, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Starlette's hook: whatever an endpoint or the routing raises becomes a response here."""
+    return error_response(_as_hotloop(request, error), request.state.request_id)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
+    request_id = request.state.request_id
+    response = error_response(HotloopError("the server made a mistake; its log says more"), request_id)
+    response.headers["x-request-id"] = request_id
+    return response
+
+
+def _as_hotloop(request: Request, error: Exception) -> HotloopError:
+    match error:
+        case HotloopError():
+            return error
+        case ClientDisconnect():
+            return Disconnected()
+        case HTTPException():
+            return HttpError(error.status_code, _http_message(request, error), headers=error.headers)
+        case _:
+            raise error
+
+
+def _http_message(request: Request, error: HTTPException) -> str:
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return f"there is nothing at {request.url.path}"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return f"{request.url.path} does not answer {request.method}"
+    return error.detail

@@ -1,0 +1,115 @@
+"""The endpoints that only tell: what is served, whether it is well, what its numbers are, how it cuts text."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hotloop import __version__
+from hotloop.chat.prompt import Conversation, Prompt, chat_prompt, text_prompt, token_prompt
+from hotloop.core.errors import EngineClosed, RequestError
+from hotloop.server.metrics import CONTENT_TYPE
+from hotloop.server.openai_chat import Messages, ToolBody, parse_messages, parse_tools
+from hotloop.server.openai_render import Json
+from hotloop.server.openai_wire import TokenId, decode
+from hotloop.server.service import Service
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """A text or a conversation, as vLLM takes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: Messages | None = None
+    tools: list[ToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+_tokenize_body = msgspec.json.Decoder(TokenizeBody)
+_detokenize_body = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    if Service.of(request).is_draining:
+        raise EngineClosed("the server is shutting down")
+    return JSONResponse({"status": "ready"})
+
+
+async def version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+async def metrics(request: Request) -> Response:
+    return Response(Service.of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def list_models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_render_model(Service.of(request))]})
+
+
+async def show_model(request: Request) -> Response:
+    service = Service.of(request)
+    service.check_model(request.path_params["model"])
+    return JSONResponse(_render_model(service))
+
+
+async def tokenize(request: Request) -> Response:
+    service = Service.of(request)
+    body = decode(_tokenize_body, await service.read(request))
+    service.check_model(body.model)
+    prompt = await asyncio.to_thread(_parse_prompt, body, service)
+    answer: Json = {
+        "count": len(prompt.token_ids),
+        "max_model_len": service.engine.max_context,
+        "tokens": list(prompt.token_ids),
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [service.engine.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
+    return JSONResponse(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    service = Service.of(request)
+    body = decode(_detokenize_body, await service.read(request))
+    service.check_model(body.model)
+    return JSONResponse({"prompt": token_prompt(body.tokens, service.engine.tokenizer, param="tokens").text})
+
+
+def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
+    engine = service.engine
+    if body.prompt is not None and body.messages is None:
+        return text_prompt(body.prompt, engine.tokenizer, has_bos=body.add_special_tokens is not False)
+    if body.messages is None or body.prompt is not None:
+        raise RequestError("give either prompt or messages", param="prompt")
+    conversation = Conversation(
+        messages=parse_messages(body.messages),
+        tools=parse_tools(body.tools),
+        is_answer_next=body.add_generation_prompt is not False,
+        extra=body.chat_template_kwargs or {},
+    )
+    return chat_prompt(conversation, engine.template, engine.tokenizer)
+
+
+def _render_model(service: Service) -> Json:
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "hotloop",
+        "max_model_len": service.engine.max_context,
+    }

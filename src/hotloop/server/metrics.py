@@ -1,0 +1,117 @@
+"""What Prometheus sees. Every name is documented in docs/metrics.md, and a test holds the two together.
+
+Counters and gauges of the engine are read from its snapshot when a scrape asks; histograms are fed as things happen. A
+scrape takes no lock that the engine's thread could wait for longer than one addition takes.
+"""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from hotloop import __version__
+from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.engine.core import StepReport
+from hotloop.engine.engine import Engine, EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_STEPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_OVERHEADS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
+
+Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+
+
+class Metrics:
+    """Everything measured about one engine and its server, in a registry of its own."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(engine, model))
+        self._requests = Counter(
+            "hotloop_requests", "Requests that ended.", ("endpoint", "finish_reason"), registry=self.registry
+        )
+        self._http_errors = Counter(
+            "hotloop_http_errors", "HTTP responses of 400 and above.", ("status",), registry=self.registry
+        )
+        self._first_token = self._histogram(
+            "hotloop_time_to_first_token_seconds", "From arrival to the first token.", _LATENCIES
+        )
+        self._gap = self._histogram("hotloop_inter_token_seconds", "Between two tokens of one request.", _GAPS)
+        self._request = self._histogram("hotloop_request_seconds", "From arrival to the end.", _LATENCIES)
+        self._queue = self._histogram("hotloop_queue_seconds", "From arrival to the first step.", _LATENCIES)
+        self._step = self._histogram("hotloop_step_seconds", "One step of the engine.", _STEPS)
+        self._overhead = self._histogram(
+            "hotloop_step_overhead_seconds", "The part of a step that is not the backend.", _OVERHEADS
+        )
+        self._step_requests = self._histogram("hotloop_step_requests", "Requests in one step.", _SIZES)
+        self._step_tokens = self._histogram("hotloop_step_tokens", "Tokens computed in one step.", _TOKENS)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def observe_step(self, report: StepReport) -> None:
+        """On the engine's thread, after each step."""
+        self._step.observe(report.duration_s)
+        self._overhead.observe(report.overhead_s)
+        self._step_requests.observe(report.num_requests)
+        self._step_tokens.observe(report.num_tokens)
+
+    def observe_gap(self, gap_s: float) -> None:
+        self._gap.observe(gap_s)
+
+    def observe_finish(self, request: Request, endpoint: str, reason: FinishReason) -> None:
+        self._requests.labels(endpoint, reason.value).inc()
+        self._request.observe(time.monotonic() - request.arrived_at)
+        if request.first_scheduled_at is not None:
+            self._queue.observe(request.first_scheduled_at - request.arrived_at)
+        if request.first_token_at is not None:
+            self._first_token.observe(request.first_token_at - request.arrived_at)
+
+    def count_http_error(self, status: int) -> None:
+        self._http_errors.labels(str(status)).inc()
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+
+class _EngineCollector(Collector):
+    """The engine's own totals, read when somebody asks."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Family]:
+        stats = self._engine.stats()
+        yield InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
+        yield from _gauges(stats)
+        yield from _totals(stats)
+
+
+def _gauges(stats: EngineStats) -> Iterator[GaugeMetricFamily]:
+    waiting = GaugeMetricFamily("hotloop_requests_waiting", "Requests waiting for a place.", labels=("priority",))
+    for priority in Priority:
+        waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
+    yield waiting
+    yield GaugeMetricFamily("hotloop_requests_running", "Requests in the batch.", stats.num_running)
+    yield GaugeMetricFamily("hotloop_kv_blocks", "KV blocks there are.", stats.num_blocks)
+    yield GaugeMetricFamily("hotloop_kv_blocks_used", "KV blocks held by requests.", stats.num_blocks_used)
+    yield GaugeMetricFamily("hotloop_kv_blocks_cached", "KV blocks kept only for reuse.", stats.num_blocks_cached)
+
+
+def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
+    yield CounterMetricFamily("hotloop_steps", "Steps of the engine.", stats.num_steps)
+    yield CounterMetricFamily("hotloop_prompt_tokens", "Prompt tokens asked for.", stats.num_prompt_tokens)
+    yield CounterMetricFamily(
+        "hotloop_cached_prompt_tokens", "Prompt tokens found in the cache.", stats.num_cached_tokens
+    )
+    yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
+    yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
+    yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)

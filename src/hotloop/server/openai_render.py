@@ -1,0 +1,135 @@
+"""What OpenAI's chat and plain completions have in common on the way out: the envelope, the usage and the chunks.
+
+`Wording` is what the two differ in. Nothing here waits or knows a socket; what must be remembered between the chunks of
+a stream is in `ChunkWriter` and the wording it was given.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from hotloop.core.request import TokenEvent, TokenLogprob, Usage
+
+Json = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+MIN_LOGPROB = -9999.0
+"""JSON has no infinity: a token that cannot come is this unlikely."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Wording(Protocol):
+    """How one endpoint words its choices."""
+
+    object: str
+    chunk_object: str
+
+    def whole(self, index: int, event: TokenEvent) -> Json:
+        """The choice of an answer given at once; the event holds all of it."""
+        ...
+
+    def opening(self, index: int) -> Json | None:
+        """What a choice's stream begins with, before any text."""
+        ...
+
+    def delta(self, index: int, event: TokenEvent) -> Json:
+        """What a choice has gained."""
+        ...
+
+    def closing(self, index: int, event: TokenEvent) -> Json:
+        """The choice's last words: why it ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def render(self, object_name: str) -> Json:
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+def render_usage(usages: Sequence[Usage], num_choices: int) -> Json:
+    """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it."""
+    prompts = usages[::num_choices]
+    num_prompt = sum(usage.num_prompt for usage in prompts)
+    num_output = sum(usage.num_output for usage in usages)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in prompts)},
+    }
+
+
+def render_answer(envelope: Envelope, wording: Wording, events: Iterable[tuple[int, TokenEvent]], usage: Json) -> bytes:
+    choices = [wording.whole(index, event) for index, event in sorted(events, key=lambda pair: pair[0])]
+    return _encode({**envelope.render(wording.object), "choices": choices, "usage": usage})
+
+
+class ChunkWriter:
+    """Turns events into server-sent chunks. The constant part of a chunk is encoded once.
+
+    data: {"id":...,"model":...,"choices": [ the only new part ] ,"usage":null}
+    | head                                 | encoded each time  | tail        |
+    """
+
+    def __init__(self, envelope: Envelope, wording: Wording, *, has_usage: bool) -> None:
+        constant = _encode(envelope.render(wording.chunk_object))
+        self._head = b"data: " + constant.removesuffix(b"}") + b',"choices":'
+        self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+        self._has_usage = has_usage
+        self._wording = wording
+        self._opened: set[int] = set()
+
+    def write(self, events: Iterable[tuple[int, TokenEvent]]) -> bytes:
+        return b"".join(self._chunk([choice]) for index, event in events for choice in self._choices(index, event))
+
+    def close(self, usage: Json) -> bytes:
+        """The usage, if it was asked for, and the end of the stream."""
+        if not self._has_usage:
+            return DONE
+        return self._head + b'[],"usage":' + _encode(usage) + b"}\n\n" + DONE
+
+    def _chunk(self, choices: list[Json]) -> bytes:
+        return self._head + _encode(choices) + self._tail
+
+    def _choices(self, index: int, event: TokenEvent) -> Iterable[Json]:
+        if index not in self._opened:
+            self._opened.add(index)
+            if opening := self._wording.opening(index):
+                yield opening
+        if event.text or event.logprobs:
+            yield self._wording.delta(index, event)
+        if event.finish_reason:
+            yield self._wording.closing(index, event)
+
+
+def write_error(error: Json) -> bytes:
+    """A failure after the stream began; nothing follows it."""
+    return b"data: " + _encode(error) + b"\n\n"
+
+
+def clamp(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
+
+
+def all_tops(logprob: TokenLogprob) -> Iterable[tuple[int, float]]:
+    """The likeliest tokens and, if it was not among them, the one that was sampled."""
+    yield from logprob.top
+    if all(token_id != logprob.token_id for token_id, _ in logprob.top):
+        yield logprob.token_id, logprob.logprob

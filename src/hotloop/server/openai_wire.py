@@ -1,0 +1,174 @@
+"""The bodies OpenAI clients send, as they are spelt on the wire, and how their shared fields become core values.
+
+A known field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always
+means "not given". Ranges that the core checks are not repeated here.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hotloop.core.errors import RequestError
+from hotloop.core.request import Priority, SamplingParams
+
+MAX_STOPS = 16
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+
+# In the order they are believed: what names a session first, what names a user last.
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "thread-id",
+    "x-session-affinity",
+    "x-dynamo-session-id",
+)
+PRIORITY_HEADER = "x-hotloop-priority"
+MAX_SESSION_ID = 256
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+PriorityName = Literal["interactive", "workflow", "background"]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Int64 | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+
+    priority: PriorityName | None = None
+    service_tier: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
+    """The body, or a RequestError that names the field at fault."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error))
+        raise RequestError(message, param=param) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+
+def _explain(complaint: str) -> tuple[str, str | None]:
+    """Msgspec's complaint as a sentence about a field, and the field.
+
+    Expected `int`, got `str` - at `$.stop[0]`  ->  stop[0]: expected int, got str
+    """
+    place = _PLACE.search(complaint)
+    path = place["path"] if place else ""
+    what = complaint[: place.start()] if place else complaint
+    if missing := _MISSING.search(what):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return f"{path} is missing", path
+    what = what.replace("`", "")
+    return (f"{path}: {what[0].lower()}{what[1:]}", path) if path else (what, None)
+
+
+def parse_sampling(
+    body: GenerateBody, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
+) -> SamplingParams:
+    """The sampling parameters both endpoints share; what they spell differently is handed in."""
+    if body.stream_options and not body.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    _check_tokens("logit_bias", body.logit_bias or (), vocab_size)
+    _check_tokens("stop_token_ids", body.stop_token_ids or (), vocab_size)
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SPELT_ALIKE if getattr(body, name) is not None}
+    return SamplingParams(
+        **given,
+        top_k=max(body.top_k or 0, 0),
+        max_tokens=max_tokens,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        logprobs=logprobs,
+    )
+
+
+_SPELT_ALIKE = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise RequestError(f"{param}: the model has no token {token_id}", param=param)
+
+
+def parse_priority(body: GenerateBody, headers: Mapping[str, str]) -> Priority:
+    """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
+    name = body.priority or headers.get(PRIORITY_HEADER)
+    if name:
+        try:
+            return Priority[name.upper()]
+        except KeyError:
+            raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r}", param="priority") from None
+    return Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
+
+
+def parse_session_id(body: GenerateBody, headers: Mapping[str, str]) -> str:
+    """Which conversation this belongs to, as far as the client lets on; empty if it does not."""
+    named = (body.session_id, *map(headers.get, SESSION_HEADERS), body.prompt_cache_key, body.user)
+    return next((name for name in named if name), "")[:MAX_SESSION_ID]

@@ -1,0 +1,61 @@
+"""What the endpoints share: the engine, the model's name to the world, and the way to both."""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from hotloop import __version__
+from hotloop.core.config import ServerConfig, parse_bytes
+from hotloop.core.errors import UnknownModel
+from hotloop.engine.engine import Engine
+from hotloop.server.border import read_json
+from hotloop.server.delivery import Mailroom
+from hotloop.server.metrics import Metrics
+from hotloop.server.openai_render import Envelope
+
+
+@dataclass(slots=True)
+class Service:
+    """One engine, served. `is_draining` is the only thing here that changes."""
+
+    engine: Engine
+    model: str
+    metrics: Metrics
+    mailroom: Mailroom
+    fingerprint: str
+    max_body_bytes: int
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+
+    @classmethod
+    def of(cls, request: Request) -> "Service":
+        service = request.app.state.service
+        assert isinstance(service, cls)
+        return service
+
+    @classmethod
+    def build(cls, engine: Engine, config: ServerConfig) -> "Service":
+        model = config.served_name or engine.name
+        metrics = Metrics(engine, model)
+        digest = hashlib.sha256(f"{__version__} {engine.name}".encode()).hexdigest()
+        return cls(
+            engine=engine,
+            model=model,
+            metrics=metrics,
+            mailroom=Mailroom(engine, metrics),
+            fingerprint=f"fp_{digest[:10]}",
+            max_body_bytes=parse_bytes(config.max_body),
+        )
+
+    async def read(self, request: Request) -> bytes:
+        return await read_json(request, self.max_body_bytes)
+
+    def check_model(self, name: str | None) -> None:
+        """No name means the one model there is."""
+        if name is not None and name != self.model:
+            raise UnknownModel(name, self.model)
+
+    def envelope(self, answer_id: str) -> Envelope:
+        return Envelope(answer_id, int(time.time()), self.model, self.fingerprint)

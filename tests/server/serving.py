@@ -1,0 +1,152 @@
+"""A real server on loopback over a real engine without a model: what every test of the server talks to.
+
+A token is a byte, so a test can force any text it likes with `logit_bias`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import httpx
+import openai
+from tokenizers import Tokenizer as InnerTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.engine.engine import Engine
+from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.app import HttpServer
+
+MODEL = "tiny"
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+def byte_tokenizer() -> Tokenizer:
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = InnerTokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return Tokenizer(inner)
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def token(text: str) -> int:
+    [token_id] = TOKENIZER.encode(text)
+    return token_id
+
+
+def only(text: str) -> dict[str, Any]:
+    """Parameters under which the model says nothing but this character."""
+    return {"logit_bias": {str(token(text)): 100}, "temperature": 0}
+
+
+class Gate:
+    """Stands before every step. Closed, it holds the engine inside a step; open, it lets it run at a gentle pace."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+
+    def __call__(self, batch: Batch) -> None:
+        assert self._is_open.wait(30), "a test left the gate closed"
+        time.sleep(0.0005)
+
+    def __enter__(self) -> Self:
+        self._is_open.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_open.set()
+
+
+class Serving:
+    """The server in a thread, and ways to talk to it."""
+
+    def __init__(
+        self,
+        config: ServerConfig | None = None,
+        engine_config: EngineConfig | None = None,
+        *,
+        has_template: bool = True,
+        num_blocks: int = 512,
+    ) -> None:
+        self.gate = Gate()
+        self.notices: list[str] = []
+        backend = NullBackend(
+            block_size=16, num_blocks=num_blocks, vocab_size=TOKENIZER.vocab_size, max_context=4096, on_run=self.gate
+        )
+        template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
+        engine_config = engine_config or EngineConfig(debug_checks=True)
+        self.engine = Engine(TOKENIZER, backend, engine_config, name=MODEL, template=template)
+        self.server = HttpServer(
+            self.engine, config or ServerConfig(port=0), on_ready=self._on_ready, on_drain=self._on_drain
+        )
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self) -> Self:
+        self.engine.start()
+        self._thread.start()
+        assert self._is_ready.wait(30)
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self.server.stop()
+        self.join()
+        self.engine.close()
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def openai(self, api_key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=30)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 4, **fields})
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 4, **fields})
+
+    def _on_ready(self, url: str, curl: str) -> None:
+        self.url, self.curl = url, curl
+        self._is_ready.set()
+
+    def _on_drain(self, num_running: int) -> None:
+        self.notices.append(f"draining {num_running}")
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+def check_error(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """Every failure has OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert isinstance(error["type"], str)
+    assert error["param"] is None or isinstance(error["param"], str)
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert code is None or error["code"] == code
+    return error

@@ -1,0 +1,105 @@
+"""Keys, origins, request ids, and bodies that are too large."""
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from tests.server.serving import HELLO, MODEL, Serving, check_error
+
+from hotloop.core.config import ServerConfig
+from hotloop.server.border import parse_request_id
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Serving]:
+    with Serving(ServerConfig(port=0, api_key="secret", cors_origins=("https://good.example",))) as serving:
+        yield serving
+
+
+def test_the_right_key_opens(guarded: Serving) -> None:
+    with guarded.openai("secret") as client:
+        assert client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices
+    with guarded.openai("wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer secre", "Bearer secrets", "Basic secret", "secret"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/nowhere"])
+def test_without_the_key_nothing_opens(guarded: Serving, header: str | None, path: str) -> None:
+    response = guarded.http.get(path, headers={} if header is None else {"authorization": header})
+    check_error(response, 401, "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("header", [b"Bearer \xff\xfe", b"\xff\xfe secret"])
+def test_a_key_of_strange_bytes_is_just_wrong(guarded: Serving, header: bytes) -> None:
+    check_error(guarded.http.get("/v1/models", headers={"authorization": header}), 401)
+
+
+def test_a_key_need_not_be_ascii() -> None:
+    with Serving(ServerConfig(port=0, api_key="clé")) as serving:
+        assert serving.http.get("/v1/models", headers={"authorization": "Bearer clé".encode()}).status_code == 200
+
+
+def test_the_scheme_may_be_in_any_case(guarded: Serving) -> None:
+    assert guarded.http.get("/v1/models", headers={"authorization": "bearer secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_need_no_key(guarded: Serving, path: str) -> None:
+    assert guarded.http.get(path).status_code == 200
+
+
+def test_cors_is_off_by_default(serving: Serving) -> None:
+    headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    check_error(serving.http.options("/v1/chat/completions", headers=headers), 405)
+    response = serving.http.get("/v1/models", headers={"origin": "https://evil.example"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_cors_lets_in_only_the_origins_given(guarded: Serving) -> None:
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    good = guarded.http.options("/v1/chat/completions", headers={"origin": "https://good.example", **ask})
+    assert good.status_code == 200
+    assert good.headers["access-control-allow-origin"] == "https://good.example"
+    evil = guarded.http.options("/v1/chat/completions", headers={"origin": "https://evil.example", **ask})
+    assert "access-control-allow-origin" not in evil.headers
+    answer = guarded.http.get(
+        "/v1/models", headers={"origin": "https://good.example", "authorization": "Bearer secret"}
+    )
+    assert answer.headers["access-control-allow-origin"] == "https://good.example"
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_request_ids_are_echoed_or_made(serving: Serving) -> None:
+    assert serving.http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = {serving.http.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(made) == 3
+    error = serving.http.get("/nowhere", headers={"x-request-id": "mine-2"})
+    assert error.json()["error"]["request_id"] == "mine-2"
+    with serving.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        assert response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("given", [None, "", "two words", "x" * 129, "é", "a\tb"])
+def test_a_request_id_that_makes_no_sense_is_replaced(given: str | None) -> None:
+    assert parse_request_id(given).startswith("req_")
+
+
+def test_a_body_that_is_too_large_is_not_read() -> None:
+    with Serving(ServerConfig(port=0, max_body="1KiB")) as serving:
+        check_error(serving.chat(user="x" * 2000), 413, "request_too_large")
+
+        def endless() -> Iterator[bytes]:
+            for _ in range(64):
+                yield b" " * 512
+
+        headers = {"content-type": "application/json"}
+        try:
+            response = serving.http.post("/v1/chat/completions", content=endless(), headers=headers)
+        except httpx.TransportError:
+            pass  # the server answered and hung up while we were still sending
+        else:
+            check_error(response, 413, "request_too_large")
+        assert serving.chat().status_code == 200

@@ -1,0 +1,74 @@
+"""Events of the engine, merged and routed."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.core.errors import BackendError, EngineClosed
+from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.server.delivery import MAX_PENDING, Call, merge
+from hotloop.server.errors import Disconnected
+
+
+def event(num_output: int, finish: FinishReason | None = None, index: int = 0) -> TokenEvent:
+    token_id = num_output
+    logprob = TokenLogprob(token_id, -0.5)
+    return TokenEvent(f"r{index}", (token_id,), chr(65 + token_id % 26), Usage(3, 1, num_output), (logprob,), finish)
+
+
+def make_call(num_requests: int = 1) -> tuple[Call, list[str]]:
+    aborted: list[str] = []
+    requests = [Request(f"r{i}", [1, 2, 3], SamplingParams()) for i in range(num_requests)]
+    return Call(requests, lambda *ids: aborted.extend(ids)), aborted
+
+
+@given(num_events=st.integers(1, 300), cuts=st.sets(st.integers(1, 299)))
+def test_merging_in_any_pieces_gives_the_same(num_events: int, cuts: set[int]) -> None:
+    events = [event(i) for i in range(num_events)]
+    bounds = sorted({0, num_events, *(cut for cut in cuts if cut < num_events)})
+    assert merge([merge(events[a:b]) for a, b in pairwise(bounds)]) == merge(events)
+
+
+async def test_what_is_not_taken_stays_small_and_whole() -> None:
+    call, aborted = make_call()
+    for i in range(1, 1000):
+        call.add(0, event(i))
+        assert len(call._pending[0]) < MAX_PENDING
+    call.add(0, event(1000, FinishReason.STOP))
+    [(index, merged)] = await call.take_all()
+    assert (index, len(merged.token_ids), len(merged.text), len(merged.logprobs)) == (0, 1000, 1000, 1000)
+    assert merged.finish_reason is FinishReason.STOP
+    assert merged.usage == call.usages[0] == Usage(3, 1, 1000)
+    assert not aborted
+
+
+async def test_a_call_is_over_when_its_last_request_is() -> None:
+    call, aborted = make_call(2)
+    call.add(1, event(1, FinishReason.STOP, index=1))
+    assert not call.is_over
+    call.add(0, event(1, FinishReason.LENGTH))
+    assert call.is_over
+    assert {index for index, _ in await call.take()} == {0, 1}
+    call.fail(Disconnected())
+    assert not aborted
+
+
+async def test_one_failure_ends_the_call_and_aborts_the_rest() -> None:
+    call, aborted = make_call(2)
+    call.add(0, event(1))
+    failed = TokenEvent("r1", (), "", Usage(3, 0, 0), finish_reason=FinishReason.ERROR, error=BackendError("boom"))
+    call.add(1, failed)
+    with pytest.raises(BackendError, match="boom"):
+        await call.take()
+    assert aborted == ["r0", "r1"]
+    call.add(0, event(2))
+    assert call.usages[0].num_output == 1
+
+
+async def test_an_abort_nobody_here_asked_for_means_the_engine_is_closing() -> None:
+    call, _ = make_call()
+    call.add(0, TokenEvent("r0", (), "", Usage(3, 0, 0), finish_reason=FinishReason.ABORT))
+    with pytest.raises(EngineClosed):
+        await call.take_all()

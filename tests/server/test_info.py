@@ -1,0 +1,70 @@
+"""The endpoints that only tell."""
+
+import pytest
+from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
+
+from hotloop import __version__
+from hotloop.core.config import ServerConfig
+
+
+def test_version(serving: Serving) -> None:
+    assert serving.http.get("/version").json() == {"version": __version__}
+
+
+def test_models(serving: Serving) -> None:
+    [model] = serving.http.get("/v1/models").json()["data"]
+    assert model == serving.http.get(f"/v1/models/{MODEL}").json()
+    assert model["max_model_len"] == serving.engine.max_context
+    check_error(serving.http.get("/v1/models/a/b"), 404, "model_not_found")
+
+
+def test_another_name_for_the_model() -> None:
+    with Serving(ServerConfig(port=0, served_name="our/model")) as serving:
+        assert serving.http.get("/v1/models/our/model").json()["id"] == "our/model"
+        assert serving.chat(model="our/model").json()["model"] == "our/model"
+        check_error(serving.chat(model=MODEL), 404, "model_not_found")
+
+
+def test_no_model_name_means_the_only_one(serving: Serving) -> None:
+    assert serving.chat().json()["model"] == MODEL
+
+
+def test_tokenize_text_and_back(serving: Serving) -> None:
+    answer = serving.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
+    ids = TOKENIZER.encode("hé")
+    assert answer == {
+        "count": 3,
+        "max_model_len": serving.engine.max_context,
+        "tokens": ids,
+        "token_strs": [TOKENIZER.token_text(token_id) for token_id in ids],
+    }
+    assert serving.http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "hé"}
+
+
+def test_tokenize_messages_as_chat_would(serving: Serving) -> None:
+    answer = serving.http.post("/tokenize", json={"messages": HELLO}).json()
+    assert answer["token_strs"] is None
+    usage = serving.chat().json()["usage"]
+    assert answer["count"] == usage["prompt_tokens"]
+    short = serving.http.post("/tokenize", json={"messages": HELLO, "add_generation_prompt": False}).json()
+    assert short["tokens"] == answer["tokens"][: short["count"]]
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "x", "messages": HELLO}, {"messages": []}, {"prompt": 1}, {"model": "gpt-9"}]
+)
+def test_what_cannot_be_tokenized(serving: Serving, body: dict[str, object]) -> None:
+    response = serving.http.post("/tokenize", json=body)
+    check_error(response, 404 if "model" in body else 400)
+
+
+def test_tokens_that_do_not_exist(serving: Serving) -> None:
+    assert check_error(serving.http.post("/detokenize", json={"tokens": [10**6]}), 400)["param"] == "tokens"
+
+
+def test_a_model_without_a_template_completes_but_does_not_chat() -> None:
+    with Serving(has_template=False) as serving:
+        error = check_error(serving.chat(), 400)
+        assert "chat template" in error["message"]
+        assert serving.complete().status_code == 200
+        assert "/v1/completions" in serving.curl

@@ -1,0 +1,53 @@
+"""What is measured, and that all of it is documented."""
+
+import re
+from pathlib import Path
+
+from tests.server.serving import Serving, check_error, only, until
+
+from hotloop.server.metrics import Metrics
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def scrape(serving: Serving) -> dict[str, float]:
+    response = serving.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists(serving: Serving) -> None:
+    suffixes = {"counter": "_total", "info": "_info"}
+    families = Metrics(serving.engine, "m").registry.collect()
+    exported = {family.name + suffixes.get(family.type, "") for family in families}
+    documented = re.findall(r"^\| `(hotloop_\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(exported)
+
+
+def test_a_request_leaves_its_traces() -> None:
+    with Serving() as serving:
+        for stream in (False, True):
+            serving.chat(max_tokens=5, stream=stream, **only("a"))
+        serving.complete(max_tokens=1, **only("a"))
+        check_error(serving.chat(n=0), 400)
+        until(lambda: serving.engine.stats().num_running == 0)
+        values = scrape(serving)
+    assert values['hotloop_requests_total{endpoint="chat",finish_reason="length"}'] == 2
+    assert values['hotloop_requests_total{endpoint="completions",finish_reason="length"}'] == 1
+    assert values['hotloop_http_errors_total{status="400"}'] == 1
+    assert values["hotloop_output_tokens_total"] == 11
+    assert values["hotloop_inter_token_seconds_count"] == 8
+    assert values["hotloop_cached_prompt_tokens_total"] > 0
+    for name in ("time_to_first_token", "request", "queue"):
+        assert values[f"hotloop_{name}_seconds_count"] == 3
+    assert values["hotloop_step_seconds_count"] == values["hotloop_steps_total"] > 0
+    assert values["hotloop_step_requests_count"] == values["hotloop_step_tokens_count"] > 0
+    assert values["hotloop_requests_running"] == 0
+    assert values['hotloop_requests_waiting{priority="background"}'] == 0
+    assert values["hotloop_kv_blocks"] >= values["hotloop_kv_blocks_cached"] > 0
+
+
+def test_a_scrape_does_not_wait_for_the_engine(serving: Serving) -> None:
+    with serving.gate:
+        assert scrape(serving)["hotloop_kv_blocks"] > 0

@@ -1,0 +1,78 @@
+"""What the server answers, held against OpenAI's own description of it; HOTLOOP_OPENAI_SPEC says where that is."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.serving import Serving, only
+
+jsonschema = pytest.importorskip("jsonschema")
+
+SPEC = os.environ.get("HOTLOOP_OPENAI_SPEC", "")
+pytestmark = pytest.mark.skipif(not SPEC, reason="HOTLOOP_OPENAI_SPEC is not set")
+
+Check = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="module")
+def check() -> Check:
+    data = Path(SPEC).read_bytes()
+    spec = json.loads(gzip.decompress(data) if SPEC.endswith(".gz") else data)
+    translate(spec)
+
+    def validate(name: str, value: Any) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": spec["components"]}
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+    return validate
+
+
+def translate(node: Any) -> None:
+    """OpenAPI's `nullable`, which JSON Schema writes as a union with null."""
+    if isinstance(node, dict):
+        if node.pop("nullable", False):
+            inner = dict(node)
+            node.clear()
+            node["anyOf"] = [inner, {"type": "null"}]
+        for child in node.values():
+            translate(child)
+    elif isinstance(node, list):
+        for child in node:
+            translate(child)
+
+
+def chunks(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+LOGPROBS = {"logprobs": True, "top_logprobs": 2}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, LOGPROBS, {"stop": "aa"}], ids=str)
+def test_chat(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+    check("CreateChatCompletionResponse", serving.chat(**only("a"), **fields).json())
+    for extra in ({"stream": True}, USAGE):
+        for chunk in chunks(serving.chat(**only("a"), **fields, **extra).text):
+            check("CreateChatCompletionStreamResponse", chunk)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}], ids=str)
+def test_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+    check("CreateCompletionResponse", serving.complete(**only("a"), **fields).json())
+
+
+def test_models(serving: Serving, check: Check) -> None:
+    check("ListModelsResponse", serving.http.get("/v1/models").json())
+    check("Model", serving.http.get("/v1/models/tiny").json())
+
+
+def test_errors(serving: Serving, check: Check) -> None:
+    for response in (serving.chat(n=0), serving.chat(model="x"), serving.http.get("/nowhere")):
+        check("ErrorResponse", response.json())
