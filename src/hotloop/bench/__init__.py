@@ -1,0 +1,1 @@
+"""Measuring: agents replayed over HTTP against any OpenAI-compatible server, and the engine's cost without a model."""

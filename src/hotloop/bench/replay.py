@@ -1,0 +1,119 @@
+"""Agents at work: jobs run turn by turn against a server, several at a time, timed as their user feels it.
+
+Words are thrown away: the next turn's history is the workload's, so two servers are asked exactly the same.
+A turn that fails is counted and its job goes on; a job with a failed turn has no completion time.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.workload import Job, Turn
+from hotloop.core.request import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn, done."""
+
+    job_id: str
+    turn: int
+    ttft_s: float
+    latency_s: float
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What happened just now: a turn began (no text yet), wrote `text`, ended in `step`, or failed with `error`."""
+
+    job_id: str
+    turn: int
+    text: str = ""
+    step: Step | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Replay:
+    """What one run gave."""
+
+    steps: list[Step] = field(default_factory=list)
+    job_times_s: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def merge(self, other: "Replay") -> None:
+        """Add a later round, as if both were one run."""
+        self.steps += other.steps
+        self.job_times_s += other.job_times_s
+        self.errors += other.errors
+        self.wall_s += other.wall_s
+
+
+async def replay(
+    client: ChatClient,
+    jobs: Sequence[Job],
+    *,
+    num_agents: int,
+    gap_s: float = 0.0,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Replay:
+    """Run all jobs, `num_agents` at a time; each waits `gap_s` after a turn, as if a tool ran."""
+    await client.find_model()
+    run = _Run(client, gap_s, watch)
+    queue = deque(jobs)
+
+    async def agent() -> None:
+        while queue:
+            await run.work(queue.popleft())
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(num_agents, len(jobs))):
+            group.create_task(agent())
+    run.result.wall_s = time.perf_counter() - run.began_at
+    return run.result
+
+
+class _Run:
+    def __init__(self, client: ChatClient, gap_s: float, watch: Callable[[Progress], None]) -> None:
+        self.result = Replay()
+        self.began_at = time.perf_counter()
+        self._client = client
+        self._gap_s = gap_s
+        self._watch = watch
+
+    async def work(self, job: Job) -> None:
+        began_at, num_errors = time.perf_counter(), 0
+        for number, turn in enumerate(job.turns):
+            try:
+                step = await self._take(job.id, number, turn)
+            except ServerFailed as error:
+                num_errors += 1
+                self.result.errors.append(str(error))
+                self._watch(Progress(job.id, number, error=str(error)))
+            else:
+                self.result.steps.append(step)
+                self._watch(Progress(job.id, number, step=step))
+            await asyncio.sleep(self._gap_s)
+        if not num_errors:
+            self.result.job_times_s.append(time.perf_counter() - began_at)
+
+    async def _take(self, job_id: str, number: int, turn: Turn) -> Step:
+        self._watch(Progress(job_id, number))
+        began_at = time.perf_counter()
+        first_at: float | None = None
+        usage = Usage(0, 0, 0)
+        async for delta in self._client.stream(
+            turn.messages, session_id=job_id, max_tokens=turn.num_output, temperature=0, ignore_eos=True
+        ):
+            if delta.text:
+                first_at = first_at or time.perf_counter()
+                self._watch(Progress(job_id, number, delta.text))
+            usage = delta.usage or usage
+        ended_at = time.perf_counter()
+        ttft_s = (first_at or ended_at) - began_at
+        return Step(job_id, number, ttft_s, ended_at - began_at, usage)

@@ -1,0 +1,162 @@
+"""Figures out of a run, and how they are shown: a table for people, plain values for programs."""
+
+import statistics
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hotloop.bench.replay import Replay
+from hotloop.bench.workload import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures.
+
+    Tokens "read again" are prompt tokens computed although an earlier request of the run had already read them: prompt
+    less cached less new, where a turn's new tokens are what it adds to the turn before (a first turn: to the system
+    prompt that others have sent, whose share of the tokens is taken to be its share of the characters).
+    """
+
+    label: str
+    num_jobs: int
+    num_steps: int
+    num_errors: int
+    wall_s: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    step_p50_s: float
+    step_p95_s: float
+    job_mean_s: float
+    job_p50_s: float
+    job_p95_s: float
+    num_prompt_tokens: int
+    num_read_tokens: int
+    num_reread_tokens: int
+    cached_share: float
+    num_output_tokens: int
+    output_tokens_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
+    ttfts = [step.ttft_s for step in run.steps]
+    latencies = [step.latency_s for step in run.steps]
+    num_prompt = sum(step.usage.num_prompt for step in run.steps)
+    num_cached = sum(step.usage.num_cached for step in run.steps)
+    num_output = sum(step.usage.num_output for step in run.steps)
+    num_read = num_prompt - num_cached
+    return Summary(
+        label=label,
+        num_jobs=len(run.job_times_s),
+        num_steps=len(run.steps),
+        num_errors=len(run.errors),
+        wall_s=run.wall_s,
+        ttft_p50_s=percentile(ttfts, 0.5),
+        ttft_p95_s=percentile(ttfts, 0.95),
+        step_p50_s=percentile(latencies, 0.5),
+        step_p95_s=percentile(latencies, 0.95),
+        job_mean_s=statistics.fmean(run.job_times_s) if run.job_times_s else 0.0,
+        job_p50_s=percentile(run.job_times_s, 0.5),
+        job_p95_s=percentile(run.job_times_s, 0.95),
+        num_prompt_tokens=num_prompt,
+        num_read_tokens=num_read,
+        num_reread_tokens=max(0, num_read - count_new_tokens(run, jobs)),
+        cached_share=num_cached / num_prompt if num_prompt else 0.0,
+        num_output_tokens=num_output,
+        output_tokens_per_s=num_output / run.wall_s if run.wall_s else 0.0,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The median for 0.5, else the value below which `share` of the others lie; 0 of nothing."""
+    if not values:
+        return 0.0
+    if share == 0.5:
+        return statistics.median(values)
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+def count_new_tokens(run: Replay, jobs: Sequence[Job]) -> int:
+    """Prompt tokens that no earlier request of the run had read: see `Summary`."""
+    by_id = {job.id: job for job in jobs}
+    num_read_of: dict[str, int] = {}
+    shared_seen: set[str] = set()
+    num_new = 0
+    for step in run.steps:
+        turn = by_id[step.job_id].turns[step.turn]
+        system = turn.messages[0]["content"]
+        num_known = num_read_of.get(step.job_id)
+        if num_known is None:
+            num_system = step.usage.num_prompt * len(system) // max(1, turn.num_chars)
+            num_known = num_system if system in shared_seen else 0
+        num_new += max(0, step.usage.num_prompt - num_known)
+        num_read_of[step.job_id] = max(num_known, step.usage.num_prompt)
+        shared_seen.add(system)
+    return num_new
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    title: str
+    name: str
+    form: str
+    is_ratio: bool = True
+
+
+_ROWS = (
+    _Row("jobs", "num_jobs", "{:,d}", is_ratio=False),
+    _Row("turns", "num_steps", "{:,d}", is_ratio=False),
+    _Row("errors", "num_errors", "{:,d}", is_ratio=False),
+    _Row("prompt tokens", "num_prompt_tokens", "{:,d}", is_ratio=False),
+    _Row("tokens read", "num_read_tokens", "{:,d}"),
+    _Row("tokens read again", "num_reread_tokens", "{:,d}"),
+    _Row("cached share", "cached_share", "{:.1%}", is_ratio=False),
+    _Row("TTFT p50", "ttft_p50_s", "{:.3f} s"),
+    _Row("TTFT p95", "ttft_p95_s", "{:.3f} s"),
+    _Row("turn p50", "step_p50_s", "{:.3f} s"),
+    _Row("turn p95", "step_p95_s", "{:.3f} s"),
+    _Row("job mean", "job_mean_s", "{:.2f} s"),
+    _Row("job p50", "job_p50_s", "{:.2f} s"),
+    _Row("job p95", "job_p95_s", "{:.2f} s"),
+    _Row("output tokens/s", "output_tokens_per_s", "{:.1f}"),
+    _Row("wall time", "wall_s", "{:.1f} s"),
+)
+_ALL = frozenset(row.name for row in _ROWS)
+_MORE_IS_BETTER = {"output_tokens_per_s"}
+
+
+def ratios(first: Summary, second: Summary) -> dict[str, float | None]:
+    """How many times better the second is, for every figure that can be better; None where one of both is zero."""
+    result: dict[str, float | None] = {}
+    for row in _ROWS:
+        if row.is_ratio:
+            a, b = getattr(first, row.name), getattr(second, row.name)
+            above, below = (b, a) if row.name in _MORE_IS_BETTER else (a, b)
+            result[row.name] = round(above / below, 2) if above and below else None
+    return result
+
+
+def table_of(summaries: Sequence[Summary], names: Container[str] = _ALL) -> Table:
+    """Figures down, all or those named, and runs across; for two runs, how many times better the second is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for summary in summaries:
+        table.add_column(summary.label, justify="right", no_wrap=True)
+    times = ratios(*summaries) if len(summaries) == 2 else {}
+    if times:
+        table.add_column("times better", justify="right")
+    for row in (row for row in _ROWS if row.name in names):
+        cells = [row.form.format(getattr(summary, row.name)) for summary in summaries]
+        time = times.get(row.name)
+        table.add_row(row.title, *cells, *([f"{time:.2f}x" if time else ""] if times else []))
+    return table
+
+
+def json_of(summaries: Sequence[Summary]) -> dict[str, Any]:
+    runs = [summary.to_json() for summary in summaries]
+    return {"runs": runs, "times_better": ratios(*summaries)} if len(summaries) == 2 else {"runs": runs}

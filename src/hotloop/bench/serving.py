@@ -1,0 +1,104 @@
+"""A `hotloop serve` of our own, as a child process on a free port, gone when we are."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.replay import Progress, replay
+from hotloop.bench.report import Summary, summarise
+from hotloop.bench.workload import Job
+
+NAIVE = ("--no-prefix-cache", "--max-running", "1")
+"""The loop everybody starts with: nothing is reused, one request at a time."""
+
+_MAX_STOP_S = 10.0
+
+
+class ChildServer:
+    """Ready when the context is entered. The user's settings do not reach it: it runs with `flags` and the defaults."""
+
+    def __init__(self, flags: Sequence[str] = ()) -> None:
+        self.url = ""
+        self._command = [sys.executable, "-m", "hotloop", "serve", "--config", os.devnull, "--port", "0", *flags]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def __enter__(self) -> Self:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOTLOOP_")}
+        if "HOTLOOP_HOME" in os.environ:
+            kept["HOTLOOP_HOME"] = os.environ["HOTLOOP_HOME"]
+        with tempfile.TemporaryFile("w+") as complaints:
+            # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the server in our own time.
+            self._process = subprocess.Popen(
+                self._command, env=kept, stdout=subprocess.PIPE, stderr=complaints, text=True, start_new_session=True
+            )
+            try:
+                self.url = self._read_address(self._process)
+                if not self.url:
+                    complaints.seek(0)
+                    lines = complaints.read().strip().splitlines() or ["it said nothing"]
+                    raise ServerFailed(f"the server did not start: {lines[-1]}")
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        process = self._process
+        if process is None or process.stdout is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_MAX_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _read_address(self, process: "subprocess.Popen[str]") -> str:
+        """`serve` says where it is once it answers; if it ends before, there is no such line."""
+        assert process.stdout
+        for line in process.stdout:
+            if found := re.search(r"is at (http://\S+)", line):
+                return found[1]
+        return ""
+
+
+def replay_child(
+    label: str,
+    flags: Sequence[str],
+    jobs: Sequence[Job],
+    *,
+    num_agents: int,
+    gap_s: float = 0.0,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Summary:
+    """Start a server, replay the jobs against it, stop it."""
+    with ChildServer(flags) as server:
+
+        async def run() -> Summary:
+            async with ChatClient(server.url) as client:
+                result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
+            if not result.steps:
+                raise ServerFailed(result.errors[0])
+            return summarise(label, result, jobs)
+
+        return asyncio.run(run())
+
+
+def exit_on_sigterm() -> None:
+    """Leave by an exception when told to stop, so that child servers are stopped on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

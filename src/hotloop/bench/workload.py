@@ -1,0 +1,187 @@
+"""What agents ask: recorded transcripts, or generated ones that look alike and are the same on every machine.
+
+A job is one agent's run, a turn one request of it. A turn carries the whole history so far, and the history goes on
+with the words of the record, not with the server's: so every server reads identical prompts. Tools stand in the system
+text and tool results are user turns, so that a chat template without tools can serve too.
+"""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import ConfigError
+
+ChatMessage = dict[str, str]
+"""A message as it goes over the wire: role and content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request: everything said so far, and how many tokens to ask for."""
+
+    messages: tuple[ChatMessage, ...]
+    num_output: int
+
+    @property
+    def num_chars(self) -> int:
+        return sum(len(message["content"]) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One agent's run; each turn's messages begin with those of the turn before. Ids are ours, unique and plain."""
+
+    id: str
+    turns: tuple[Turn, ...]
+
+
+class _Call(msgspec.Struct):
+    function: dict[str, Any]
+
+
+class _Recorded(msgspec.Struct):
+    role: str
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Transcript(msgspec.Struct):
+    messages: list[_Recorded]
+    system: str = ""
+    tools: list[Any] = []
+
+
+def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
+    """The first `max_jobs` runs of a transcript file whose last prompt is shorter than `max_chars` characters."""
+    jobs: list[Job] = []
+    for row in _read_rows(path):
+        turns = _turns_of(row, max_output)[:max_turns]
+        if turns and turns[-1].num_chars < max_chars:
+            jobs.append(Job(f"job-{len(jobs)}", tuple(turns)))
+        if len(jobs) == max_jobs:
+            break
+    if not jobs:
+        raise ConfigError(f"{path} has no transcript shorter than {max_chars} characters")
+    return jobs
+
+
+def _read_rows(path: Path) -> Iterator[_Transcript]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parse_row(line, f"{path}, line {number}")
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a compressed transcript is called .gz") from None
+
+
+def _parse_row(line: str, where: str) -> _Transcript:
+    try:
+        return msgspec.json.decode(line, type=_Transcript)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{where} is not a transcript: {error}") from None
+
+
+def _turns_of(row: _Transcript, max_output: int) -> list[Turn]:
+    tools = json.dumps(row.tools, sort_keys=True)
+    history: list[ChatMessage] = [_message("system", f"{row.system}\n\nAvailable tools:\n{tools}")]
+    turns: list[Turn] = []
+    for recorded in row.messages:
+        text = recorded.content or ""
+        match recorded.role:
+            case "assistant":
+                if recorded.tool_calls:
+                    text += json.dumps([call.function for call in recorded.tool_calls])
+                if history[-1]["role"] == "user":
+                    turns.append(Turn(tuple(history), _num_output(text, max_output)))
+                history.append(_message("assistant", text))
+            case "tool":
+                history.append(_message("user", f"Tool result:\n{text}"))
+            case _:
+                history.append(_message("user", text))
+    return turns
+
+
+def _num_output(text: str, max_output: int) -> int:
+    """About as many tokens as the recorded answer had, so that turns differ in length as real ones do."""
+    return max(8, min(max_output, len(text) // 4))
+
+
+def _message(role: str, content: str) -> ChatMessage:
+    return {"role": role, "content": content}
+
+
+def generate_jobs(
+    *, num_jobs: int, num_turns: int, num_output: int, system_chars: int = 16_000, seed: int = 0
+) -> list[Job]:
+    """Agents of one shop: the same long system prompt and tools, different customers, a history that grows by a call
+    and its result each turn. Equal arguments give equal jobs."""
+    system = _message("system", _system_text(random.Random(seed), system_chars))
+    return [
+        Job(f"agent-{i}", tuple(_generated_turns(random.Random(f"{seed}/{i}"), system, num_turns, num_output)))
+        for i in range(num_jobs)
+    ]
+
+
+_VERBS = ("cancel", "change", "confirm", "delay", "exchange", "find", "refund", "replace", "return", "track", "upgrade")
+_THINGS = ("order", "invoice", "parcel", "booking", "voucher", "subscription", "address", "payment", "warranty", "seat")
+_REASONS = (
+    "it arrived late", "the colour is wrong", "the price has changed", "a part is missing", "the date does not suit",
+    "it was ordered twice", "the card was declined", "somebody else signed for it",
+)  # fmt: skip
+_CHECKS = (
+    "look up the customer first", "ask for the order number", "compare both dates", "read the last three notes",
+    "make sure that it is not a gift", "check the stock of the nearest shop", "offer a voucher before money",
+)  # fmt: skip
+_NAMES = ("Ada", "Blaise", "Carl", "Dorothy", "Edsger", "Frances", "Grace", "Hedy", "Ivan", "Joan", "Kurt", "Lise")
+
+
+def _system_text(rng: random.Random, num_chars: int) -> str:
+    tools = [_tool(verb, thing) for verb in _VERBS[:6] for thing in _THINGS[:2]]
+    text = "You are an agent of a mail-order shop. You help one customer at a time and call one tool a turn.\n"
+    closing = "\n\nAvailable tools:\n" + json.dumps(tools, sort_keys=True)
+    number = 0
+    while len(text) + len(closing) < num_chars:
+        number += 1
+        text += (
+            f"\nRule {number}. If a customer wants to {rng.choice(_VERBS)} a {rng.choice(_THINGS)} because "
+            f"{rng.choice(_REASONS)}, {rng.choice(_CHECKS)}, then {rng.choice(_CHECKS)}; never promise more than "
+            f"{rng.randint(2, 90)} days or {rng.randint(5, 500)} euros."
+        )
+    return text + closing
+
+
+def _tool(verb: str, thing: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+    function = {"name": f"{verb}_{thing}", "description": f"{verb.capitalize()} the {thing}.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _generated_turns(rng: random.Random, system: ChatMessage, num_turns: int, num_output: int) -> Iterator[Turn]:
+    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    history = [
+        system,
+        _message("user", f"Hello, this is {name}. I want to {rng.choice(_VERBS)} my {thing}: {rng.choice(_REASONS)}."),
+    ]
+    for _ in range(num_turns):
+        yield Turn(tuple(history), num_output)
+        call = {
+            "name": f"{rng.choice(_VERBS)}_{thing}",
+            "arguments": {"id": str(rng.randint(10_000, 99_999))},
+        }
+        history.append(_message("assistant", json.dumps(call)))
+        history.append(_message("user", "Tool result:\n" + json.dumps(_tool_result(rng, name, thing), indent=1)))
+
+
+def _tool_result(rng: random.Random, name: str, thing: str) -> dict[str, Any]:
+    notes = [f"{rng.choice(_NAMES)} noted that {rng.choice(_REASONS)}; {rng.choice(_CHECKS)}." for _ in range(4)]
+    return {thing: rng.randint(10_000, 99_999), "customer": name, "amount": rng.randint(5, 500), "notes": notes}

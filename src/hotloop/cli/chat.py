@@ -1,0 +1,192 @@
+"""`hotloop chat`: a conversation in the terminal, with a running server or with an engine of its own.
+
+Answers go to stdout and everything else to stderr, so that `echo question | hotloop chat > answer` works.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+
+from hotloop.cli.settings import ApiKey, ConfigFile, EngineFlags, ModelFlags
+from hotloop.core.config import EngineConfig, ModelConfig
+from hotloop.core.errors import HotloopError
+from hotloop.core.message import Message
+from hotloop.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from hotloop.bench.client import ChatClient, Delta
+    from hotloop.engine.engine import Engine
+
+HELP = "/reset starts anew, /system TEXT sets the system prompt and starts anew, /quit ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFlags:
+    """How answers are chosen."""
+
+    system: str = ""
+    """The system prompt; the model's own if not given."""
+    temperature: NonNegativeFloat = 0.7
+    """0 always takes the likeliest token."""
+    max_tokens: PositiveInt = 512
+    """Most tokens of one answer."""
+    seed: int | None = None
+    """Makes answers reproducible."""
+
+
+def chat(
+    *,
+    url: Annotated[str | None, Parameter(help="A running server; without it the model is loaded here.")] = None,
+    api_key: ApiKey = None,
+    chat: Annotated[ChatFlags, Parameter(name="*")] = ChatFlags(),
+    model: ModelFlags = ModelConfig(),
+    engine: EngineFlags = EngineConfig(),
+    config: ConfigFile = None,
+) -> None:
+    """Talk with a model: type a line, read the answer; /help lists the commands."""
+    sampling = SamplingParams(temperature=chat.temperature, max_tokens=chat.max_tokens, seed=chat.seed)
+    with asyncio.Runner() as runner:
+        if url is not None:
+            from hotloop.bench.client import ChatClient
+
+            client = ChatClient(url, api_key=api_key)
+            runner.run(client.find_model())
+            try:
+                Repl(HttpSpeaker(client, sampling), runner, chat.system).run()
+            finally:
+                runner.run(client.close())
+            return
+
+        from hotloop.cli.loading import load_engine
+
+        with load_engine(model, engine) as loaded:
+            Repl(EngineSpeaker(loaded, sampling), runner, chat.system).run()
+
+
+class Speaker(Protocol):
+    """Whoever answers: deltas of text, the usage with the last."""
+
+    def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]: ...
+
+
+class HttpSpeaker:
+    """Answers from a server."""
+
+    def __init__(self, client: "ChatClient", sampling: SamplingParams) -> None:
+        self._client = client
+        self._options = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "seed": sampling.seed}
+
+    def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
+        options = {name: value for name, value in self._options.items() if value is not None}
+        wire = [{"role": message.role, "content": message.content} for message in messages]
+        return self._client.stream(wire, session_id="chat", **options)
+
+
+class EngineSpeaker:
+    """Answers from an engine in this process."""
+
+    def __init__(self, engine: "Engine", sampling: SamplingParams) -> None:
+        self._engine = engine
+        self._sampling = sampling
+
+    async def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
+        from hotloop.bench.client import Delta
+        from hotloop.chat.prompt import Conversation, chat_prompt
+
+        prompt = chat_prompt(Conversation(messages=messages), self._engine.template, self._engine.tokenizer)
+        events = self._engine.stream(prompt.token_ids, self._sampling, session_id="chat")
+        assert isinstance(events, AsyncGenerator)
+        async with aclosing(events):
+            async for event in events:
+                yield Delta(event.text, event.usage if event.finish_reason else None)
+
+
+@dataclass(slots=True)
+class Repl:
+    """Reads lines, keeps the history, shows answers and what they cost."""
+
+    speaker: Speaker
+    runner: asyncio.Runner
+    system: str = ""
+    read_line: Callable[[str], str] = input
+    history: list[Message] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Until /quit or the end of the input. Ctrl-C stops an answer; between answers it ends the chat."""
+        is_tty = sys.stdin.isatty()
+        if is_tty:
+            import readline  # noqa: F401 - gives `input` its line editing and history
+
+            _note(HELP)
+        while True:
+            try:
+                line = self.read_line("> " if is_tty else "").strip()
+            except EOFError:
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self._command(*line.split(maxsplit=1))
+            elif line:
+                self._turn(line)
+
+    def _command(self, name: str, text: str = "") -> None:
+        match name:
+            case "/reset":
+                self.history.clear()
+            case "/system":
+                self.system = text
+                self.history.clear()
+            case _:
+                _note(HELP)
+
+    def _turn(self, line: str) -> None:
+        self.history.append(Message("user", line))
+        said: list[str] = []
+        try:
+            self.runner.run(self._answer(said))
+        except KeyboardInterrupt:
+            print(flush=True)
+        except HotloopError as error:
+            if not sys.stdin.isatty():
+                raise
+            _note(f"hotloop: {error}")
+        if said:
+            self.history.append(Message("assistant", "".join(said)))
+        else:
+            self.history.pop()
+
+    async def _answer(self, said: list[str]) -> None:
+        system = (Message("system", self.system),) if self.system else ()
+        began_at, first_at = time.perf_counter(), None
+        usage = None
+        # Closed here, not when it is collected: that is what stops the engine when an answer is interrupted.
+        async with aclosing(self.speaker.answer((*system, *self.history))) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    first_at = first_at or time.perf_counter()
+                    said.append(delta.text)
+                    print(delta.text, end="", flush=True)
+                usage = delta.usage or usage
+        print(flush=True)
+        ended_at = time.perf_counter()
+        if usage:
+            first_at = first_at or ended_at
+            speed = (usage.num_output - 1) / (ended_at - first_at) if usage.num_output > 1 else 0
+            share = usage.num_cached / usage.num_prompt if usage.num_prompt else 0
+            _note(
+                f"[{usage.num_output} tokens, {speed:.1f} tokens/s, first after {first_at - began_at:.2f} s, "
+                f"{share:.0%} of {usage.num_prompt} prompt tokens cached]"
+            )
+
+
+def _note(text: str) -> None:
+    is_dim = sys.stderr.isatty()
+    print(f"\033[2m{text}\033[0m" if is_dim else text, file=sys.stderr, flush=True)

@@ -1,0 +1,142 @@
+"""`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens, and a table."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.core.config import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from hotloop.bench.replay import Progress
+    from hotloop.bench.report import Summary
+    from hotloop.bench.workload import Job
+
+_OUTPUT_TOKENS = 24
+_SYSTEM_CHARS = 8_000
+_GAP_S = 0.1
+_LAST_CHARS = 40
+_FIGURES = frozenset(
+    {"num_read_tokens", "num_reread_tokens", "ttft_p50_s", "ttft_p95_s", "job_mean_s", "output_tokens_per_s", "wall_s"}
+)
+
+
+def demo(
+    *,
+    model: Annotated[str, Parameter(help="A name `hotloop models` lists, a GGUF file, or a Hugging Face folder.")] = (
+        DEFAULT_MODEL
+    ),
+    agents: Annotated[PositiveInt, Parameter(help="How many agents work at a time.")] = 4,
+    turns: Annotated[PositiveInt, Parameter(help="How many turns each of them takes.")] = 4,
+) -> int:
+    """Run a small fleet of agents twice, without reuse and batching and then with both, and compare."""
+    from hotloop.bench.report import table_of
+    from hotloop.bench.serving import NAIVE, exit_on_sigterm
+    from hotloop.bench.workload import generate_jobs
+    from hotloop.cli.loading import pull_model
+
+    exit_on_sigterm()
+    pull_model(model)
+    jobs = generate_jobs(num_jobs=agents, num_turns=turns, num_output=_OUTPUT_TOKENS, system_chars=_SYSTEM_CHARS)
+    console = Console(highlight=False)
+    console.print(
+        f"{agents} agents of {turns} turns each. Every turn resends all that was said so far, as agents do.\n"
+    )
+    summaries = [
+        _run(console, "naive", "nothing reused, one request at a time", ("--model", model, *NAIVE), jobs),
+        _run(console, "hotloop", "prefix reuse and continuous batching", ("--model", model), jobs),
+    ]
+    console.print(table_of(summaries, _FIGURES))
+    console.print("\nRead again: computed although an earlier request of the run had read it already.")
+    return 1 if any(summary.num_errors for summary in summaries) else 0
+
+
+def _run(console: Console, label: str, what: str, flags: tuple[str, ...], jobs: "list[Job]") -> "Summary":
+    from hotloop.bench.serving import replay_child
+
+    console.print(f"[bold]{label}[/bold]: {what}")
+    with _watching(console, jobs) as fleet:
+        summary = replay_child(label, flags, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
+    console.print(f"done in {summary.wall_s:.1f} s\n")
+    return summary
+
+
+@contextlib.contextmanager
+def _watching(console: Console, jobs: "list[Job]") -> "Iterator[Fleet]":
+    """On a terminal a panel that lives, else a line a turn."""
+    if not console.is_terminal:
+        yield Fleet.of(jobs, console)
+        return
+    from rich.live import Live
+
+    fleet = Fleet.of(jobs)
+    with Live(fleet, console=console, refresh_per_second=8):
+        yield fleet
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one agent."""
+
+    num_turns: int
+    turn: int = 0
+    num_read: int = 0
+    num_cached: int = 0
+    ttft_s: float | None = None
+    words: str = ""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The agents at this moment, as a table; given a console, prints a line for every turn instead."""
+
+    rows: dict[str, Row]
+    console: Console | None = None
+
+    @classmethod
+    def of(cls, jobs: "list[Job]", console: Console | None = None) -> "Fleet":
+        return cls({job.id: Row(len(job.turns)) for job in jobs}, console)
+
+    def update(self, progress: "Progress") -> None:
+        row = self.rows[progress.job_id]
+        row.turn = progress.turn + 1
+        if progress.text:
+            row.words = (row.words + progress.text)[-_LAST_CHARS:]
+        elif progress.step:
+            row.num_read += progress.step.usage.num_prompt - progress.step.usage.num_cached
+            row.num_cached += progress.step.usage.num_cached
+            row.ttft_s = progress.step.ttft_s
+        else:
+            row.words = progress.error
+        if self.console and (progress.step or progress.error):
+            self.console.print(_line(progress, row), markup=False, soft_wrap=True)
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+        for title in ("agent", "turn", "read", "cached", "first word"):
+            table.add_column(title, justify="left" if title == "agent" else "right", no_wrap=True)
+        table.add_column("", no_wrap=True, ratio=1)
+        for job_id, row in self.rows.items():
+            ttft = "" if row.ttft_s is None else f"{row.ttft_s:.2f} s"
+            numbers = (f"{row.turn}/{row.num_turns}", f"{row.num_read:,}", f"{row.num_cached:,}", ttft)
+            table.add_row(job_id, *numbers, Text(_one_line(row.words) or "reading ..."))
+        return table
+
+
+def _line(progress: "Progress", row: Row) -> str:
+    turn = f"  {progress.job_id} turn {row.turn}/{row.num_turns}"
+    if progress.step is None:
+        return f"{turn}: {progress.error}"
+    usage = progress.step.usage
+    read = f"read {usage.num_prompt - usage.num_cached:,} of {usage.num_prompt:,} tokens"
+    return f"{turn}: {read}, first word after {progress.step.ttft_s:.2f} s: ...{_one_line(row.words)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,96 @@
+"""The pages of the manual that are generated: `make docs` writes them, a test sees that they are up to date."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from docstring_parser import parse_from_object
+from rich.console import Console
+
+from hotloop.cli.main import app
+from hotloop.cli.settings import CONFIG_CLASSES, CONFIG_FILE, env_name, flag_name
+
+_WIDTH = 100
+
+_CLI_INTRO = """# The command line
+Every command explains itself with `--help`; this page is the same text. Exit codes: 0 done, 1 it failed, 2 it was asked
+wrongly, 130 interrupted. Errors are one line on stderr. Settings can also come from the environment and from a file:
+see [configuration](configuration.md).
+"""
+
+_CONFIGURATION_INTRO = f"""# Configuration
+`hotloop serve` and `hotloop chat` take each setting from the first of these that has it:
+
+1. the flag,
+2. the environment; an empty variable counts as not set, and a list is separated by spaces,
+3. `{CONFIG_FILE}` in the current folder, or the file named by `--config`,
+4. the default.
+
+A key in the file that is no setting is an error. Models and caches are kept in the user's cache folder, or where
+`HOTLOOP_HOME` says. `hotloop bench replay` and `hotloop chat --url` send `HOTLOOP_API_KEY` too.
+
+```toml
+# {CONFIG_FILE}
+model = "smollm2-135m"
+kv_memory = "4GiB"
+max_running = 32
+port = 8700
+cors_origins = ["http://localhost:3000"]
+```
+"""
+
+
+def cli_page() -> str:
+    parts = [_CLI_INTRO]
+    for command in _commands():
+        console = Console(file=StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            app.help_print(command, console=console)
+        text = "\n".join(line.rstrip() for line in capture.get().strip().splitlines())
+        parts.append(f"## {' '.join(['hotloop', *command])}\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def configuration_page() -> str:
+    return "\n".join([_CONFIGURATION_INTRO, *(_class_section(cls) for cls in CONFIG_CLASSES)])
+
+
+def _commands() -> Iterator[list[str]]:
+    yield []
+    for name in sorted(name for name in app if not name.startswith("-")):
+        yield [name]
+        yield from ([name, sub] for sub in sorted(app[name]) if not sub.startswith("-"))
+
+
+def _class_section(cls: type) -> str:
+    doc = parse_from_object(cls)
+    help_of = {param.arg_name: " ".join((param.description or "").split()) for param in doc.params}
+    lines = [
+        f"## {cls.__name__.removesuffix('Config')}",
+        f"{doc.short_description}\n",
+        "| key | flag | environment | default | what it does |",
+        "|---|---|---|---|---|",
+    ]
+    for setting in fields(cls):
+        name, default = setting.name, _default(setting.default)
+        lines.append(f"| `{name}` | `{flag_name(name)}` | `{env_name(name)}` | {default} | {help_of[name]} |")
+    return "\n".join([*lines, ""])
+
+
+def _default(value: Any) -> str:
+    assert value is not MISSING, "a setting has a default"
+    if value is None or value == ():
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def main(folder: Path) -> None:
+    (folder / "cli.md").write_text(cli_page(), encoding="utf-8")
+    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

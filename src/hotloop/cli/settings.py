@@ -1,0 +1,85 @@
+"""Where settings come from: flags, then `HOTLOOP_*` in the environment, then `hotloop.toml`, then the defaults.
+
+One name everywhere: the field `max_running` is `--max-running`, `HOTLOOP_MAX_RUNNING` and `max_running = 8`. A key of
+the file that no setting has is an error; a key that this command has no use for is not.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, ArgumentCollection, Parameter
+from cyclopts.config import Dict
+
+from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
+from hotloop.core.errors import ConfigError
+
+CONFIG_FILE = "hotloop.toml"
+CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig)
+
+ModelFlags = Annotated[ModelConfig, Parameter(name="*")]
+EngineFlags = Annotated[EngineConfig, Parameter(name="*")]
+ServerFlags = Annotated[ServerConfig, Parameter(name="*")]
+ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
+Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
+ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token the server asks for.")]
+
+_SPLIT = {field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type)}
+_NAMES = {field.name for cls in CONFIG_CLASSES for field in fields(cls)}
+
+
+def env_name(setting: str) -> str:
+    return f"HOTLOOP_{setting.upper()}"
+
+
+def flag_name(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What stands behind the flags. A cyclopts config: called with the arguments before they are converted."""
+
+    environ: Callable[[], Mapping[str, str]] = lambda: os.environ
+    folder: Callable[[], Path] = Path.cwd
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        taken = {argument.name.removeprefix("--").replace("-", "_") for argument in arguments}
+        path = self._config_path(arguments)
+        file = read_config(path) if path else {}
+        for source, values in (("the environment", self._read_environ()), (str(path), file)):
+            used = {name: value for name, value in values.items() if name in taken}
+            Dict(used, source=source, use_commands_as_keys=False)(app, commands, arguments)
+
+    def _read_environ(self) -> dict[str, Any]:
+        """A variable that is set but empty counts as not set."""
+        environ = self.environ()
+        values = {name: environ[env_name(name)] for name in _NAMES if environ.get(env_name(name))}
+        return {name: value.split() if name in _SPLIT else value for name, value in values.items()}
+
+    def _config_path(self, arguments: ArgumentCollection) -> Path | None:
+        given = next((argument.tokens for argument in arguments if argument.name == "--config"), [])
+        if given:
+            return Path(given[0].value)
+        path = self.folder() / CONFIG_FILE
+        return path if path.exists() else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. A key no setting has, or a value no flag could give, is an error naming both."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for name, value in values.items():
+        if name not in _NAMES:
+            raise ConfigError(f"{path}: there is no setting {name!r}")
+        if not isinstance(value, str | int | float | list) or (isinstance(value, list) and name not in _SPLIT):
+            raise ConfigError(f"{path}: {name} cannot be {value!r}")
+    return values

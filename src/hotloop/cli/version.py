@@ -1,0 +1,18 @@
+"""`hotloop version`."""
+
+import json
+import platform
+
+from hotloop import __version__
+from hotloop.cli.settings import Json
+
+
+def version(*, as_json: Json = False) -> None:
+    """Print the version of hotloop and of what it runs on."""
+    from importlib.metadata import version as installed
+
+    versions = {"hotloop": __version__, "python": platform.python_version(), "openvino": installed("openvino")}
+    if as_json:
+        print(json.dumps(versions))
+    else:
+        print("\n".join(f"{name:9}{number}" for name, number in versions.items()))

@@ -1,0 +1,96 @@
+"""An OpenAI-compatible server without a model, in a thread: says as many words as it is asked for.
+
+A token is a word. It remembers every prompt and reports as cached the longest beginning that it has seen before.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+class FakeServer:
+    """`bodies` are the requests it got; the n-th fails with 503 if n is in `failing`, breaks off if in `breaking`.
+
+    One that `hangs` never answers; `asked` is set once it was asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        failing: frozenset[int] = frozenset(),
+        breaking: frozenset[int] = frozenset(),
+        caches: bool = True,
+        hangs: bool = False,
+    ) -> None:
+        self.asked = threading.Event()
+        self.bodies: list[dict[str, Any]] = []
+        self.session_ids: list[str | None] = []
+        self.api_keys: list[str | None] = []
+        self._failing, self._breaking, self._caches, self._hangs = failing, breaking, caches, hangs
+        self._seen: list[list[str]] = []
+        routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
+        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+
+    async def _chat(self, request: Request) -> Response:
+        number = len(self.bodies)
+        body = await request.json()
+        self.bodies.append(body)
+        self.session_ids.append(request.headers.get("x-session-id"))
+        self.api_keys.append(request.headers.get("authorization"))
+        self.asked.set()
+        while self._hangs and (await request.receive())["type"] != "http.disconnect":
+            pass
+        if number in self._failing:
+            return JSONResponse({"error": {"message": "out of order", "type": "server_error"}}, 503)
+        return StreamingResponse(self._events(body, number in self._breaking), media_type="text/event-stream")
+
+    async def _events(self, body: dict[str, Any], is_breaking: bool) -> AsyncIterator[str]:
+        prompt = [word for message in body["messages"] for word in message["content"].split()]
+        num_cached = max((_num_common(prompt, seen) for seen in self._seen), default=0)
+        self._seen.append(prompt)
+        num_output = body.get("max_tokens") or 5
+        yield _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        for i in range(num_output):
+            yield _event({"choices": [{"index": 0, "delta": {"content": f" word{i}"}}]})
+            if is_breaking:
+                yield _event({"error": {"message": "it broke"}})
+                return
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached if self._caches else 0},
+        }
+        yield _event({"choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+
+def _num_common(a: list[str], b: list[str]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"

@@ -1,0 +1,126 @@
+"""Flags beat the environment, which beats the file, which beats the defaults."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from cyclopts import App, CycloptsError
+
+from hotloop.cli.settings import CONFIG_FILE, ConfigFile, EngineFlags, ServerFlags, Sources
+from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.core.errors import ConfigError
+
+Settings = tuple[EngineConfig, ServerConfig]
+Parse = Callable[..., Settings]
+
+
+@pytest.fixture
+def parse(tmp_path: Path) -> Parse:
+    def parse(*argv: str, environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
+        if file is not None:
+            (tmp_path / CONFIG_FILE).write_text(file)
+        app = App(config=Sources(lambda: environ or {}, lambda: tmp_path), result_action="return_value")
+
+        @app.default
+        def show(
+            *, engine: EngineFlags = EngineConfig(), server: ServerFlags = ServerConfig(), config: ConfigFile = None
+        ) -> Settings:
+            return engine, server
+
+        result: Settings = app(list(argv), exit_on_error=False, print_error=False)
+        return result
+
+    return parse
+
+
+def test_defaults(parse: Parse):
+    assert parse() == (EngineConfig(), ServerConfig())
+
+
+def test_file_beats_default(parse: Parse):
+    engine, server = parse(file='max_running = 3\nprefix_cache = false\ncors_origins = ["a", "b"]\ndrain_timeout_s = 5')
+    assert (engine.max_running, engine.prefix_cache) == (3, False)
+    assert (server.cors_origins, server.drain_timeout_s) == (("a", "b"), 5.0)
+
+
+def test_environment_beats_default(parse: Parse):
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "false", "HOTLOOP_CORS_ORIGINS": "a b"}
+    engine, server = parse(environ=environ)
+    assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (4, False, ("a", "b"))
+
+
+def test_flag_beats_default(parse: Parse):
+    engine, server = parse("--max-running", "5", "--no-prefix-cache", "--cors-origins", "a", "--cors-origins", "b")
+    assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (5, False, ("a", "b"))
+
+
+def test_environment_beats_file(parse: Parse):
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "true", "HOTLOOP_CORS_ORIGINS": "a"}
+    engine, server = parse(environ=environ, file='max_running = 3\nprefix_cache = false\ncors_origins = ["b", "c"]')
+    assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (4, True, ("a",))
+
+
+def test_flag_beats_environment(parse: Parse):
+    environ = {"HOTLOOP_MAX_RUNNING": "4", "HOTLOOP_PREFIX_CACHE": "true", "HOTLOOP_CORS_ORIGINS": "a"}
+    engine, server = parse("--max-running", "5", "--no-prefix-cache", "--cors-origins", "d", environ=environ)
+    assert (engine.max_running, engine.prefix_cache, server.cors_origins) == (5, False, ("d",))
+
+
+def test_flag_beats_file(parse: Parse):
+    engine, _ = parse("--max-running", "5", "--prefix-cache", file="max_running = 3\nprefix_cache = false")
+    assert (engine.max_running, engine.prefix_cache) == (5, True)
+
+
+def test_sources_mix(parse: Parse):
+    engine, server = parse("--max-waiting", "7", environ={"HOTLOOP_HOST": "::1"}, file="port = 1")
+    assert (engine.max_waiting, server.host, server.port) == (7, "::1", 1)
+
+
+def test_an_empty_variable_is_not_set(parse: Parse):
+    assert parse(environ={"HOTLOOP_MAX_RUNNING": ""})[0].max_running == 64
+
+
+def test_another_file_can_be_named(parse: Parse, tmp_path: Path):
+    other = tmp_path / "other.toml"
+    other.write_text("port = 2")
+    assert parse("--config", str(other), file="port = 1")[1].port == 2
+
+
+def test_settings_of_other_commands_may_stand_in_the_file(parse: Parse):
+    assert parse(file='model = "x"\nport = 1')[1].port == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("max_runing = 3", r"hotloop\.toml: there is no setting 'max_runing'"),
+        ("[engine]\nmax_running = 3", r"hotloop\.toml: there is no setting 'engine'"),
+        ("port = [1]", r"hotloop\.toml: port cannot be \[1\]"),
+        ("port = 1979-05-27", r"hotloop\.toml: port cannot be"),
+        ("port = ", r"hotloop\.toml is not TOML"),
+        ("max_running = 0", "max_running must be at least 1, not 0"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(parse: Parse, file: str, reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        parse(file=file)
+
+
+def test_a_named_file_must_exist(parse: Parse, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file"):
+        parse("--config", str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "reason"),
+    [
+        ({"HOTLOOP_PORT": "x"}, None, r"port.* from the environment: unable to convert"),
+        ({}, 'port = "x"', r"port.* from .*hotloop\.toml: unable to convert"),
+        ({}, 'kv_precision = "f8"', r"kv_precision.* from .*hotloop\.toml"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_its_source(
+    parse: Parse, environ: Mapping[str, str], file: str | None, reason: str
+):
+    with pytest.raises(CycloptsError, match=reason):
+        parse(environ=environ, file=file)
