@@ -1,7 +1,8 @@
 """Batches on a CPU with AMX: OpenVINO for the matmuls, our own kernel for attention, bf16 KV in its blocks.
 
 The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights to
-arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic.
+arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's weights are held in bf16
+for the longer ones, since unpacking them every time takes as long as half the arithmetic.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from hotloop.models.model import Model
 
 BLOCK_SIZE = 32
 MAX_SHORT_TOKENS = 12
+MAX_UNPACKED_BYTES = 1 << 30
 
 
 class AmxBackend:
@@ -37,9 +39,9 @@ class AmxBackend:
             for layer in range(model.spec.num_layers):
                 norms = (model.weights.read(f"layers.{layer}.{name}") for name in ("q_norm", "k_norm"))
                 self._attention.set_norms(layer, *norms)
-        graph = self._graph(model, weight_format)
-        self._short = compile_graph(graph, {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
-        self._long = compile_graph(graph, {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
+        self._short = self._compile(model, weight_format, "f32")
+        self._long = self._compile(model, _long_format(model, weight_format), "bf16")
+        self._warm_up()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
@@ -57,12 +59,17 @@ class AmxBackend:
         del self._short, self._long
         self._attention.close()
 
-    def _graph(self, model: Model, weight_format: WeightFormat) -> ov.Model:
+    def _compile(self, model: Model, weight_format: WeightFormat, precision: str) -> ov.InferRequest:
         style = NativeStyle(model.spec)
         graph = load_graph(
             model, f"native-{weight_format}", lambda: build_graph(model.spec, model.weights, weight_format, style)
         )
-        width = model.spec.num_heads * model.spec.head_dim
+        self._fill_gaps(graph, model.spec.num_heads * model.spec.head_dim)
+        gather_wanted_rows(graph)
+        return compile_graph(graph, {"INFERENCE_PRECISION_HINT": precision}).create_infer_request()
+
+    def _fill_gaps(self, graph: ov.Model, width: int) -> None:
+        """Put the kernel where the graph left room for attention."""
         for node in graph.get_ordered_ops():
             if node.get_friendly_name().startswith(GAP):
                 layer = int(node.get_friendly_name().removeprefix(GAP))
@@ -70,8 +77,32 @@ class AmxBackend:
                 for target in node.output(0).get_target_inputs():
                     target.replace_source_output(filling.output(0))
         graph.validate_nodes_and_infer_types()
-        gather_wanted_rows(graph)
-        return graph
+
+    def _warm_up(self) -> None:
+        """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
+        for num_tokens in (1, MAX_SHORT_TOKENS + 1):
+            self.run(_first_tokens(num_tokens))
+
+
+def _long_format(model: Model, weight_format: WeightFormat) -> WeightFormat:
+    spec = model.spec
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)
+    num_weights = spec.num_layers * per_layer + 2 * spec.vocab_size * spec.hidden_size
+    return "bf16" if 2 * num_weights <= MAX_UNPACKED_BYTES else weight_format
+
+
+def _first_tokens(num_tokens: int) -> Batch:
+    """A sequence of its own in the first block, whose KV whoever gets that block overwrites."""
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.arange(num_tokens),
+        past_lens=np.zeros(1, np.int32),
+        begins=np.array([0, num_tokens], np.int32),
+        block_ids=np.zeros(1, np.int32),
+        block_begins=np.array([0, 1], np.int32),
+        wanted=np.array([num_tokens - 1]),
+    )
 
 
 class _AttentionOp(ov.Op):  # type: ignore[misc]

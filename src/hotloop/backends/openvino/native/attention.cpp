@@ -7,7 +7,7 @@
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are
 // written into their blocks, and every query row attends to what it may see:
 //
-//     plan()        once a step    rows -> items: (up to 32 query rows) x (a range of keys)
+//     plan()        once a step    rows -> items: (some query rows) x (a range of keys)
 //     attention()   once a layer   write KV, run every item for every KV head, merge the parts of split rows
 //
 // Rows with few queries (decoding, drafts) are split over ranges of keys and merged; long chunks are not.
@@ -31,7 +31,8 @@ namespace {
 using bf16 = uint16_t;
 
 constexpr int BLOCK = 32;         // tokens a KV block holds
-constexpr int ROWS = 32;          // query rows an item computes: two AMX tiles
+constexpr int ROWS = 32;          // query rows computed at once: two AMX tiles
+constexpr int STACK = 4;          // times ROWS that go over a chunk of keys while it is in the cache
 constexpr int CHUNK = 256;        // keys between two looks at the running maximum
 constexpr int SPLIT = 1024;       // keys an item of a split row covers
 constexpr int TILE = 512;         // bf16 values in a tile: 16 rows of 64 bytes
@@ -59,7 +60,7 @@ struct Attention {
     float norm_eps;
     const float* angles;                        // [position][cos of head_dim / 2, sin of head_dim / 2]
     std::vector<const float*> q_norm, k_norm;   // a layer's weights, or null
-    bf16* kv;                                   // [layer][block][KV head][keys, values], each head_dim / 16 tiles
+    bf16* kv;                                   // [layer][block][KV head][keys, values], drawn below
     size_t kv_bytes;
 
     int num_tokens = 0, num_parts = 0;
@@ -83,7 +84,11 @@ struct Attention {
     }
 };
 
-bf16 to_bf16(float x) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0); }
+template <int D>
+void round_row(const float* from, bf16* to) {
+    for (int d = 0; d < D; d += 16)
+        _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
+}
 
 // ---- planning -------------------------------------------------------------------------------------------------------
 
@@ -130,8 +135,8 @@ void plan_family(Attention& a, const std::vector<const Sequence*>& family) {
 
 void plan_chunk(Attention& a, const Sequence& s) {
     int group = a.group(), num_rows = s.num_tokens * group;
-    for (int row = 0; row < num_rows; row += ROWS) {
-        int count = std::min(ROWS, num_rows - row);
+    for (int row = 0; row < num_rows; row += STACK * ROWS) {
+        int count = std::min(STACK * ROWS, num_rows - row);
         int end = s.past + (row + count - 1) / group + 1;
         a.items.push_back({{{s.first_token * group + row, count}}, s.table, 0, end, -1});
     }
@@ -145,11 +150,22 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// What a row knows so far: the largest score, the sum of the weights, the weighted values.
+// ROWS queries and what they know so far: the largest score, the sum of the weights, the weighted values.
 template <int D>
-struct alignas(64) State {
+struct alignas(64) Tile {
+    bf16 queries[ROWS * D];
     float values[ROWS * D];
     float largest[ROWS], total[ROWS];
+    int seen[ROWS], rows[ROWS];
+    int num_rows;
+
+    void begin() {
+        num_rows = 0;
+        std::fill_n(queries, ROWS * D, 0);
+        std::fill_n(values, ROWS * D, 0.0f);
+        std::fill_n(largest, ROWS, NEVER);
+        std::fill_n(total, ROWS, 0.0f);
+    }
 };
 
 struct alignas(64) Scratch {
@@ -211,14 +227,11 @@ void add_values(const Attention& a, int layer, int head, const int* table, int n
     _tile_stored(3, sums + 16 * D + 16, D * 4);
 }
 
-// 2^x for x <= 0, to well under a bf16's precision.
+// 2^x for x <= 0, to well under a bf16's precision: a cubic on the fraction, scaled by the whole.
 __m512 exp2_of(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_set1_ps(0.009618129f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550411f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402265f));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0558263f), f, _mm512_set1_ps(0.2401397f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931472f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, whole);
@@ -228,26 +241,25 @@ __m512 exp2_of(__m512 x) {
 template <int D>
 void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, float scale, float* values,
                float& largest, float& total) {
-    int full = num_seen & ~15;
-    __mmask16 rest = (__mmask16)((1u << (num_seen & 15)) - 1);
+    auto mask = [&](int i) { return (__mmask16)((1u << std::clamp(num_seen - i, 0, 16)) - 1); };
     __m512 most = _mm512_set1_ps(NEVER);
-    for (int i = 0; i < full; i += 16) most = _mm512_max_ps(most, _mm512_load_ps(scores + i));
-    if (rest) most = _mm512_mask_max_ps(most, rest, most, _mm512_load_ps(scores + full));
+    for (int i = 0; i < num_seen; i += 16) most = _mm512_mask_max_ps(most, mask(i), most, _mm512_load_ps(scores + i));
     float next = std::max(largest, _mm512_reduce_max_ps(most) * scale);
-    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next), sum = _mm512_setzero_ps();
-    for (int i = 0; i < full; i += 16) {
-        __m512 w = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset));
+    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next);
+    __m512 sum = _mm512_setzero_ps(), more = sum;
+    auto weight = [&](int i) { return exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset)); };
+    int i = 0;
+    for (; i + 32 <= num_seen; i += 32) {
+        __m512 low = weight(i), high = weight(i + 16);
+        sum = _mm512_add_ps(sum, low);
+        more = _mm512_add_ps(more, high);
+        _mm512_store_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+    for (; i < num_keys; i += 16) {
+        __m512 w = _mm512_maskz_mov_ps(mask(i), weight(i));
         sum = _mm512_add_ps(sum, w);
         _mm256_store_si256((__m256i*)(weights + i), (__m256i)_mm512_cvtneps_pbh(w));
     }
-    if (rest) {
-        __m512 w = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + full), factor, offset));
-        w = _mm512_maskz_mov_ps(rest, w);
-        sum = _mm512_add_ps(sum, w);
-        _mm256_store_si256((__m256i*)(weights + full), (__m256i)_mm512_cvtneps_pbh(w));
-        full += 16;
-    }
-    for (int i = full; i < num_keys; i += 16) _mm256_store_si256((__m256i*)(weights + i), _mm256_setzero_si256());
     if (next != largest) {
         float shrink = largest == NEVER ? 0.0f : exp2f(largest - next);
         total *= shrink;
@@ -255,59 +267,68 @@ void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, f
             _mm512_store_ps(values + d, _mm512_mul_ps(_mm512_load_ps(values + d), _mm512_set1_ps(shrink)));
         largest = next;
     }
-    total += _mm512_reduce_add_ps(sum);
+    total += _mm512_reduce_add_ps(_mm512_add_ps(sum, more));
 }
 
+// The keys [key, key + num_keys) of the blocks at `table`, for the rows of one tile.
 template <int D>
-void attend(const Attention& a, int layer, int head, const bf16* queries, const int* seen, int num_rows,
-            const Item& item, State<D>& state) {
+void attend(const Attention& a, int layer, int head, const int* table, int key, int num_keys, int end, Tile<D>& tile) {
     static thread_local Scratch scratch;
     const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
-    const bool two = num_rows > 16;
-    std::fill_n(state.values, ROWS * D, 0.0f);
-    std::fill_n(state.largest, ROWS, NEVER);
-    std::fill_n(state.total, ROWS, 0.0f);
-    for (int key = item.begin; key < item.end; key += CHUNK) {
-        int num_keys = std::min(CHUNK, (item.end - key + BLOCK - 1) / BLOCK * BLOCK);
-        const int* table = item.table + key / BLOCK;
-        for (int i = 0; i < num_keys; i += BLOCK)
-            score_block<D>(queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i, two);
-        for (int row = 0; row < num_rows; row++) {
-            int num_seen = std::clamp(std::min(seen[row], item.end) - key, 0, num_keys);
-            weigh_row<D>(scratch.scores + row * CHUNK, scratch.weights + row * CHUNK, num_keys, num_seen, scale,
-                         state.values + row * D, state.largest[row], state.total[row]);
-        }
-        for (int d = 0; d < D / 32; d++)
-            add_values<D>(a, layer, head, table, num_keys, d, scratch.weights, state.values + d * 32, two);
+    const bool two = tile.num_rows > 16;
+    for (int i = 0; i < num_keys; i += BLOCK)
+        score_block<D>(tile.queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i, two);
+    for (int row = 0; row < tile.num_rows; row++) {
+        int num_seen = std::clamp(std::min(tile.seen[row], end) - key, 0, num_keys);
+        weigh_row<D>(scratch.scores + row * CHUNK, scratch.weights + row * CHUNK, num_keys, num_seen, scale,
+                     tile.values + row * D, tile.largest[row], tile.total[row]);
     }
+    for (int d = 0; d < D / 32; d++)
+        add_values<D>(a, layer, head, table, num_keys, d, scratch.weights, tile.values + d * 32, two);
+}
+
+// The item's rows, in tiles of ROWS; returns how many tiles.
+template <int D>
+int gather_rows(const Attention& a, int head, const Item& item, Tile<D>* tiles) {
+    const int group = a.group();
+    int last = 0;
+    tiles[0].begin();
+    for (const Run& run : item.runs) {
+        for (int row = run.first; row < run.first + run.count; row++) {
+            if (tiles[last].num_rows == ROWS) tiles[++last].begin();
+            Tile<D>& tile = tiles[last];
+            int i = tile.num_rows++;
+            const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
+            memcpy(tile.queries + i * D, from, D * sizeof(bf16));
+            tile.seen[i] = a.visible[row / group];
+            tile.rows[i] = row;
+        }
+    }
+    return last + 1;
 }
 
 template <int D>
 void run_item(Attention& a, int layer, int head, const Item& item, float* output) {
-    alignas(64) bf16 queries[ROWS * D] = {};
-    static thread_local State<D> state;
-    int seen[ROWS], rows[ROWS], num_rows = 0;
-    const int group = a.group();
-    for (const Run& run : item.runs) {
-        for (int i = 0; i < run.count; i++) {
-            int row = run.first + i;
-            const bf16* from = a.queries.data() + ((size_t)head * a.num_tokens * group + row) * D;
-            memcpy(queries + num_rows * D, from, D * sizeof(bf16));
-            seen[num_rows] = a.visible[row / group];
-            rows[num_rows++] = row;
-        }
+    static thread_local Tile<D> tiles[STACK];
+    const int num_tiles = gather_rows<D>(a, head, item, tiles), group = a.group();
+    for (int key = item.begin; key < item.end; key += CHUNK) {
+        int num_keys = std::min(CHUNK, (item.end - key + BLOCK - 1) / BLOCK * BLOCK);
+        for (int t = 0; t < num_tiles; t++)
+            attend<D>(a, layer, head, item.table + key / BLOCK, key, num_keys, item.end, tiles[t]);
     }
-    attend<D>(a, layer, head, queries, seen, num_rows, item, state);
-    for (int i = 0; i < num_rows; i++) {
-        const float* values = state.values + i * D;
-        if (item.part < 0) {
-            float* to = output + ((size_t)(rows[i] / group) * a.num_heads + head * group + rows[i] % group) * D;
-            for (int d = 0; d < D; d++) to[d] = values[d] / state.total[i];
-        } else {
-            float* to = a.partial(head, item.part) + i * (D + 2);
-            memcpy(to, values, D * sizeof(float));
-            to[D] = state.largest[i];
-            to[D + 1] = state.total[i];
+    for (int t = 0; t < num_tiles; t++) {
+        for (int i = 0; i < tiles[t].num_rows; i++) {
+            const float* values = tiles[t].values + i * D;
+            int row = tiles[t].rows[i];
+            if (item.part < 0) {
+                float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
+                for (int d = 0; d < D; d++) to[d] = values[d] / tiles[t].total[i];
+            } else {
+                float* to = a.partial(head, item.part) + i * (D + 2);
+                memcpy(to, values, D * sizeof(float));
+                to[D] = tiles[t].largest[i];
+                to[D + 1] = tiles[t].total[i];
+            }
         }
     }
 }
@@ -330,22 +351,24 @@ void merge_row(Attention& a, int head, int row, float* output) {
 
 // ---- writing queries, keys and values -------------------------------------------------------------------------------
 
+// A head's vector as bf16: normalised where the model does, and turned to its position.
 template <int D>
-void turn(const float* from, const float* angles, const float* norm, float eps, float* to) {
-    float scale[D];
-    std::fill_n(scale, D, 1.0f);
+void turn(const float* __restrict from, const float* __restrict angles, const float* norm, float eps,
+          bf16* __restrict to) {
+    alignas(64) float turned[D];
+    for (int d = 0; d < D / 2; d++) {
+        turned[d] = from[d] * angles[d] - from[d + D / 2] * angles[D / 2 + d];
+        turned[d + D / 2] = from[d + D / 2] * angles[d] + from[d] * angles[D / 2 + d];
+    }
     if (norm) {
+        alignas(64) float scaled[D];
         float square = 0;
         for (int d = 0; d < D; d++) square += from[d] * from[d];
         float inverse = 1.0f / sqrtf(square / D + eps);
-        for (int d = 0; d < D; d++) scale[d] = inverse * norm[d];
+        for (int d = 0; d < D; d++) scaled[d] = from[d] * inverse * norm[d];
+        return turn<D>(scaled, angles, nullptr, eps, to);
     }
-    for (int d = 0; d < D / 2; d++) {
-        float x = from[d] * scale[d], y = from[d + D / 2] * scale[d + D / 2];
-        float c = angles[d], s = angles[D / 2 + d];
-        to[d] = x * c - y * s;
-        to[d + D / 2] = y * c + x * s;
-    }
+    round_row<D>(turned, to);
 }
 
 template <int D>
@@ -353,20 +376,20 @@ void write_token(Attention& a, int layer, int token, const float* row) {
     const int group = a.group();
     const float* angles = a.angles + (size_t)a.positions[token] * D;
     const int block = a.slots[token] / BLOCK, slot = a.slots[token] % BLOCK;
-    float turned[D];
     for (int h = 0; h < a.num_heads; h++) {
-        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, turned);
         bf16* to = a.queries.data() + (((size_t)(h / group) * a.num_tokens + token) * group + h % group) * D;
-        for (int d = 0; d < D; d += 16)
-            _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(turned + d)));
+        turn<D>(row + h * D, angles, a.q_norm[layer], a.norm_eps, to);
     }
+    alignas(64) bf16 rounded[D];
     for (int h = 0; h < a.num_kv_heads; h++) {
-        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, turned);
-        bf16* keys = a.keys(layer, block, h) + (slot / 16) * (D / 32) * TILE + (slot % 16) * 2;
-        for (int d = 0; d < D; d++) keys[(d / 32) * TILE + (d % 32) / 2 * 32 + d % 2] = to_bf16(turned[d]);
-        const float* value = row + (a.num_heads + a.num_kv_heads + h) * D;
+        turn<D>(row + (a.num_heads + h) * D, angles, a.k_norm[layer], a.norm_eps, rounded);
+        uint32_t pairs[D / 2];
+        memcpy(pairs, rounded, sizeof(pairs));
+        uint32_t* keys = (uint32_t*)a.keys(layer, block, h) + (slot / 16) * (D / 2) * 16 + slot % 16;
+        for (int i = 0; i < D / 2; i++) keys[i * 16] = pairs[i];
+        round_row<D>(row + (a.num_heads + a.num_kv_heads + h) * D, rounded);
         bf16* values = a.values(layer, block, h) + (slot / 2) * 32 + slot % 2;
-        for (int d = 0; d < D; d++) values[(d / 16) * TILE + (d % 16) * 2] = to_bf16(value[d]);
+        for (int d = 0; d < D; d++) values[(d / 16) * TILE + (d % 16) * 2] = rounded[d];
     }
 }
 
