@@ -1,6 +1,6 @@
 """Draws docs/turns.svg: what each turn of an agent reads and how long its user waits, naive and with hotloop.
 
-    python -m benchmarks.picture docs/turns.svg
+python -m benchmarks.picture docs/turns.svg
 """
 
 import sys
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def draw(naive: list[Step], ours: list[Step]) -> str:
-    tokens = [[step.usage.num_prompt - step.usage.num_cached for step in run] for run in (naive, ours)]
+    tokens = [[float(step.usage.num_prompt - step.usage.num_cached) for step in run] for run in (naive, ours)]
     waits = [[step.ttft_s * 1000 for step in run] for run in (naive, ours)]
     panels = [
         _panel(0, "prompt tokens read each turn", *tokens),

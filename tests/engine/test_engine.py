@@ -5,6 +5,7 @@ every request ends exactly once, whatever happens.
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +32,7 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
-from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
+from hotloop.core.request import FinishReason, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 
@@ -156,12 +157,18 @@ def test_a_request_can_be_aborted_before_it_ever_ran() -> None:
 
 
 def test_too_much_waiting_is_refused_all_or_none() -> None:
-    with gated_engine(max_waiting=2) as (engine, _):
+    with gated_engine(max_waiting=2, max_running=1) as (engine, _):
         listener = Listener()
-        with pytest.raises(Overloaded, match="at most 2"):
+        engine.submit([make_request([1], "first")], listener)
+        with pytest.raises(RequestError, match="3 answers at once; at most 2"):
             engine.submit([make_request([1], f"r{i}") for i in range(3)], listener)
-        assert engine.stats().num_waiting[Priority.INTERACTIVE] == 0
+        while engine.stats().num_running == 0:  # the step that would end it is held up
+            time.sleep(0.001)
         engine.submit([make_request([1], "a"), make_request([1], "b")], listener)
+        with pytest.raises(Overloaded, match="at most 2") as refusal:
+            engine.submit([make_request([1], "c"), make_request([1], "d")], listener)
+        assert refusal.value.retry_after_s > 0
+        assert not any(engine._core.knows(request_id) for request_id in "cd")
 
 
 def test_what_cannot_run_is_refused_at_once() -> None:

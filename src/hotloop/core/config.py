@@ -68,7 +68,7 @@ class ServerConfig:
     port: int = 8700
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """If given, every request but /health must carry it as a bearer token."""
+    """If given, every request but /health and /ready must carry it as a bearer token."""
     served_name: str | None = None
     """The model name clients use; the model's own name if not given."""
     cors_origins: tuple[str, ...] = ()

@@ -61,6 +61,8 @@ class EngineCore:
         self._backend = backend
         self._sampler = Sampler(token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._listeners: dict[str, _Listener] = {}
+        self._finished_at = time.monotonic()
+        self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average
 
     def add(self, request: Request, on_event: OnEvent) -> None:
         self.scheduler.add(request)
@@ -154,6 +156,9 @@ class EngineCore:
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and tell the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
+        now = time.monotonic()
+        self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
+        self._finished_at = now
         self.totals.num_finished[event.finish_reason] += 1
         self.totals.num_prompt_tokens += event.usage.num_prompt
         self.totals.num_cached_tokens += event.usage.num_cached

@@ -101,6 +101,8 @@ class Engine:
 
         config = config or EngineConfig()
         loaded = load_model(model)
+        for note in loaded.notes:
+            log.warning("%s: %s", loaded.name, note)
         backend = open_backend(loaded, config, weight_format=weights, precision=precision)
         return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template)
 
@@ -267,8 +269,13 @@ class Engine:
         if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or any(map(self._core.knows, ids)):
             raise RequestError("a request of that id is here already", param="id")
         num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
+        if len(requests) > self.config.max_waiting:
+            raise RequestError(
+                f"{len(requests)} answers at once; at most {self.config.max_waiting} may wait", param="n"
+            )
         if num_waiting + len(requests) > self.config.max_waiting:
-            raise Overloaded(f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may")
+            reason = f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may"
+            raise Overloaded(reason, self._core.finish_interval_s * len(requests))
 
     def _run(self) -> None:
         """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""

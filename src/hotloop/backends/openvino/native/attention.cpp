@@ -38,6 +38,10 @@ constexpr int SPLIT = 1024;       // keys an item of a split row covers
 constexpr int TILE = 512;         // bf16 values in a tile: 16 rows of 64 bytes
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
 
+// A block's keys: word w of key k (dims 2w, 2w + 1) stands where a tile of B wants it, so do values d of keys 2r, 2r + 1:
+//
+//     keys     [k / 16][w / 16][w % 16][k % 16]     values   [d / 16][r][d % 16][2]     (tiles of 16 rows of 64 bytes)
+//
 // Rows [first, first + count) of the step, all of one sequence; row r of a KV head is token r / group, head r % group.
 struct Run {
     int first, count;
@@ -168,9 +172,11 @@ struct alignas(64) Tile {
     }
 };
 
+// Scores and weights of one tile over one chunk, block by block: [CHUNK / BLOCK][ROWS][BLOCK]
+constexpr int PATCH = ROWS * BLOCK;
 struct alignas(64) Scratch {
-    float scores[ROWS * CHUNK];
-    bf16 weights[ROWS * CHUNK];
+    float scores[CHUNK / BLOCK * PATCH];
+    bf16 weights[CHUNK / BLOCK * PATCH];
 };
 
 // scores[32 rows][32 keys] = queries[32][D] * keys of one block
@@ -191,11 +197,11 @@ void score_block(const bf16* queries, const bf16* keys, float* scores, bool two)
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, scores, CHUNK * 4);
-    _tile_stored(1, scores + 16, CHUNK * 4);
+    _tile_stored(0, scores, BLOCK * 4);
+    _tile_stored(1, scores + 16, BLOCK * 4);
     if (!two) return;
-    _tile_stored(2, scores + 16 * CHUNK, CHUNK * 4);
-    _tile_stored(3, scores + 16 * CHUNK + 16, CHUNK * 4);
+    _tile_stored(2, scores + 16 * BLOCK, BLOCK * 4);
+    _tile_stored(3, scores + 16 * BLOCK + 16, BLOCK * 4);
 }
 
 // sums[32 rows][32 dims] += weights[32][num_keys] * values of the blocks; `d` picks the 32 dims
@@ -210,13 +216,13 @@ void add_values(const Attention& a, int layer, int head, const int* table, int n
     }
     for (int key = 0; key < num_keys; key += BLOCK) {
         const bf16* block = a.values(layer, table[key / BLOCK], head) + d * 2 * TILE;
-        _tile_loadd(4, weights + key, CHUNK * 2);
+        _tile_loadd(4, weights + key * ROWS, BLOCK * 2);
         _tile_loadd(6, block, 64);
         _tile_loadd(7, block + TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (!two) continue;
-        _tile_loadd(5, weights + 16 * CHUNK + key, CHUNK * 2);
+        _tile_loadd(5, weights + key * ROWS + 16 * BLOCK, BLOCK * 2);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -242,23 +248,26 @@ template <int D>
 void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, float scale, float* values,
                float& largest, float& total) {
     auto mask = [&](int i) { return (__mmask16)((1u << std::clamp(num_seen - i, 0, 16)) - 1); };
-    __m512 most = _mm512_set1_ps(NEVER);
-    for (int i = 0; i < num_seen; i += 16) most = _mm512_mask_max_ps(most, mask(i), most, _mm512_load_ps(scores + i));
-    float next = std::max(largest, _mm512_reduce_max_ps(most) * scale);
-    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next);
-    __m512 sum = _mm512_setzero_ps(), more = sum;
-    auto weight = [&](int i) { return exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset)); };
+    auto score = [&](int i) { return _mm512_load_ps(scores + i / BLOCK * PATCH + i % BLOCK); };
+    __m512 most = _mm512_set1_ps(NEVER), more = most;
     int i = 0;
-    for (; i + 32 <= num_seen; i += 32) {
-        __m512 low = weight(i), high = weight(i + 16);
-        sum = _mm512_add_ps(sum, low);
-        more = _mm512_add_ps(more, high);
-        _mm512_store_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    for (; i + BLOCK <= num_seen; i += BLOCK) {
+        most = _mm512_max_ps(most, score(i));
+        more = _mm512_max_ps(more, score(i + 16));
     }
-    for (; i < num_keys; i += 16) {
-        __m512 w = _mm512_maskz_mov_ps(mask(i), weight(i));
-        sum = _mm512_add_ps(sum, w);
-        _mm256_store_si256((__m256i*)(weights + i), (__m256i)_mm512_cvtneps_pbh(w));
+    for (; i < num_seen; i += 16) most = _mm512_mask_max_ps(most, mask(i), most, score(i));
+    float next = std::max(largest, _mm512_reduce_max_ps(_mm512_max_ps(most, more)) * scale);
+    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(next);
+    __m512 sum = _mm512_setzero_ps();
+    for (i = 0; i < num_keys; i += BLOCK) {
+        __m512 low = exp2_of(_mm512_fmsub_ps(score(i), factor, offset));
+        __m512 high = exp2_of(_mm512_fmsub_ps(score(i + 16), factor, offset));
+        if (i + BLOCK > num_seen) {
+            low = _mm512_maskz_mov_ps(mask(i), low);
+            high = _mm512_maskz_mov_ps(mask(i + 16), high);
+        }
+        sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
+        _mm512_store_si512(weights + i / BLOCK * PATCH, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
     if (next != largest) {
         float shrink = largest == NEVER ? 0.0f : exp2f(largest - next);
@@ -267,7 +276,7 @@ void weigh_row(const float* scores, bf16* weights, int num_keys, int num_seen, f
             _mm512_store_ps(values + d, _mm512_mul_ps(_mm512_load_ps(values + d), _mm512_set1_ps(shrink)));
         largest = next;
     }
-    total += _mm512_reduce_add_ps(_mm512_add_ps(sum, more));
+    total += _mm512_reduce_add_ps(sum);
 }
 
 // The keys [key, key + num_keys) of the blocks at `table`, for the rows of one tile.
@@ -277,10 +286,10 @@ void attend(const Attention& a, int layer, int head, const int* table, int key, 
     const float scale = 1.4426950f / sqrtf((float)D);  // log2(e) / sqrt(D): the exponentials are powers of two
     const bool two = tile.num_rows > 16;
     for (int i = 0; i < num_keys; i += BLOCK)
-        score_block<D>(tile.queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i, two);
+        score_block<D>(tile.queries, a.keys(layer, table[i / BLOCK], head), scratch.scores + i * ROWS, two);
     for (int row = 0; row < tile.num_rows; row++) {
         int num_seen = std::clamp(std::min(tile.seen[row], end) - key, 0, num_keys);
-        weigh_row<D>(scratch.scores + row * CHUNK, scratch.weights + row * CHUNK, num_keys, num_seen, scale,
+        weigh_row<D>(scratch.scores + row * BLOCK, scratch.weights + row * BLOCK, num_keys, num_seen, scale,
                      tile.values + row * D, tile.largest[row], tile.total[row]);
     }
     for (int d = 0; d < D / 32; d++)
