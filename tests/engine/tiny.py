@@ -1,5 +1,6 @@
 """An engine without a model, for tests: a token is a byte, two special ones beside."""
 
+import random
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -89,3 +90,13 @@ def run_together(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sam
     engine.submit(requests, listener)
     listener.wait(*(request.id for request in requests))
     return [listener.token_ids(request.id) for request in requests]
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    """Of all lengths, many with a beginning in common."""
+    rng = random.Random(seed)
+    trunk = [rng.randrange(250) for _ in range(60)]
+    return [trunk[: rng.randrange(61)] + [rng.randrange(250) for _ in range(rng.randrange(1, 30))] for _ in range(10)]
+
+
+PROMPTS = make_prompts()

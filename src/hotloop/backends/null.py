@@ -4,7 +4,7 @@ Its "model" is a pure function of the tokens it can see in its KV: the next toke
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,9 @@ class NullBackend:
         self.max_context = max_context
         self._on_run = on_run
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
+        self._noise = np.random.default_rng(0).random(vocab_size, np.float32)  # logits as uneven as a model's
         self._logits = np.zeros((0, vocab_size), np.float32)
+        self._likeliest: list[int] = []
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         if self._on_run:
@@ -42,20 +44,27 @@ class NullBackend:
             begin, end = batch.begins[i], batch.begins[i + 1]
             positions = batch.positions[begin:end]
             self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
-        if len(self._logits) < len(batch.wanted):
-            self._logits = np.zeros((len(batch.wanted), self.vocab_size), np.float32)
-        logits = self._logits[: len(batch.wanted)]
-        logits.fill(0)
-        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
-        for row, (wanted, owner) in enumerate(zip(batch.wanted, owners, strict=True)):
-            logits[row, self._next_token(tables[owner], int(batch.positions[wanted]))] = 10
-        return logits
+        return self._point_at([*self._next_tokens(batch, tables)])
 
     def close(self) -> None:
         self._kv = self._kv[:0]
 
-    def _next_token(self, table: NDArray[np.int32], position: int) -> int:
-        seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
-        tokens = self._kv[table[seen // self.block_size], seen % self.block_size]
-        assert tokens.min() >= 0, "a token was read before it was computed"
-        return int(np.dot(tokens, seen * 31 + 7) % self.vocab_size)
+    def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
+        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
+        for wanted, owner in zip(batch.wanted, owners, strict=True):
+            position = int(batch.positions[wanted])
+            seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
+            tokens = self._kv[tables[owner][seen // self.block_size], seen % self.block_size]
+            assert tokens.min() >= 0, "a token was read before it was computed"
+            yield int(np.dot(tokens, seen * 31 + 7) % self.vocab_size)
+
+    def _point_at(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """Logits whose likeliest tokens are these; only what changed since last time is written."""
+        for row, token_id in enumerate(self._likeliest):
+            self._logits[row, token_id] = self._noise[token_id]
+        if len(self._logits) < len(token_ids):
+            self._logits = np.tile(self._noise, (len(token_ids), 1))
+        for row, token_id in enumerate(token_ids):
+            self._logits[row, token_id] = 10
+        self._likeliest = token_ids
+        return self._logits[: len(token_ids)]

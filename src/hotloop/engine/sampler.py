@@ -5,7 +5,9 @@ was preempted, batched differently or verified as a draft draws the same number 
 """
 
 import math
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,9 @@ Row = NDArray[np.float32]
 
 _FORBIDDEN = np.float32(-1e30)  # finite, so that a row of nothing else still is a distribution
 _BLOCK = 256
+_MANY_LOGITS = 1 << 21  # from here on a core alone waits for memory
+_num_cores = os.cpu_count() or 1
+_helpers = ThreadPoolExecutor(_num_cores, thread_name_prefix="hotloop-sampler")
 
 
 @dataclass(slots=True)
@@ -36,7 +41,7 @@ class Sampler:
 
     def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Sampled]:
         """Row i of the logits belongs to request i."""
-        likeliest = logits.argmax(-1)
+        likeliest = _argmax(logits)
         if not np.isfinite(logits[np.arange(len(logits)), likeliest]).all():  # the largest of a row with a NaN is NaN
             raise BackendError("the model computed logits that are not numbers")
         return [
@@ -67,6 +72,13 @@ class Sampler:
         if is_too_short:
             row[list(self._eos_ids | params.stop_token_ids)] = _FORBIDDEN
         return row
+
+
+def _argmax(logits: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The likeliest token of each row; many rows are looked through by all cores."""
+    parts = np.array_split(logits, _num_cores) if logits.size >= _MANY_LOGITS else [logits]
+    find = _helpers.map if len(parts) > 1 else map
+    return np.concatenate([*find(lambda rows: rows.argmax(-1), parts)])
 
 
 def choose(row: Row, params: SamplingParams, draw: float) -> int:
