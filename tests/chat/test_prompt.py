@@ -1,7 +1,8 @@
 """Messages become the template's words, and those become tokens."""
 
 import pytest
-from tests.server.serving import CHATML, TOKENIZER, byte_tokenizer
+from tests.engine.tiny import TOKENIZER, byte_tokenizer
+from tests.server.serving import CHATML
 
 from hotloop.chat.prompt import Conversation, chat_prompt, text_prompt, token_prompt
 from hotloop.core.errors import RequestError

@@ -10,15 +10,13 @@ from typing import Any, Self
 
 import httpx
 import openai
-from tokenizers import Tokenizer as InnerTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tests.engine.tiny import TOKENIZER
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
-from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.app import HttpServer
 
 MODEL = "tiny"
@@ -27,18 +25,6 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-def byte_tokenizer() -> Tokenizer:
-    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = InnerTokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return Tokenizer(inner)
-
-
-TOKENIZER = byte_tokenizer()
 
 
 def token(text: str) -> int:

@@ -102,7 +102,6 @@ class EngineSpeaker:
 
         prompt = chat_prompt(Conversation(messages=messages), self._engine.template, self._engine.tokenizer)
         events = self._engine.stream(prompt.token_ids, self._sampling, session_id="chat")
-        assert isinstance(events, AsyncGenerator)
         async with aclosing(events):
             async for event in events:
                 yield Delta(event.text, event.usage if event.finish_reason else None)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
@@ -153,7 +153,7 @@ class Engine:
         *,
         priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
-    ) -> AsyncIterator[TokenEvent]:
+    ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
         request = self._make_request(prompt, sampling, priority, session_id)
         loop = asyncio.get_running_loop()

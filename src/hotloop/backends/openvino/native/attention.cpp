@@ -69,6 +69,7 @@ struct Attention {
 
     int num_tokens = 0, num_parts = 0;
     std::vector<int> positions, slots;          // of each token: its position, its block * BLOCK + offset
+    std::vector<int> fresh;                     // blocks whose first token this step writes
     std::vector<int> tables;
     std::vector<int> visible;                   // of each token: how many keys it sees
     std::vector<Item> items;
@@ -406,6 +407,10 @@ template <int D>
 void run_layer(Attention& a, int layer, const float* qkv, float* output) {
     const size_t width = (size_t)(a.num_heads + 2 * a.num_kv_heads) * D;
     const int num_jobs = (int)a.items.size() * a.num_kv_heads;
+    // A weight of zero does not silence a NaN that a block's last owner left behind.
+    for (int block : a.fresh)
+        for (int head = 0; head < a.num_kv_heads; head++)
+            memset(a.values(layer, block, head), 0, (size_t)D * BLOCK * sizeof(bf16));
     tbb::parallel_for(tbb::blocked_range<int>(0, a.num_tokens, 8), [&](const tbb::blocked_range<int>& range) {
         for (int t = range.begin(); t < range.end(); t++) write_token<D>(a, layer, t, qkv + t * width);
     });
@@ -459,6 +464,7 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
     a->num_tokens = begins[num_sequences];
     a->num_parts = 0;
     a->items.clear();
+    a->fresh.clear();
     a->parts_of_row.assign((size_t)a->num_tokens * group, {});
     a->positions.resize(a->num_tokens), a->slots.resize(a->num_tokens), a->visible.resize(a->num_tokens);
     a->tables.assign(block_ids, block_ids + block_begins[num_sequences]);
@@ -470,6 +476,7 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
             a->positions[t] = position;
             a->slots[t] = table[position / BLOCK] * BLOCK + position % BLOCK;
             a->visible[t] = position + 1;
+            if (position % BLOCK == 0) a->fresh.push_back(table[position / BLOCK]);
         }
     }
     std::unordered_map<int, std::vector<const Sequence*>> families;
