@@ -12,6 +12,9 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend, Batch
+from hotloop.backends.openvino.amx import AmxBackend
+from hotloop.backends.openvino.native import load_native
+from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.runner import open_backend
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
@@ -130,8 +133,25 @@ def test_a_second_start_reads_the_kept_graph(empty_home: Path) -> None:
 def test_the_pool_is_sized_from_the_memory(empty_home: Path) -> None:
     model = tiny_model("llama")
     assert make_backend(model).num_blocks == (8 << 20) // (2 * 2 * 2 * 16 * 32 * 4)
-    with pytest.raises(ConfigError, match="give it more"):
-        open_backend(model, EngineConfig(kv_memory="1KiB"), precision="exact")
+    for precision in ("exact", "fast"):
+        with pytest.raises(ConfigError, match="give it more"):
+            open_backend(tiny_model("llama", head_dim=64), EngineConfig(kv_memory="1KiB"), precision=precision)
+
+
+def test_the_quick_backend_is_taken_where_it_can_be(empty_home: Path) -> None:
+    model = tiny_model("llama", head_dim=64)
+    has_native = load_native() is not None
+    assert isinstance(make_backend(model, precision="fast"), AmxBackend if has_native else PagedBackend)
+    assert isinstance(make_backend(model, precision="exact"), PagedBackend)
+
+
+def test_a_damaged_graph_is_made_again(empty_home: Path) -> None:
+    model = tiny_model("llama")
+    part = batch((make_prompt(model, 9), 0, [0]))
+    first = make_backend(model).run(part).copy()
+    for kept in empty_home.rglob("paged-*"):
+        kept.write_bytes(kept.read_bytes()[:100])
+    assert (make_backend(model).run(part) == first).all()
 
 
 TEXTS = (

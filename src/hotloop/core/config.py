@@ -21,7 +21,7 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     """A name `hotloop models` lists, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "int8"
-    """How weights are held in memory."""
+    """How weights are held; with AMX a small model's int8 weights are held in bf16 as well, to read prompts faster."""
     precision: Precision = "fast"
     """`fast` computes in bf16 where that is quick; `exact` in float32, so batching and caching never change a token."""
 

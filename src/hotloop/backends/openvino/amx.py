@@ -1,8 +1,8 @@
 """Batches on a CPU with AMX: OpenVINO for the matmuls, our own kernel for attention, bf16 KV in its blocks.
 
 The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights to
-arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's weights are held in bf16
-for the longer ones, since unpacking them every time takes as long as half the arithmetic.
+arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's int8 weights are held in
+bf16 too for the longer ones, since unpacking them every time takes as long as half the arithmetic.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
 from hotloop.backends.openvino.native import NativeAttention, block_bytes
 from hotloop.backends.openvino.rotary import rotary_table
-from hotloop.backends.openvino.store import compile_graph, last_line, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, last_line, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import BackendError
 from hotloop.models.model import Model
 
 BLOCK_SIZE = 32
 MAX_SHORT_TOKENS = 12
-MAX_UNPACKED_BYTES = 1 << 30
+MAX_UNPACKED_BYTES = 512 << 20
 
 
 class AmxBackend:
@@ -34,7 +34,9 @@ class AmxBackend:
         self.vocab_size = model.spec.vocab_size
         self.max_context = model.spec.max_context
         self.num_blocks = kv_bytes // block_bytes(model.spec, BLOCK_SIZE)
-        self._attention = NativeAttention(library, model.spec, self.num_blocks, rotary_table(model.spec))
+        check_num_blocks(self.num_blocks, model.name)
+        angles = rotary_table(model.spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
+        self._attention = NativeAttention(library, model.spec, self.num_blocks, angles)
         if model.spec.has_qk_norm:
             for layer in range(model.spec.num_layers):
                 norms = (model.weights.read(f"layers.{layer}.{name}") for name in ("q_norm", "k_norm"))
@@ -85,6 +87,9 @@ class AmxBackend:
 
 
 def _long_format(model: Model, weight_format: WeightFormat) -> WeightFormat:
+    """int4 was asked for to save memory, so it is taken at its word."""
+    if weight_format != "int8":
+        return weight_format
     spec = model.spec
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)

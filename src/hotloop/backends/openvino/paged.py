@@ -10,7 +10,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.store import compile_graph, last_line, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, last_line, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import BackendError
 from hotloop.models.model import Model
@@ -42,6 +42,7 @@ class PagedBackend:
         ports = [port for port in compiled.inputs if "_cache." in port.get_any_name()]
         block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
         self.num_blocks = kv_bytes // block_bytes
+        check_num_blocks(self.num_blocks, model.name)
         for port in ports:
             shape = ov.Shape([self.num_blocks, *_block_shape(port)])
             self._request.set_tensor(port.get_any_name(), ov.Tensor(port.get_element_type(), shape))

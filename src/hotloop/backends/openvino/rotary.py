@@ -3,27 +3,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.spec import ModelSpec, RopeScaling
+from hotloop.models.rope import frequency_divisors
+from hotloop.models.spec import ModelSpec
 
 
 def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
     """Radians a token, for each pair of dimensions."""
-    exponents = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
-    frequencies = spec.rope_theta**-exponents
+    frequencies = spec.rope_theta ** -(np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim)
     if spec.rope_scaling:
-        frequencies = _stretch(frequencies, spec.rope_scaling)
+        frequencies /= frequency_divisors(spec.rope_scaling, spec.rope_theta, spec.head_dim)
     return frequencies.astype(np.float32)
 
 
-def rotary_table(spec: ModelSpec) -> NDArray[np.float32]:
-    """For each position of the context the cosines, then the sines, of every pair."""
-    angles = np.outer(np.arange(spec.max_context), rotary_frequencies(spec).astype(np.float64))
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-
-
-def _stretch(frequencies: NDArray[np.float64], scaling: RopeScaling) -> NDArray[np.float64]:
-    """Llama 3: slow turns are slowed by `factor`, fast ones kept, those between blended by wavelength."""
-    turns = scaling.original_context * frequencies / (2 * np.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = np.clip(blend, 0, 1)
-    return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+def rotary_table(spec: ModelSpec, num_positions: int) -> NDArray[np.float32]:
+    """For each position the cosines, then the sines, of every pair."""
+    angles = np.outer(np.arange(num_positions), rotary_frequencies(spec).astype(np.float64))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1, dtype=np.float32)

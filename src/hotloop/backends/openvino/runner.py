@@ -19,14 +19,6 @@ def open_backend(
     precision: Precision = "fast",
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
-    backend = _choose(model, config, weight_format, precision)
-    if backend.num_blocks < 2:
-        backend.close()
-        raise ConfigError(f"kv_memory {config.kv_memory} does not hold two blocks of KV for {model.name}; give it more")
-    return backend
-
-
-def _choose(model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision) -> Backend:
     kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
     if precision == "exact":
         kv_precision = "f32" if kv == "auto" else kv

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import openvino as ov
 
-from hotloop.core.errors import BackendError
+from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.catalogue import home
 from hotloop.models.model import Model
 
@@ -16,16 +17,12 @@ GRAPH_VERSION = 3
 def load_graph(model: Model, name: str, build: Callable[[], ov.Model]) -> ov.Model:
     """The graph of that name: read back if it was made before, else made and kept. A damaged one is made again."""
     path = home() / "cache" / model.fingerprint / f"{name}-v{GRAPH_VERSION}.xml"
-    if path.exists():
-        try:
+    with suppress(RuntimeError):
+        if path.exists():
             return ov.Core().read_model(path)
-        except RuntimeError:
-            path.unlink()
     graph = build()
-    try:
+    with suppress(OSError, RuntimeError):  # a full disk costs the next start some seconds, not this one its life
         _save(graph, path)
-    except (OSError, RuntimeError):  # a full disk costs the next start some seconds, not this one its life
-        path.unlink(missing_ok=True)
     return graph
 
 
@@ -36,6 +33,11 @@ def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
         raise BackendError(f"OpenVINO cannot compile the model: {last_line(error)}") from error
 
 
+def check_num_blocks(num_blocks: int, name: str) -> None:
+    if num_blocks < 2:
+        raise ConfigError(f"kv_memory does not hold two blocks of KV for {name}; give it more")
+
+
 def last_line(error: RuntimeError) -> str:
     """OpenVINO's errors are stack traces; what is wrong stands at their end."""
     lines = [line for line in str(error).splitlines() if line.strip()]
@@ -43,8 +45,14 @@ def last_line(error: RuntimeError) -> str:
 
 
 def _save(graph: ov.Model, path: Path) -> None:
-    """Weights first, then the description that names them: whoever sees the second finds the first whole."""
+    """Weights first, then the description that names them: whoever sees the second finds the first whole.
+
+    What older versions or a killed process left behind goes; another process that saves right now will save again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.stem.removesuffix(f"-v{GRAPH_VERSION}")
+    for stale in path.parent.glob(f"{name}-v*"):
+        stale.unlink(missing_ok=True)
     draft = path.with_name(f"{path.stem}-{os.getpid()}.xml")
     try:
         ov.save_model(graph, draft, compress_to_fp16=False)

@@ -1,6 +1,7 @@
 """Our own attention for CPUs with AMX, compiled once by the machine's C++ compiler; see attention.cpp for what it does.
 
-Where there is no AMX or no compiler, `load_native` says so and the backend falls back to OpenVINO's paged attention.
+Where there is no AMX or no compiler, `load_native` gives nothing, says why in the log, and the backend falls back to
+OpenVINO's paged attention.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 HEAD_DIMS = (64, 96, 128)
 _SOURCE = Path(__file__).with_name("attention.cpp")
 _FLAGS = ("-O3", "-std=c++17", "-march=sapphirerapids", "-fPIC", "-shared")
-_COMPILE_TIMEOUT_S = 120
+_COMPILE_TIMEOUT_S = 60
 
 
 class NativeAttention:
@@ -76,20 +78,20 @@ def load_native() -> ctypes.CDLL | None:
     reason = _why_not()
     if reason is None:
         try:
-            return _declare(ctypes.CDLL(str(_compile())))
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = f"it did not compile: {error}"
-    log.info("using OpenVINO's attention, not our own: %s", reason)
+            return _declare(_load(_target()))
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            reason = f"it could not be built: {error}"
+    log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
     return None
 
 
 def _why_not() -> str | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return "it is for Linux on x86-64"
+        return "ours is for Linux on x86-64"
     if not {"amx_bf16", "avx512_bf16"} <= set(Path("/proc/cpuinfo").read_text().split()):
-        return "this CPU has no AMX"
+        return "this CPU has none"
     if _compiler() is None:
-        return "there is no C++ compiler"
+        return "there is no C++ compiler here (c++, g++ or clang++)"
     return None
 
 
@@ -97,26 +99,43 @@ def _compiler() -> str | None:
     return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-def _compile() -> Path:
-    """Compiled code is kept under a name made from all that went into it."""
+def _target() -> Path:
+    """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written."""
+    recipe = "\0".join((_SOURCE.read_text(), ov.__version__, _compiler() or "", *_FLAGS))
+    name = f"attention-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    folder = home() / "cache" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="hotloop-"))
+    return folder / name
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """What was compiled before, if it is whole: its size stands beside it, since loading half a library is fatal."""
+    size = path.with_suffix(".size")
+    if not path.exists() or not size.exists() or size.read_text() != str(path.stat().st_size):
+        _compile(path)
+        size.write_text(str(path.stat().st_size))
+    return ctypes.CDLL(str(path))
+
+
+def _compile(path: Path) -> None:
     openvino = Path(ov.__file__).parent
-    tbb = next((openvino / "libs").glob("libtbb.so*"))
+    tbb = next((openvino / "libs").glob("libtbb.so*"), None)
     compiler = _compiler()
-    assert compiler is not None
-    recipe = "\0".join((_SOURCE.read_text(), ov.__version__, compiler, *_FLAGS))
-    target = home() / "cache" / "native" / f"attention-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f"{target.stem}-{os.getpid()}.so")
+    if tbb is None or compiler is None:
+        raise FileNotFoundError("OpenVINO came without its TBB library")
+    draft = path.with_name(f"{path.stem}-{os.getpid()}.so")
     command = [compiler, *_FLAGS, f"-I{openvino / 'include'}", str(_SOURCE), "-o", str(draft), str(tbb)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
-    if done.returncode:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            raise OSError(errors[0] if errors else f"the compiler ended with status {done.returncode}")
+        os.replace(draft, path)
+    finally:
         draft.unlink(missing_ok=True)
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
-        raise OSError(errors[0])
-    os.replace(draft, target)
-    return target
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -4,6 +4,11 @@
 // when they are read again. And sequences that share leading blocks are computed together over those blocks, so a
 // prefix that ten agents share is read from memory once a step, not ten times.
 //
+// A block's keys and values stand where the B tiles of AMX (16 rows of 64 bytes) want them. Word w of key k is its
+// dimensions 2w and 2w + 1; pair r of the values is that of keys 2r and 2r + 1:
+//
+//     keys     [k / 16][w / 16][w % 16][k % 16]        values     [d / 16][r][d % 16][2]
+//
 // One call does a layer: queries and keys are normalised (where the model does) and rotated, keys and values are
 // written into their blocks, and every query row attends to what it may see:
 //
@@ -38,10 +43,6 @@ constexpr int SPLIT = 1024;       // keys an item of a split row covers
 constexpr int TILE = 512;         // bf16 values in a tile: 16 rows of 64 bytes
 constexpr float NEVER = -1e30f;   // the running maximum before any key was seen
 
-// A block's keys: word w of key k (dims 2w, 2w + 1) stands where a tile of B wants it, so do values d of keys 2r, 2r + 1:
-//
-//     keys     [k / 16][w / 16][w % 16][k % 16]     values   [d / 16][r][d % 16][2]     (tiles of 16 rows of 64 bytes)
-//
 // Rows [first, first + count) of the step, all of one sequence; row r of a KV head is token r / group, head r % group.
 struct Run {
     int first, count;
@@ -52,11 +53,7 @@ struct Item {
     std::vector<Run> runs;
     const int* table;
     int begin, end;
-    int part;  // where its partial result goes; -1: the result is whole and goes straight to the output
-};
-
-struct Part {
-    int part, row;
+    int part;  // the first of the partial results it writes, one a row; -1: its results are whole and go to the output
 };
 
 struct Attention {
@@ -64,7 +61,7 @@ struct Attention {
     float norm_eps;
     const float* angles;                        // [position][cos of head_dim / 2, sin of head_dim / 2]
     std::vector<const float*> q_norm, k_norm;   // a layer's weights, or null
-    bf16* kv;                                   // [layer][block][KV head][keys, values], drawn below
+    bf16* kv;                                   // [layer][block][KV head][keys, values]
     size_t kv_bytes;
 
     int num_tokens = 0, num_parts = 0;
@@ -73,10 +70,10 @@ struct Attention {
     std::vector<int> tables;
     std::vector<int> visible;                   // of each token: how many keys it sees
     std::vector<Item> items;
-    std::vector<std::vector<Part>> parts_of_row;
+    std::vector<std::vector<int>> parts_of_row;
     std::vector<int> split_rows;
     std::vector<bf16> queries;                  // [KV head][row][head_dim]
-    std::vector<float> partials;                // [KV head][part][row][head_dim + 2]
+    std::vector<float> partials;                // [KV head][part][head_dim + 2]: values, largest, total
 
     int group() const { return num_heads / num_kv_heads; }
     bf16* keys(int layer, int block, int head) const {
@@ -85,7 +82,7 @@ struct Attention {
     }
     bf16* values(int layer, int block, int head) const { return keys(layer, block, head) + (size_t)head_dim * BLOCK; }
     float* partial(int head, int part) {
-        return partials.data() + ((size_t)head * num_parts + part) * ROWS * (head_dim + 2);
+        return partials.data() + ((size_t)head * num_parts + part) * (head_dim + 2);
     }
 };
 
@@ -95,8 +92,6 @@ void round_row(const float* from, bf16* to) {
         _mm256_storeu_si256((__m256i*)(to + d), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
 }
 
-// ---- planning -------------------------------------------------------------------------------------------------------
-
 struct Sequence {
     int first_token, num_tokens, past;
     const int* table;
@@ -105,37 +100,51 @@ struct Sequence {
 
 void add_split(Attention& a, const std::vector<Run>& runs, const int* table, int begin, int end) {
     for (int key = begin; key < end; key += SPLIT) {
-        int part = a.num_parts++;
-        a.items.push_back({runs, table, key, std::min(end, key + SPLIT), part});
-        int row = 0;
+        a.items.push_back({runs, table, key, std::min(end, key + SPLIT), a.num_parts});
         for (const Run& run : runs)
-            for (int i = 0; i < run.count; i++) a.parts_of_row[run.first + i].push_back({part, row++});
+            for (int i = 0; i < run.count; i++) a.parts_of_row[run.first + i].push_back(a.num_parts++);
     }
 }
 
-// Sequences that begin with the same block: their common blocks together, the rest of each alone.
-void plan_family(Attention& a, const std::vector<const Sequence*>& family) {
-    int shared = family.size() > 1 ? family[0]->past / BLOCK : 0;
-    for (const Sequence* s : family) {
-        int i = 0;
-        while (i < shared && i < s->past / BLOCK && s->table[i] == family[0]->table[i]) i++;
-        shared = std::min(shared, i);
-    }
+using Family = std::vector<const Sequence*>;
+
+// Blocks [begin, end), which all of a family share: as few passes as its rows allow.
+void plan_shared(Attention& a, const Family& family, int begin, int end) {
     std::vector<Run> runs;
     int num_rows = 0;
-    auto flush = [&] {
-        if (shared && num_rows) add_split(a, runs, family[0]->table, 0, shared * BLOCK);
-        runs.clear();
-        num_rows = 0;
-    };
     for (const Sequence* s : family) {
         Run run{s->first_token * a.group(), s->num_tokens * a.group()};
-        if (num_rows + run.count > ROWS) flush();
+        if (num_rows + run.count > ROWS) {
+            add_split(a, runs, family[0]->table, begin * BLOCK, end * BLOCK);
+            runs.clear();
+            num_rows = 0;
+        }
         runs.push_back(run);
         num_rows += run.count;
-        add_split(a, {run}, s->table, shared * BLOCK, s->length());
     }
-    flush();
+    add_split(a, runs, family[0]->table, begin * BLOCK, end * BLOCK);
+}
+
+// Sequences with the same blocks before `begin`: what they go on to share together, then each branch for itself.
+void plan_family(Attention& a, const Family& family, int begin) {
+    const Sequence& first = *family[0];
+    if (family.size() == 1) {
+        Run run{first.first_token * a.group(), first.num_tokens * a.group()};
+        return add_split(a, {run}, first.table, begin * BLOCK, first.length());
+    }
+    int end = first.past / BLOCK;
+    for (const Sequence* s : family) {
+        int i = begin;
+        while (i < end && i < s->past / BLOCK && s->table[i] == first.table[i]) i++;
+        end = i;
+    }
+    if (end > begin) plan_shared(a, family, begin, end);
+    std::unordered_map<int, Family> branches;
+    for (const Sequence* s : family) {
+        if (end < s->past / BLOCK) branches[s->table[end]].push_back(s);
+        else plan_family(a, {s}, end);
+    }
+    for (const auto& branch : branches) plan_family(a, branch.second, end);
 }
 
 void plan_chunk(Attention& a, const Sequence& s) {
@@ -146,8 +155,6 @@ void plan_chunk(Attention& a, const Sequence& s) {
         a.items.push_back({{{s.first_token * group + row, count}}, s.table, 0, end, -1});
     }
 }
-
-// ---- one item -------------------------------------------------------------------------------------------------------
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -180,9 +187,13 @@ struct alignas(64) Scratch {
     bf16 weights[CHUNK / BLOCK * PATCH];
 };
 
+// The compiler does not know that tile loads read memory: what they read must be there before.
+inline void settle_memory() { asm volatile("" ::: "memory"); }
+
 // scores[32 rows][32 keys] = queries[32][D] * keys of one block
 template <int D>
 void score_block(const bf16* queries, const bf16* keys, float* scores, bool two) {
+    settle_memory();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -209,6 +220,7 @@ void score_block(const bf16* queries, const bf16* keys, float* scores, bool two)
 template <int D>
 void add_values(const Attention& a, int layer, int head, const int* table, int num_keys, int d, const bf16* weights,
                 float* sums, bool two) {
+    settle_memory();
     _tile_loadd(0, sums, D * 4);
     _tile_loadd(1, sums + 16, D * 4);
     if (two) {
@@ -238,9 +250,9 @@ void add_values(const Attention& a, int layer, int head, const int* table, int n
 __m512 exp2_of(__m512 x) {
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0558263f), f, _mm512_set1_ps(0.2401397f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931472f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05517166f), f, _mm512_set1_ps(0.24261112f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69326099f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992807f));
     return _mm512_scalef_ps(p, whole);
 }
 
@@ -334,7 +346,7 @@ void run_item(Attention& a, int layer, int head, const Item& item, float* output
                 float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
                 for (int d = 0; d < D; d++) to[d] = values[d] / tiles[t].total[i];
             } else {
-                float* to = a.partial(head, item.part) + i * (D + 2);
+                float* to = a.partial(head, item.part + t * ROWS + i);
                 memcpy(to, values, D * sizeof(float));
                 to[D] = tiles[t].largest[i];
                 to[D + 1] = tiles[t].total[i];
@@ -349,9 +361,9 @@ void merge_row(Attention& a, int head, int row, float* output) {
     const int group = a.group();
     float* to = output + ((size_t)(row / group) * a.num_heads + head * group + row % group) * D;
     float largest = NEVER, total = 0, sum[D] = {};
-    for (const Part& p : a.parts_of_row[row]) largest = std::max(largest, a.partial(head, p.part)[p.row * (D + 2) + D]);
-    for (const Part& p : a.parts_of_row[row]) {
-        const float* from = a.partial(head, p.part) + p.row * (D + 2);
+    for (int part : a.parts_of_row[row]) largest = std::max(largest, a.partial(head, part)[D]);
+    for (int part : a.parts_of_row[row]) {
+        const float* from = a.partial(head, part);
         float weight = exp2f(from[D] - largest);
         total += from[D + 1] * weight;
         for (int d = 0; d < D; d++) sum[d] += from[d] * weight;
@@ -359,24 +371,20 @@ void merge_row(Attention& a, int head, int row, float* output) {
     for (int d = 0; d < D; d++) to[d] = sum[d] / total;
 }
 
-// ---- writing queries, keys and values -------------------------------------------------------------------------------
-
 // A head's vector as bf16: normalised where the model does, and turned to its position.
 template <int D>
-void turn(const float* __restrict from, const float* __restrict angles, const float* norm, float eps,
-          bf16* __restrict to) {
-    alignas(64) float turned[D];
-    for (int d = 0; d < D / 2; d++) {
-        turned[d] = from[d] * angles[d] - from[d + D / 2] * angles[D / 2 + d];
-        turned[d + D / 2] = from[d + D / 2] * angles[d] + from[d] * angles[D / 2 + d];
-    }
+void turn(const float* from, const float* angles, const float* norm, float eps, bf16* to) {
+    alignas(64) float x[D], turned[D];
+    memcpy(x, from, sizeof(x));
     if (norm) {
-        alignas(64) float scaled[D];
         float square = 0;
-        for (int d = 0; d < D; d++) square += from[d] * from[d];
+        for (int d = 0; d < D; d++) square += x[d] * x[d];
         float inverse = 1.0f / sqrtf(square / D + eps);
-        for (int d = 0; d < D; d++) scaled[d] = from[d] * inverse * norm[d];
-        return turn<D>(scaled, angles, nullptr, eps, to);
+        for (int d = 0; d < D; d++) x[d] *= inverse * norm[d];
+    }
+    for (int d = 0; d < D / 2; d++) {
+        turned[d] = x[d] * angles[d] - x[d + D / 2] * angles[D / 2 + d];
+        turned[d + D / 2] = x[d + D / 2] * angles[d] + x[d] * angles[D / 2 + d];
     }
     round_row<D>(turned, to);
 }
@@ -479,17 +487,17 @@ void attention_plan(Attention* a, int num_sequences, const int* begins, const in
             if (position % BLOCK == 0) a->fresh.push_back(table[position / BLOCK]);
         }
     }
-    std::unordered_map<int, std::vector<const Sequence*>> families;
+    Family few;
     for (const Sequence& s : sequences) {
         if (s.num_tokens * group > ROWS) plan_chunk(*a, s);
-        else families[s.table[0]].push_back(&s);
+        else few.push_back(&s);
     }
-    for (const auto& family : families) plan_family(*a, family.second);
+    if (!few.empty()) plan_family(*a, few, 0);
     a->split_rows.clear();
     for (size_t row = 0; row < a->parts_of_row.size(); row++)
         if (!a->parts_of_row[row].empty()) a->split_rows.push_back((int)row);
     a->queries.resize((size_t)a->num_tokens * a->num_heads * a->head_dim);
-    a->partials.resize((size_t)a->num_kv_heads * a->num_parts * ROWS * (a->head_dim + 2));
+    a->partials.resize((size_t)a->num_kv_heads * a->num_parts * (a->head_dim + 2));
 }
 
 // qkv: [token][query heads, key heads, value heads][head_dim]; output: [token][query heads][head_dim]

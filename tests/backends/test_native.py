@@ -1,0 +1,174 @@
+"""Our own attention against plain numpy, row by row: long contexts, forks, drafts, every head size it is built for."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.openvino import native
+from hotloop.backends.openvino.native import NativeAttention, load_native
+from hotloop.backends.openvino.rotary import rotary_frequencies, rotary_table
+from hotloop.models.spec import ModelSpec
+
+Array = NDArray[np.float32]
+
+BLOCK = 32
+NUM_BLOCKS = 400
+MAX_ERROR = 0.02  # of values around 1: keys, values and weights are rounded to bf16
+
+needs_amx = pytest.mark.skipif(load_native() is None, reason="needs a CPU with AMX and a C++ compiler")
+
+
+def make_spec(head_dim: int = 64, num_heads: int = 9, num_kv_heads: int = 3, has_qk_norm: bool = False) -> ModelSpec:
+    spec = ModelSpec("llama", 1, 64, 64, num_heads, num_kv_heads, head_dim, 100, 8192, 1e-5, 10_000.0)
+    return replace(spec, has_qk_norm=has_qk_norm)
+
+
+@dataclass
+class Sequence:
+    """What one sequence has said so far, and the blocks it is kept in."""
+
+    table: list[int]
+    rows: list[Array] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.rows)
+
+    def fork(self, num_blocks: int, table: list[int]) -> "Sequence":
+        return Sequence(self.table[:num_blocks] + table, self.rows[: num_blocks * BLOCK])
+
+
+class Rig:
+    """The kernel and a slow copy of what it should do."""
+
+    def __init__(self, spec: ModelSpec, attention: NativeAttention) -> None:
+        self.spec, self.attention = spec, attention
+        self.rng = np.random.default_rng(0)
+        self.norms = self.rng.uniform(0.5, 1.5, (2, spec.head_dim)).astype(np.float32)
+        if spec.has_qk_norm:
+            attention.set_norms(0, *self.norms)
+
+    def step(self, *parts: tuple[Sequence, int]) -> float:
+        """Each sequence says so many more tokens; returns the largest error of any row."""
+        width = (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim
+        pasts = [sequence.length for sequence, _ in parts]
+        qkv = self.rng.standard_normal((sum(count for _, count in parts), width)).astype(np.float32)
+        begins = np.cumsum([0, *(count for _, count in parts)]).astype(np.int32)
+        for i, (sequence, _) in enumerate(parts):
+            sequence.rows.extend(qkv[begins[i] : begins[i + 1]])
+        tables = [sequence.table[: math.ceil(sequence.length / BLOCK)] for sequence, _ in parts]
+        batch = Batch(
+            token_ids=np.zeros(len(qkv), np.int64),
+            positions=np.zeros(len(qkv), np.int64),
+            past_lens=np.array(pasts, np.int32),
+            begins=begins,
+            block_ids=np.concatenate(tables).astype(np.int32),
+            block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
+            wanted=np.zeros(0, np.int64),
+        )
+        output = np.full((len(qkv), self.spec.num_heads * self.spec.head_dim), np.nan, np.float32)
+        self.attention.plan(batch)
+        self.attention.run(0, qkv, output)
+        expected = [self.expected(sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)]
+        return float(np.abs(output - np.concatenate(expected)).max())
+
+    def expected(self, sequence: Sequence, past: int) -> Array:
+        spec = self.spec
+        x = np.stack(sequence.rows).reshape(sequence.length, -1, spec.head_dim)
+        q, k, v = np.split(x, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
+        q, k = self.turned(q, self.norms[0])[past:], self.turned(k, self.norms[1])
+        group = spec.num_heads // spec.num_kv_heads
+        scores = np.einsum("qhd,khd->hqk", q, k.repeat(group, axis=1)) / math.sqrt(spec.head_dim)
+        is_hidden = np.arange(sequence.length) > past + np.arange(len(q))[:, None]
+        weights = np.exp(np.where(is_hidden, -np.inf, scores - scores.max(-1, keepdims=True)))
+        mixed = np.einsum("hqk,khd->qhd", weights, v.repeat(group, axis=1)) / weights.sum(-1).T[:, :, None]
+        return mixed.reshape(len(q), -1).astype(np.float32)
+
+    def turned(self, x: Array, norm: Array) -> Array:
+        if self.spec.has_qk_norm:
+            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.spec.rms_eps) * norm
+        angles = np.outer(np.arange(len(x)), rotary_frequencies(self.spec))[:, None]
+        first, second = np.split(x, 2, axis=-1)
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+@contextmanager
+def make_rig(spec: ModelSpec) -> Iterator[Rig]:
+    library = load_native()
+    assert library is not None
+    attention = NativeAttention(library, spec, NUM_BLOCKS, rotary_table(spec, 8192))
+    try:
+        yield Rig(spec, attention)
+    finally:
+        attention.close()
+
+
+def make_tables(count: int) -> list[list[int]]:
+    """Blocks in no order, none in two tables."""
+    shuffled = np.random.default_rng(1).permutation(NUM_BLOCKS).tolist()
+    size = NUM_BLOCKS // count
+    return [shuffled[i * size : (i + 1) * size] for i in range(count)]
+
+
+@needs_amx
+@pytest.mark.parametrize(
+    "spec",
+    [
+        make_spec(),
+        make_spec(96, 4, 4),
+        make_spec(128, 8, 2, has_qk_norm=True),
+        make_spec(64, 7, 1, has_qk_norm=True),
+    ],
+    ids=["64", "96", "128-norm", "64-norm"],
+)
+def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec) -> None:
+    with make_rig(spec) as rig:
+        long, short = (Sequence(table) for table in make_tables(2))
+        assert rig.step((long, 700)) < MAX_ERROR
+        assert rig.step((long, 33), (short, 1)) < MAX_ERROR
+        assert rig.step((short, 30), (long, 1)) < MAX_ERROR
+        assert rig.step((long, 500), (short, 3)) < MAX_ERROR
+        for count in (1, 4, 1):
+            assert rig.step((long, count), (short, 1)) < MAX_ERROR
+
+
+@needs_amx
+def test_sequences_that_share_blocks_and_part_anywhere() -> None:
+    with make_rig(make_spec()) as rig:
+        tables = make_tables(16)
+        trunk = Sequence([*chain(*tables[:4])])
+        assert rig.step((trunk, 40 * BLOCK)) < MAX_ERROR
+        forks = [trunk.fork(at, tables[4 + i]) for i, at in enumerate((40, 40, 40, 40, 36, 36, 33, 2, 1, 0, 40))]
+        assert rig.step(*((fork, 1 + i % 3) for i, fork in enumerate(forks))) < MAX_ERROR
+        assert rig.step(*((fork, 40 if i == 2 else 1) for i, fork in enumerate(forks))) < MAX_ERROR
+
+
+@needs_amx
+def test_what_a_block_held_before_does_not_matter() -> None:
+    with make_rig(make_spec()) as rig:
+        [table] = make_tables(1)
+        broken = Sequence(table)
+        rig.step((broken, 40))
+        poison = np.full((40, 15 * 64), np.nan, np.float32)
+        rig.attention.run(0, poison, np.empty((40, 9 * 64), np.float32))
+        assert rig.step((Sequence(table), 3)) < MAX_ERROR
+
+
+@needs_amx
+def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
+    path = tmp_path / "attention.so"
+    native._load(path)
+    whole = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(whole // 2)
+    native._load(path)
+    assert path.stat().st_size == whole
