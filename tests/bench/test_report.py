@@ -52,6 +52,7 @@ def test_ratios_say_how_many_times_better_the_second_is():
     times = ratios(summarise("slow", make_run(2.0), JOBS), summarise("fast", make_run(1.0, num_cached=50), JOBS))
     assert times["ttft_p50_s"] == times["job_mean_s"] == times["output_tokens_per_s"] == 2.0
     assert times["num_read_tokens"] == round(500 / 300, 2)
+    assert "num_reread_tokens" not in times
 
 
 def test_an_empty_run_has_figures_too():

@@ -37,6 +37,13 @@ def test_values_out_of_range_name_their_field(name: str, value: Any) -> None:
     assert caught.value.param == name
 
 
+def test_too_many_biases_are_refused_in_a_short_sentence() -> None:
+    SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0))
+    with pytest.raises(RequestError, match=r"^logit_bias has 1025 entries; at most 1024 are taken$") as caught:
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
+    assert caught.value.param == "logit_bias"
+
+
 def test_at_least_cannot_exceed_at_most() -> None:
     assert SamplingParams(min_tokens=5).min_tokens == 5
     with pytest.raises(RequestError, match="min_tokens"):

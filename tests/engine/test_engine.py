@@ -6,15 +6,12 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.engine.tiny import (
-    BLOCK_SIZE,
     EOS_ID,
     PROMPTS,
     TOKENIZER,
@@ -23,13 +20,11 @@ from tests.engine.tiny import (
     greedy,
     make_engine,
     make_request,
+    until_idle,
 )
 
-from hotloop.backends.backend import Batch
-from hotloop.backends.null import NullBackend
-from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
-from hotloop.core.request import FinishReason, SamplingParams, TokenEvent
+from hotloop.core.errors import EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.request import FinishReason, SamplingParams
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 
@@ -59,10 +54,6 @@ def test_an_abort_frees_the_blocks_and_ends_the_request_once() -> None:
         assert engine.stats().num_blocks_used == 0
     assert listener.last("a").finish_reason is FinishReason.ABORT
     assert listener.last("b").finish_reason is FinishReason.LENGTH
-
-
-def until_idle(engine: Engine) -> None:
-    assert engine._idle.wait(30)
 
 
 def test_a_request_can_be_aborted_before_it_ever_ran() -> None:
@@ -192,61 +183,6 @@ def test_many_threads_submit_and_abort_at_once() -> None:
     assert sum(stats.num_finished.values()) == sum(len(listener.events) for listener in listeners) == 320
     assert not engine._arriving
     assert stats.num_blocks_used == 0
-
-
-class FailingBackend(NullBackend):
-    """Fails in the given way whenever `failure` is set."""
-
-    failure: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
-
-    def run(self, batch: Batch) -> NDArray[np.float32]:
-        logits = super().run(batch)
-        return self.failure(logits) if self.failure else logits
-
-
-def hardware_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    raise BackendError("the hardware is on fire")
-
-
-def unforeseen_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    raise ZeroDivisionError("nobody thought of this")
-
-
-def numeric_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    return logits * np.nan
-
-
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [(hardware_failure, "on fire"), (unforeseen_failure, "nobody thought"), (numeric_failure, "not numbers")],
-)
-def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, message: str) -> None:
-    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
-    prompt = list(range(20))
-    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True)) as engine:
-        before = engine.generate(prompt, greedy())
-        backend.failure = failure
-        with pytest.raises(BackendError, match=message):
-            engine.generate(prompt, greedy())
-        backend.failure = None
-        after = engine.generate(prompt, greedy())
-        assert engine.stats().num_finished[FinishReason.ERROR] == 1
-    assert after.token_ids == before.token_ids
-    assert after.usage.num_cached == 0, "nothing computed before the failure is trusted"
-
-
-def test_a_listener_that_fails_ends_its_own_request_only() -> None:
-    def fail(event: TokenEvent) -> None:
-        raise RuntimeError("the caller has gone")
-
-    listener = Listener()
-    with make_engine() as engine:
-        engine.submit([make_request([1, 2], "bad", sampling=greedy(500))], fail)
-        engine.submit([make_request([1, 2], "good")], listener)
-        listener.wait("good")
-        until_idle(engine)
-        assert engine.stats().num_finished[FinishReason.ABORT] == 1
-    assert listener.last("good").finish_reason is FinishReason.LENGTH
 
 
 def forcing(text: str, **params: Any) -> SamplingParams:

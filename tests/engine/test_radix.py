@@ -98,6 +98,26 @@ def test_gives_up_the_least_recently_used_leaf_first_and_from_its_end() -> None:
     assert (life.num_matched(1, 1, 2, 2, 3, 3), life.num_matched(4, 4, 5, 5)) == (1, 1)
 
 
+def test_the_rest_of_an_edge_ages_when_only_its_beginning_is_used() -> None:
+    life = Life()
+    life.remember(1, 1, 2, 2, 3, 3)
+    life.remember(4, 4, 5, 5)
+    assert life.num_matched(1, 1, 9, 9) == 1
+    assert life.tree.evict(2) == 2
+    assert (life.num_matched(4, 4, 5, 5), life.num_matched(1, 1, 2, 2, 3, 3)) == (2, 1)
+
+
+def test_forgets_what_builds_on_the_first_block_nobody_uses() -> None:
+    life = Life()
+    life.remember(1, 1, 2, 2, 3, 3)
+    life.remember(1, 1, 2, 2, 4, 4)
+    life.remember(1, 1, leave=False)
+    life.remember(5, 5)
+    life.tree.forget(tokens(1, 1, 2, 2, 3, 3, 9))
+    life.check()
+    assert (life.tree.num_blocks, life.num_matched(1, 1, 2, 2), life.num_matched(5, 5)) == (2, 1, 1)
+
+
 def test_a_parent_can_go_once_its_children_went() -> None:
     life = Life()
     life.remember(1, 1, 2, 2)
@@ -172,6 +192,14 @@ class Tree(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         if self.used:
             self.life.pool.release(self.used.pop(data.draw(st.integers(0, len(self.used) - 1))))
+
+    @rule(values=sequences)
+    def forget(self, values: list[int]) -> None:
+        path = (tuple(values[: len(values) - end]) for end in range(len(values) - BLOCK, -1, -BLOCK))
+        idle = (prefix for prefix in path if prefix in self.known and self.life.pool.num_users(self.known[prefix]) == 0)
+        if top := next(idle, None):
+            self.known = {prefix: i for prefix, i in self.known.items() if prefix[: len(top)] != top}
+        self.life.tree.forget(tokens(*values))
 
     @rule(count=st.integers(1, 5))
     def evict(self, count: int) -> None:

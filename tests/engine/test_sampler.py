@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.tiny import EOS_ID, make_request
 
-from hotloop.core.errors import BackendError
 from hotloop.core.request import Request, SamplingParams
-from hotloop.engine.sampler import Sampler, choose, uniform
+from hotloop.engine.sampler import Sampled, Sampler, choose, uniform
 
 VOCAB = 300
 RNG = np.random.default_rng(7)
@@ -27,7 +26,9 @@ def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **
 
 
 def sample(row: NDArray[np.float32], made: Request) -> int:
-    return SAMPLER.sample(row[None], [made])[0].token_id
+    [sampled] = SAMPLER.sample(row[None], [made])
+    assert sampled
+    return sampled.token_id
 
 
 def support(row: NDArray[np.float32], **params: Any) -> set[int]:
@@ -166,6 +167,7 @@ def test_a_row_where_everything_is_forbidden_still_gives_a_token() -> None:
 def test_logprobs_are_the_models_own() -> None:
     [sampled] = SAMPLER.sample(LOGITS[6:7], [request(seed=1, temperature=3.0, logprobs=5, logit_bias={0: 50})])
     expected = np.log(softmax(LOGITS[6]))
+    assert sampled
     assert sampled.token_id == 0
     assert sampled.logprob
     assert sampled.logprob.logprob == pytest.approx(expected[0])
@@ -175,21 +177,26 @@ def test_logprobs_are_the_models_own() -> None:
 
 def test_logprobs_of_a_vocabulary_smaller_than_asked_for() -> None:
     [sampled] = Sampler([]).sample(LOGITS[:1, :3], [request(temperature=0, logprobs=20)])
+    assert sampled
     assert sampled.logprob
     assert len(sampled.logprob.top) == 3
     [sampled] = SAMPLER.sample(LOGITS[:1], [request(temperature=0, logprobs=0)])
+    assert sampled
     assert sampled.logprob
     assert sampled.logprob.top == ()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_a_number_is_an_error(value: float) -> None:
-    logits = LOGITS[:2].copy()
+def test_a_row_that_is_not_numbers_gives_no_token_and_spoils_no_other(value: float) -> None:
+    requests = [request(), request(), request(temperature=0)]
+    logits = LOGITS[:3].copy()
     logits[1, 7] = value
-    with pytest.raises(BackendError, match="not numbers"):
-        SAMPLER.sample(logits, [request(), request()])
+    assert SAMPLER.sample(logits, requests) == [
+        SAMPLER.sample(LOGITS[:3], requests)[0],
+        None,
+        Sampled(int(LOGITS[2].argmax())),
+    ]
 
 
-def test_a_row_of_nothing_is_an_error() -> None:
-    with pytest.raises(BackendError, match="not numbers"):
-        SAMPLER.sample(np.full((1, VOCAB), -np.inf, np.float32), [request()])
+def test_a_row_of_nothing_gives_no_token() -> None:
+    assert SAMPLER.sample(np.full((1, VOCAB), -np.inf, np.float32), [request()]) == [None]

@@ -77,6 +77,10 @@ class Listener:
         return [token_id for event in self.events[request_id] for token_id in event.token_ids]
 
 
+def until_idle(engine: Engine) -> None:
+    assert engine._idle.wait(30)
+
+
 def run_alone(prompt: Sequence[int], sampling: SamplingParams) -> Completion:
     """What an engine that does nothing else, and shares nothing, says to this prompt."""
     with make_engine(prefix_cache=False) as engine:

@@ -170,9 +170,19 @@ def test_a_second_stop_aborts_at_once() -> None:
 def test_not_ready_while_draining(serving: Serving) -> None:
     assert serving.http.get("/ready").status_code == 200
     with Serving() as draining:
-        draining.server.config.app.state.service.is_draining = True  # type: ignore[union-attr]
+        asyncio.run(draining.engine.drain(1))
         check_error(draining.http.get("/ready"), 503, "shutting_down")
         assert draining.http.get("/health").status_code == 200
+
+
+def test_neither_healthy_nor_ready_once_the_engine_has_failed() -> None:
+    with Serving() as serving:
+        serving.engine._core.scheduler.pool.num_idle += 1  # a bug of ours: the check between two requests finds it
+        assert serving.chat().status_code == 200
+        until(lambda: serving.engine.has_failed)
+        for path in ("/health", "/ready"):
+            check_error(serving.http.get(path), 503)
+        assert "has failed" in check_error(serving.chat(), 503)["message"]
 
 
 def test_a_closed_engine_answers_503() -> None:

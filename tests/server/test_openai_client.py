@@ -127,12 +127,6 @@ def test_a_seed_repeats_itself_and_its_choices_differ(client: openai.OpenAI) -> 
 @pytest.mark.parametrize(
     "extra",
     [
-        {"temperature": 0.7, "top_p": 0.5},
-        {"top_k": 5},
-        {"top_k": -1},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.2},
-        {"presence_penalty": 2, "frequency_penalty": -2},
         {"user": "someone", "seed": -1},
         {"seed": 2**63 - 1, "n": 2},
         {"seed": -(2**63), "n": 2},
@@ -140,12 +134,11 @@ def test_a_seed_repeats_itself_and_its_choices_differ(client: openai.OpenAI) -> 
         {"service_tier": "flex"},
         {"session_id": "s1", "prompt_cache_key": "k"},
         {"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True},
-        {"logit_bias": {"0": -100, "1": 100}},
         {"temperature": None, "stop": None, "n": None, "stream": None, "logprobs": None, "tools": None},
     ],
     ids=str,
 )
-def test_every_other_parameter_is_taken(serving: Serving, extra: dict[str, object]) -> None:
+def test_what_changes_no_text_is_taken(serving: Serving, extra: dict[str, object]) -> None:
     for response in (serving.chat(**extra), serving.complete(**extra)):
         assert response.status_code == 200, response.text
 

@@ -114,7 +114,7 @@ _ROWS = (
     _Row("errors", "num_errors", "{:,d}", is_ratio=False),
     _Row("prompt tokens", "num_prompt_tokens", "{:,d}", is_ratio=False),
     _Row("tokens read", "num_read_tokens", "{:,d}"),
-    _Row("tokens read again", "num_reread_tokens", "{:,d}"),
+    _Row("tokens read again", "num_reread_tokens", "{:,d}", is_ratio=False),  # an estimate of next to nothing
     _Row("cached share", "cached_share", "{:.1%}", is_ratio=False),
     _Row("TTFT p50", "ttft_p50_s", "{:.3f} s"),
     _Row("TTFT p95", "ttft_p95_s", "{:.3f} s"),

@@ -16,6 +16,8 @@ from enum import IntEnum, StrEnum
 
 from hotloop.core.errors import HotloopError, RequestError
 
+MAX_LOGIT_BIAS = 1024  # each costs time at every token
+
 
 class Priority(IntEnum):
     """Who goes first. Lower is more urgent."""
@@ -66,6 +68,9 @@ class SamplingParams:
     """None: no logprobs; k: the sampled token's, and the k likeliest beside it."""
 
     def __post_init__(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            reason = f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are taken"
+            raise RequestError(reason, param="logit_bias")
         checks = (
             ("temperature", 0 <= self.temperature <= 100),
             ("top_p", 0 < self.top_p <= 1),

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from hotloop.backends.backend import Backend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
 from hotloop.engine.sampler import Sampled, Sampler
-from hotloop.engine.scheduler import Scheduler, Slice
+from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
@@ -53,7 +53,14 @@ class _Listener:
 class EngineCore:
     """Scheduler, backend and sampler, turned one step at a time."""
 
-    def __init__(self, tokenizer: Tokenizer, backend: Backend, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        backend: Backend,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.totals = Totals()
         self.scheduler = Scheduler(config, block_size=backend.block_size, num_blocks=backend.num_blocks)
@@ -61,10 +68,13 @@ class EngineCore:
         self._backend = backend
         self._sampler = Sampler(token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._listeners: dict[str, _Listener] = {}
-        self._finished_at = time.monotonic()
-        self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average
+        self._clock = clock
+        self._finished_at = clock()
+        self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average, while there is work
 
     def add(self, request: Request, on_event: OnEvent) -> None:
+        if not self.scheduler.has_work:
+            self._finished_at = self._clock()  # nobody waited for the time that lay idle
         self.scheduler.add(request)
         self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling))
 
@@ -74,23 +84,24 @@ class EngineCore:
 
     def step(self) -> StepReport | None:
         """Compute one step and tell everybody; None if there was nothing to do."""
-        began_at = time.monotonic()
+        began_at = self._clock()
         step = self.scheduler.schedule(began_at)
         if not step.slices:
             return None
         batch = make_batch(step, self.scheduler.block_size)
-        ran_at = time.monotonic()
+        ran_at = self._clock()
         logits = self._backend.run(batch)
-        backend_s = time.monotonic() - ran_at
+        backend_s = self._clock() - ran_at
         level = [part for part in step.slices if part.wants_token]
         sampled = self._sampler.sample(logits, [part.request for part in level])
-        self.scheduler.update(step, [choice.token_id for choice in sampled])
-        now = time.monotonic()
+        self.scheduler.update(step, [choice.token_id if choice else None for choice in sampled])
+        now = self._clock()
         for part, choice in zip(level, sampled, strict=True):
-            self._deliver(part, choice, now)
+            self._deliver(part.request, choice, now)
         self.totals.num_steps += 1
-        duration_s = time.monotonic() - began_at
-        return StepReport(duration_s, duration_s - backend_s, len(step.slices), len(batch.token_ids), len(level))
+        duration_s = self._clock() - began_at
+        num_output = sum(choice is not None for choice in sampled)
+        return StepReport(duration_s, duration_s - backend_s, len(step.slices), len(batch.token_ids), num_output)
 
     def abort(self, request_id: str) -> None:
         """End a request now, if it has not ended already."""
@@ -111,9 +122,11 @@ class EngineCore:
     def _find(self, request_id: str) -> Request | None:
         return self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
 
-    def _deliver(self, part: Slice, choice: Sampled, now: float) -> None:
-        """A token arrived: does it end the request, and what text does it make certain?"""
-        request = part.request
+    def _deliver(self, request: Request, choice: Sampled | None, now: float) -> None:
+        """A token arrived: does it end the request, and what text does it make certain? None ends this one only."""
+        if choice is None:
+            self._fail(request, BackendError("the model computed logits that are not numbers"))
+            return
         if request.first_token_at is None:
             request.first_token_at = now
         request.last_token_at = now
@@ -153,10 +166,15 @@ class EngineCore:
         self.scheduler.finish(request, reason)
         self._close(request, _event(request, choice, text, stop_match))
 
+    def _fail(self, request: Request, error: HotloopError) -> None:
+        """End one request with this error; the others go on."""
+        self.scheduler.fail(request)
+        self._close(request, _event(request, error=error))
+
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and tell the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
-        now = time.monotonic()
+        now = self._clock()
         self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
         self._finished_at = now
         self.totals.num_finished[event.finish_reason] += 1

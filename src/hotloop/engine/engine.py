@@ -84,6 +84,8 @@ class Engine:
         self._is_closing = False
         self._is_stopped = False
         self._has_closed = False
+        self.has_failed = False
+        """Whether a bug of ours ended the loop: this engine will never run again."""
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
 
     @classmethod
@@ -109,6 +111,11 @@ class Engine:
     def start(self) -> Self:
         self._thread.start()
         return self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are admitted."""
+        return self._thread.is_alive() and not self._is_closing
 
     def close(self) -> None:
         """End what runs, stop the thread, give the memory back. Once closed it stays closed."""
@@ -261,6 +268,8 @@ class Engine:
 
     def _check_admission(self, requests: Sequence[Request]) -> None:
         """Whether these may join the queue now."""
+        if self.has_failed:
+            raise EngineClosed("the engine has failed; its log says more")
         if self._is_closing:
             raise EngineClosed("the engine is shutting down")
         if not self._thread.is_alive():
@@ -282,7 +291,10 @@ class Engine:
         try:
             while self._take_inbox():
                 self._step()
-        finally:  # also when a bug of ours ends the loop: nobody is left waiting for an event
+        except Exception:
+            log.exception("the engine's loop failed; it will not run again")
+            self.has_failed = True
+        finally:  # nobody is left waiting for an event
             with self._wake:
                 self._is_closing = self._is_stopped = True
             self._take_inbox()
@@ -298,7 +310,14 @@ class Engine:
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"a step failed: {error!r}"))
             return
         if report and self.on_step:
-            self.on_step(report)
+            self._report(report, self.on_step)
+
+    def _report(self, report: StepReport, on_step: Callable[[StepReport], None]) -> None:
+        """Whoever watches may fail; the requests that are watched do not."""
+        try:
+            on_step(report)
+        except Exception:
+            log.exception("on_step failed")
 
     def _take_inbox(self) -> bool:
         """Do what callers asked; waits while there is no work. False when it is time to stop."""

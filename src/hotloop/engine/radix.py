@@ -48,11 +48,7 @@ class RadixTree:
 
     def match(self, token_ids: "array[int]") -> list[int]:
         """The blocks of the longest known prefix, in order. The caller uses them before anything else happens."""
-        key = token_ids.tobytes()
-        block_ids: list[int] = []
-        for node, num_matched in self._walk(key):
-            block_ids += node.block_ids[:num_matched]
-        return block_ids
+        return [block_id for node in self._walk(token_ids.tobytes()) for block_id in node.block_ids]
 
     def insert(self, token_ids: "array[int]", block_ids: list[int]) -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
@@ -63,15 +59,23 @@ class RadixTree:
         assert len(token_ids) * _TOKEN_BYTES == len(block_ids) * self._block_bytes
         key = token_ids.tobytes()
         known: list[int] = []
-        node, num_matched = self._root, 0
-        for node, num_matched in self._walk(key):
-            known += node.block_ids[:num_matched]
+        node = self._root
+        for node in self._walk(key):
+            known += node.block_ids
         new_ids = block_ids[len(known) :]
         if new_ids:
-            if num_matched < len(node.block_ids):
-                node = self._split(node, num_matched)
             self._append(node, key[len(known) * self._block_bytes :], new_ids)
         return known + new_ids
+
+    def forget(self, token_ids: "array[int]") -> None:
+        """Give up whatever builds on the first block along these tokens that nobody uses: all of it is idle."""
+        for node in self._walk(token_ids.tobytes()):
+            num_used = sum(self._pool.num_users(block_id) > 0 for block_id in node.block_ids)
+            if num_used < len(node.block_ids):
+                if num_used:
+                    self._split(node, num_used)
+                self._cut(node)
+                return
 
     def evict(self, num_wanted: int) -> int:
         """Give up at least that many blocks, oldest leaves first; returns how many could be freed."""
@@ -110,19 +114,18 @@ class RadixTree:
         known = {id(node) for last_used, _, node in self._oldest if last_used == node.last_used}
         assert all(node.children or id(node) in known for node in self._nodes()), "a leaf cannot be evicted"
 
-    def _walk(self, key: bytes) -> Iterator[tuple[Node, int]]:
-        """Each node along the key with how many of its blocks match; marks them as used now."""
+    def _walk(self, key: bytes) -> Iterator[Node]:
+        """Each node along the key, marked as used now; an edge the key leaves midway is split, and its rest ages on."""
         self._clock += 1
         size = self._block_bytes
         node, begin = self._root, 0
         while child := node.children.get(key[begin : begin + size]):
+            if not key.startswith(child.key, begin):
+                child = self._split(child, self._num_common(child.key, key, begin))
             child.last_used = self._clock
             if not child.children:
                 self._remember_leaf(child)
-            if not key.startswith(child.key, begin):
-                yield child, self._num_common(child.key, key, begin)
-                return
-            yield child, len(child.block_ids)
+            yield child
             node, begin = child, begin + len(child.key)
 
     def _num_common(self, edge: bytes, key: bytes, begin: int) -> int:
@@ -151,7 +154,7 @@ class RadixTree:
         self._remember_leaf(leaf)
 
     def _split(self, node: Node, num_blocks: int) -> Node:
-        """Cut an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
+        """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
         assert node.parent is not None
         size = num_blocks * self._block_bytes
         upper = Node(node.parent, node.key[:size], node.block_ids[:num_blocks], node.last_used)
@@ -182,6 +185,15 @@ class RadixTree:
         if leaf.parent is not self._root and not leaf.parent.children:
             self._remember_leaf(leaf.parent)
 
+    def _cut(self, top: Node) -> None:
+        """Give up a node and all below it."""
+        for node in list(_subtree(top)):
+            self._pool.drop(node.block_ids)
+            self.num_blocks -= len(node.block_ids)
+            node.block_ids = []  # for the queue of leaves, which may still know it
+            self._num_nodes -= node is not top
+        self._remove(top)
+
     def _remember_leaf(self, leaf: Node) -> None:
         """Queue a leaf for eviction. Entries are stale once their leaf is used again; too many, and all are remade."""
         heapq.heappush(self._oldest, (leaf.last_used, next(self._tickets), leaf))
@@ -190,8 +202,13 @@ class RadixTree:
             heapq.heapify(self._oldest)
 
     def _nodes(self) -> Iterator[Node]:
-        stack = list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        for child in self._root.children.values():
+            yield from _subtree(child)
+
+
+def _subtree(top: Node) -> Iterator[Node]:
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

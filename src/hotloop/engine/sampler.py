@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.core.errors import BackendError
 from hotloop.core.request import Request, SamplingParams, TokenLogprob
 
 Row = NDArray[np.float32]
@@ -39,18 +38,19 @@ class Sampler:
     def __init__(self, eos_ids: Iterable[int]) -> None:
         self._eos_ids = frozenset(eos_ids)
 
-    def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Sampled]:
-        """Row i of the logits belongs to request i."""
+    def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Sampled | None]:
+        """Row i of the logits belongs to request i; None where they are not numbers."""
         likeliest = _argmax(logits)
-        if not np.isfinite(logits[np.arange(len(logits)), likeliest]).all():  # the largest of a row with a NaN is NaN
-            raise BackendError("the model computed logits that are not numbers")
+        is_sound = np.isfinite(logits[np.arange(len(logits)), likeliest])  # the largest of a row with a NaN is NaN
         return [
-            Sampled(token_id) if _is_plain_greedy(request) else self._sample_row(logits[i], request)
-            for i, (token_id, request) in enumerate(zip(likeliest.tolist(), requests, strict=True))
+            self._sample_row(row, request, best) if ok else None
+            for row, request, best, ok in zip(logits, requests, likeliest.tolist(), is_sound.tolist(), strict=True)
         ]
 
-    def _sample_row(self, raw: Row, request: Request) -> Sampled:
+    def _sample_row(self, raw: Row, request: Request, likeliest: int) -> Sampled:
         params = request.sampling
+        if _is_plain_greedy(request):
+            return Sampled(likeliest)
         row = self._shape(raw, request)
         if params.is_greedy:
             token_id = int(row.argmax())

@@ -75,23 +75,36 @@ class Scheduler:
                 budget -= self._advance(plan, request, budget)
         return Step(list(plan.slices.values()))
 
-    def update(self, step: Step, token_ids: Iterable[int]) -> None:
-        """The step was computed, and these tokens were sampled, one for each slice that wants one."""
+    def update(self, step: Step, token_ids: Iterable[int | None]) -> None:
+        """The step was computed, and these tokens were sampled, one for each slice that wants one.
+
+        None: what was computed is worthless. It is shared with nobody, and the caller fails the request next.
+        """
         sampled = iter(token_ids)
         for part in step.slices:
             request = part.request
-            request.num_computed = part.end
             self.fairness.charge(request, part.end - part.begin)
+            token_id = next(sampled) if part.wants_token else None
+            if part.wants_token and token_id is None:
+                continue
+            request.num_computed = part.end
             if part.end // self.block_size > part.begin // self.block_size:
                 self._share(request)
-            if part.wants_token:
-                request.token_ids.append(next(sampled))
+            if token_id is not None:
+                request.token_ids.append(token_id)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Take a request out, wherever it is; what it computed stays in the tree."""
         request.finish_reason = reason
         self._release(request)
         del (self.running if request.id in self.running else self.waiting)[request.id]
+
+    def fail(self, request: Request) -> None:
+        """Take out a request whose computation came to nothing: what it read or computed is not trusted, unless others
+        use it. Should that be to blame, they fail too, and the last of them takes it along.
+        """
+        self.finish(request, FinishReason.ERROR)
+        self.tree.forget(request.token_ids)
 
     def reset(self) -> list[Request]:
         """Trust nothing that was computed, after a failed step. Returns the requests that are lost: those who ran or,

@@ -110,7 +110,6 @@ class HttpServer(uvicorn.Server):
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.is_draining = True
         stats = self._engine.stats()
         self._on_drain(stats.num_running + sum(stats.num_waiting.values()))
         tasks = [

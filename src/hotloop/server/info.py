@@ -40,12 +40,14 @@ _detokenize_body = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def health(request: Request) -> Response:
+    if Service.of(request).engine.has_failed:
+        raise EngineClosed("the engine has failed; the server's log says more")
     return JSONResponse({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    if Service.of(request).is_draining:
-        raise EngineClosed("the server is shutting down")
+    if not Service.of(request).engine.is_running:
+        raise EngineClosed("the engine admits no requests")
     return JSONResponse({"status": "ready"})
 
 

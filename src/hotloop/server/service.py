@@ -16,9 +16,9 @@ from hotloop.server.metrics import Metrics
 from hotloop.server.openai_render import Envelope
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Service:
-    """One engine, served. `is_draining` is the only thing here that changes."""
+    """One engine, served."""
 
     engine: Engine
     model: str
@@ -27,7 +27,6 @@ class Service:
     fingerprint: str
     max_body_bytes: int
     started_at: int = field(default_factory=lambda: int(time.time()))
-    is_draining: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "Service":

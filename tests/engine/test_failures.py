@@ -1,0 +1,156 @@
+"""Whatever fails ends those it concerns, exactly once, and nobody else."""
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.engine.tiny import (
+    BLOCK_SIZE,
+    TOKENIZER,
+    VOCAB_SIZE,
+    Listener,
+    greedy,
+    make_engine,
+    make_request,
+    run_alone,
+    until_idle,
+)
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import BackendError, EngineClosed
+from hotloop.core.request import FinishReason, TokenEvent
+from hotloop.engine.core import StepReport
+from hotloop.engine.engine import Engine
+
+
+class FailingBackend(NullBackend):
+    """Fails in the given way whenever `failure` is set."""
+
+    failure: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        logits = super().run(batch)
+        return self.failure(logits) if self.failure else logits
+
+
+def hardware_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    raise BackendError("the hardware is on fire")
+
+
+def unforeseen_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    raise ZeroDivisionError("nobody thought of this")
+
+
+def numeric_failure(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return logits * np.nan
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(hardware_failure, "on fire"), (unforeseen_failure, "nobody thought"), (numeric_failure, "not numbers")],
+)
+def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, message: str) -> None:
+    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
+    prompt = list(range(20))
+    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True)) as engine:
+        before = engine.generate(prompt, greedy())
+        backend.failure = failure
+        with pytest.raises(BackendError, match=message):
+            engine.generate(prompt, greedy())
+        backend.failure = None
+        after = engine.generate(prompt, greedy())
+        assert engine.stats().num_finished[FinishReason.ERROR] == 1
+    assert after.token_ids == before.token_ids
+    assert after.usage.num_cached == 0, "nothing computed before the failure is trusted"
+
+
+POISON = 255
+
+
+class PoisonedBackend(NullBackend):
+    """Computes no numbers for whoever has the token POISON in its KV."""
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        logits = super().run(batch).copy()
+        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
+        for row, (wanted, owner) in enumerate(zip(batch.wanted, owners, strict=True)):
+            table = batch.block_ids[batch.block_begins[owner] : batch.block_begins[owner + 1]]
+            if POISON in self._kv[table].ravel()[: batch.positions[wanted] + 1]:
+                logits[row] = np.nan
+        return logits
+
+
+@pytest.mark.parametrize("max_step_tokens", [8, 1000])
+def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(max_step_tokens: int) -> None:
+    backend = PoisonedBackend(block_size=BLOCK_SIZE, num_blocks=256, vocab_size=VOCAB_SIZE)
+    trunk = list(range(30))
+    poisoned = [*trunk, POISON, *range(20)]
+    good = {f"good{i}": [*trunk, 100 + i] for i in range(5)}
+    expected = {name: run_alone(prompt, greedy()).token_ids for name, prompt in good.items()}
+    listener = Listener()
+    requests = [make_request(prompt, name) for name, prompt in good.items()]
+    requests.insert(2, make_request(poisoned, "bad"))
+    config = EngineConfig(debug_checks=True, max_step_tokens=max_step_tokens)
+    with Engine(TOKENIZER, backend, config) as engine:
+        engine.submit(requests, listener)
+        listener.wait("bad", *good)
+        until_idle(engine)
+        known = engine._core.scheduler.tree.match(array("i", poisoned))
+        assert engine.stats().num_finished[FinishReason.ERROR] == 1
+    assert isinstance(listener.last("bad").error, BackendError)
+    assert {name: tuple(listener.token_ids(name)) for name in good} == expected
+    assert len(known) == len(trunk) // BLOCK_SIZE, "what the others use stays, what only the bad one computed goes"
+
+
+def test_poisoned_blocks_go_with_the_last_who_read_them() -> None:
+    backend = PoisonedBackend(block_size=BLOCK_SIZE, num_blocks=256, vocab_size=VOCAB_SIZE)
+    with Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, max_step_tokens=BLOCK_SIZE)) as engine:
+        for ending in range(3):
+            with pytest.raises(BackendError, match="not numbers"):
+                engine.generate([POISON, *range(20), ending], greedy())
+        until_idle(engine)
+        assert engine.stats().num_blocks_cached == 0
+
+
+def test_a_watcher_that_fails_stops_nothing() -> None:
+    def fail(report: StepReport) -> None:
+        raise RuntimeError("the watcher has gone")
+
+    with make_engine() as engine:
+        engine.on_step = fail
+        assert engine.generate([1, 2], greedy(5)).usage.num_output == 5
+        assert engine.is_running
+    assert not engine.is_running
+    assert not engine.has_failed
+
+
+def test_a_bug_in_the_loop_leaves_nobody_waiting() -> None:
+    listener = Listener()
+    with make_engine(max_running=1) as engine:
+        engine._core.scheduler.pool.num_idle += 1  # the check between two requests finds it
+        engine.submit([make_request([1], "a")], listener)
+        listener.wait("a")
+        engine._thread.join(30)
+        assert engine.has_failed
+        assert not engine.is_running
+        with pytest.raises(EngineClosed, match="has failed"):
+            engine.generate([1])
+
+
+def test_a_listener_that_fails_ends_its_own_request_only() -> None:
+    def fail(event: TokenEvent) -> None:
+        raise RuntimeError("the caller has gone")
+
+    listener = Listener()
+    with make_engine() as engine:
+        engine.submit([make_request([1, 2], "bad", sampling=greedy(500))], fail)
+        engine.submit([make_request([1, 2], "good")], listener)
+        listener.wait("good")
+        until_idle(engine)
+        assert engine.stats().num_finished[FinishReason.ABORT] == 1
+    assert listener.last("good").finish_reason is FinishReason.LENGTH
