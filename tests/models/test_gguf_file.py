@@ -66,6 +66,17 @@ def test_dequantises_as_the_gguf_package_does(tmp_path: Path, kind: str) -> None
     np.testing.assert_allclose(read, matrix, atol=0.5)
 
 
+def test_a_type_that_cannot_be_widened_is_refused_with_the_header(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("m", np.zeros((2, 4), np.int16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"m\.gguf: tensor m has type I16, which cannot be read"):
+        read_gguf_file(tmp_path / "m.gguf")
+
+
 def test_typed_access_says_what_is_wrong(tmp_path: Path) -> None:
     spec = tiny_spec("llama", num_layers=1)
     file = read_gguf_file(write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), {"numbers": [1, 2]}))

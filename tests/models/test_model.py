@@ -15,6 +15,8 @@ from hotloop.models.spec import Family, RopeScaling
 
 FAMILIES = get_args(Family)
 LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 8192)
+SENSELESS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
+SENSELESS |= {"original_max_position_embeddings": 8192}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,9 +100,10 @@ def test_llama3_scaling_is_found_in_both_formats(tmp_path: Path) -> None:
     assert load_model(str(folder)).spec == spec
 
 
-def test_other_rotary_divisors_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_divisors", [8, 5])
+def test_other_rotary_divisors_are_refused(tmp_path: Path, num_divisors: int) -> None:
     spec = tiny_spec("llama")
-    odd = np.linspace(1, 5, spec.head_dim // 2, dtype=np.float32)
+    odd = np.linspace(1, 5, num_divisors, dtype=np.float32)
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec) | {"rope_freqs.weight": odd})
     with pytest.raises(ModelError, match="is not Llama 3's"):
         load_model(str(path))
@@ -116,6 +119,15 @@ def test_other_rotary_divisors_are_refused(tmp_path: Path) -> None:
         ({"llama.attention.value_length": 8}, "keys and values of different widths"),
         ({"llama.attention.head_count_kv": [2, 1]}, r"head_count_kv should be of type int, not \[2, 1\]"),
         ({"llama.block_count": None}, "the metadata has no llama.block_count"),
+        ({"llama.block_count": 2**32 - 1}, "4294967295 layers are claimed, but there are only 20 tensors"),
+        ({"llama.block_count": 0}, "num_layers should be above zero, not 0"),
+        ({"llama.context_length": 0}, "max_context should be above zero, not 0"),
+        ({"llama.context_length": 2**32 - 1}, "a context of 4294967295 tokens is claimed"),
+        ({"llama.attention.head_count": 0}, "num_heads should be above zero, not 0"),
+        ({"llama.attention.head_count_kv": 0}, "num_kv_heads should be above zero, not 0"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads cannot share 3 heads of keys and values"),
+        ({"llama.attention.key_length": 15, "llama.attention.value_length": 15}, "has no rotary halves"),
+        ({"llama.rope.freq_base": float("nan")}, "rope_theta should be above zero, not nan"),
         ({"llama.block_count": 3}, "the tensor blk.2.attn_norm.weight is missing"),
         ({"llama.block_count": 1}, r"the tensor blk.1.\S+ belongs to no supported model"),
         ({"llama.feed_forward_length": 100}, r"the tensor blk.0.\S+ has the shape \(96, 64\), not \(100, 64\)"),
@@ -149,10 +161,14 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
         ({"partial_rotary_factor": 0.5}, "only a part of each head"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling of type 'linear' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'factor'"),
+        ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling makes no sense: RopeScaling"),
         ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
         ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
         ({"num_hidden_layers": None}, "num_hidden_layers should be a number above zero, not None"),
         ({"num_attention_heads": 0}, "num_attention_heads should be a number above zero, not 0"),
+        ({"num_hidden_layers": 2**32}, "4294967296 layers are claimed, but there are only 20 tensors"),
+        ({"max_position_embeddings": 2**60}, "a context of 1152921504606846976 tokens is claimed"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys and values"),
         ({"intermediate_size": 100}, "has the shape"),
         ({"attention_bias": True}, r"the tensor model.layers.0.self_attn.q_proj.bias is missing"),
     ],

@@ -15,6 +15,7 @@ CHATML = (
     "    {{- 'assistant: ' }}\n"
     "{%- endif %}\n"
 )
+DOUBLING = "{%% set n = namespace(v=%s) %%}{%% for i in range(40) %%}{%% set n.v = %s %%}{%% endfor %%}"
 WEATHER = Tool("weather", "Say how it is.", {"type": "object", "properties": {"città": {"type": "string"}}})
 
 
@@ -76,6 +77,18 @@ def test_what_hugging_face_offers_is_there() -> None:
     )
 
 
+def test_what_templates_do_with_text_is_as_ever() -> None:
+    assert render("{{ 'a' ~ 1 ~ none ~ [1, 'b'] }}") == "a1None[1, 'b']"
+    assert render("{{ '%s is %5.1f%%' % ('x', 2) }} {{ '%(a)s' | format(a=1) }}") == "x is   2.0% 1"
+    assert render("{{ '{} {a:>4} {{}}'.format(1, a='b') }}") == "1    b {}"
+    assert render("{{ 'abab'.replace('a', '-') }} {{ 'abab' | replace('b', '', 1) }}") == "-b-b aab"
+    assert render("{{ ['a', 'b'] | join(', ') }} {{ '-'.join(['c', 'd']) }}") == "a, b c-d"
+    assert render("{{ messages | map(attribute='role') | join }}", Message("user"), Message("tool")) == "usertool"
+    assert render("{{ 'a\nb' | indent(2) }} {{ 'a'.ljust(3) }}|") == "a\n  b a  |"
+    assert render("{{ 2 ** 10 * 3 + 7 % 4 }} {{ [1] + [2] }}") == "3075 [1, 2]"
+    assert render("{% for i in [[1], [2]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}") == "12"
+
+
 def test_what_the_template_objects_to_is_the_requests_fault() -> None:
     with pytest.raises(RequestError, match="the chat template failed: roles must alternate") as caught:
         render("{{ raise_exception('roles must\n alternate') }}")
@@ -108,6 +121,42 @@ def test_whatever_fails_inside_is_one_line(source: str) -> None:
         "{{ 'x' * 999999999 }}",
         "{{ 999999999 * [1] }}",
         "{{ 9 ** 999999999 }}",
+        DOUBLING % ("'x'", "n.v ~ n.v"),
+        DOUBLING % ("'x'", "n.v + n.v"),
+        DOUBLING % ("'x'", "[n.v, n.v] | join"),
+        DOUBLING % ("'x'", "''.join([n.v, n.v])"),
+        DOUBLING % ("'x'", "'%s%s' % (n.v, n.v)"),
+        DOUBLING % ("'x'", "'{0}{0}'.format(n.v)"),
+        DOUBLING % ("'x'", "n.v.replace('x', 'xx')"),
+        DOUBLING % ("'x'", "n.v | replace('x', 'xx')"),
+        DOUBLING % ("[1]", "n.v + n.v"),
+        DOUBLING % ("9", "n.v * n.v"),
+        DOUBLING % ("9", "n.v ** 2"),
+        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v }}",
+        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v ~ '' }}",
+        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson }}",
+        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson(indent=999) }}",
+        DOUBLING % ("{}", "{1: n.v, 2: n.v}") + "{{ n.v.items() }}",
+        "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}" + DOUBLING % ("'x'", "twice(n.v)"),
+        "{% set x = 'x' * 9999999 %}{% set y %}{% for i in range(999) %}{{ x }}{% endfor %}{% endset %}",
+        "{% set n = namespace(v=[]) %}{% for i in range(999) %}{% set n.v = n.v + [i ~ 'x' * 999999] %}{% endfor %}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%l%%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ 'x'.center(1000000000, '-') }}",
+        "{{ 'x'.zfill(1000000000) }}",
+        "{{ '\t'.expandtabs(1000000000) }}",
+        "{{ 'x' | center(1000000000) }}",
+        "{{ 'x' | indent(1000000000, true) }}",
+        "{{ 1 | round(1000000000, 'ceil') }}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% for i in range(1, 9999) recursive %}{% if i %}{{ loop([0] * 9999) }}{% endif %}{% endfor %}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        "{{ strftime_now('%Y' * 1000000) }}",
     ],
 )
 def test_a_hostile_template_is_stopped(source: str) -> None:

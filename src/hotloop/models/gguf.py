@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 from hotloop.models.gguf_file import GgufFile
-from hotloop.models.layout import check_tensors, tensor_places
+from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_divisors
 from hotloop.models.spec import Family, ModelSpec, RopeScaling
 
@@ -21,6 +21,7 @@ class GgufWeights:
     """The tensors of one file, dequantised one at a time."""
 
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
+        check_spec(file.path, spec, len(file.tensors))
         places = list(tensor_places(spec))
         found = {name: tensor.shape for name, tensor in file.tensors.items()}
         check_tensors(file.path, {place.gguf_name: place.shape for place in places}, found, [_ROPE_DIVISORS])

@@ -1,12 +1,14 @@
 """The GGUF file format: metadata and tensor descriptions at the front, tensors behind.
 
-Invariant: every tensor of a `GgufFile` lies inside its file. The header is parsed here in one pass, because the `gguf`
-package's own reader makes two arrays of every string and takes seconds over a vocabulary; what the tensor types mean
-is left to that package. Knows nothing of architectures, tokenizers or what a tensor is for.
+Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
+here in one pass, because the `gguf` package's own reader makes two arrays of every string and takes seconds over a
+vocabulary; what the tensor types mean is left to that package. Knows nothing of architectures, tokenizers or what a
+tensor is for.
 """
 
 import mmap
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -77,10 +79,7 @@ class GgufFile:
         """One tensor as float32, whatever its type in the file."""
         tensor = self.tensors[name]
         raw = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.byte_shape)
-        try:
-            return np.ascontiguousarray(dequantize(raw, tensor.kind), np.float32).reshape(tensor.shape)
-        except NotImplementedError:
-            raise ModelError(f"{self.path}: tensor {name} has type {tensor.kind.name}, which cannot be read") from None
+        return np.ascontiguousarray(dequantize(raw, tensor.kind), np.float32).reshape(tensor.shape)
 
 
 def read_gguf_file(path: Path) -> GgufFile:
@@ -113,9 +112,21 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GgufFile:
     begin = -(-cursor.at // alignment) * alignment
     tensors = {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in described.items()}
     for name, tensor in tensors.items():
+        if not _is_readable(tensor.kind):
+            raise ModelError(f"{path}: tensor {name} has type {tensor.kind.name}, which cannot be read")
         if (end := tensor.offset + prod(tensor.byte_shape)) > size:
             raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {size}")
     return GgufFile(path, metadata, tensors)
+
+
+@cache
+def _is_readable(kind: GGMLQuantizationType) -> bool:
+    """Whether the package can widen this type: it says so only when asked to, so ask for one block of zeros."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _describe(cursor: "_Cursor") -> tuple[str, GgufTensor]:

@@ -4,11 +4,14 @@ One table for every format, so a tensor that is missing, misshapen or unheard of
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 
 from hotloop.core.errors import ModelError
 from hotloop.models.spec import ModelSpec
+
+MAX_CONTEXT = 1 << 24
 
 # our name: (in a GGUF's blk.N, in Hugging Face's model.layers.N)
 _LAYER_NAMES = {
@@ -37,6 +40,26 @@ class TensorPlace:
     shape: tuple[int, ...]
     gguf_name: str
     hf_name: str
+
+
+def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
+    """Refuse numbers that no model has, before anything is sized or counted by them."""
+    for name, value in asdict(spec).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and not (value > 0 and isfinite(value)):
+            raise ModelError(f"{path}: {name} should be above zero, not {value}")
+    if spec.num_layers > num_tensors:
+        raise ModelError(f"{path}: {spec.num_layers} layers are claimed, but there are only {num_tensors} tensors")
+    if spec.num_heads % spec.num_kv_heads:
+        raise ModelError(f"{path}: {spec.num_heads} heads cannot share {spec.num_kv_heads} heads of keys and values")
+    if spec.head_dim % 2:
+        raise ModelError(f"{path}: a head of {spec.head_dim} dimensions has no rotary halves")
+    rope = spec.rope_scaling
+    if rope and not (
+        rope.factor > 0 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_context > 0
+    ):
+        raise ModelError(f"{path}: its llama3 rotary scaling makes no sense: {rope}")
+    if spec.max_context > MAX_CONTEXT:
+        raise ModelError(f"{path}: a context of {spec.max_context} tokens is claimed; at most {MAX_CONTEXT} are read")
 
 
 def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:

@@ -80,7 +80,7 @@ def _read_folder(name: str, path: Path) -> Model:
 
 def _within_window(spec: ModelSpec, window: int | None) -> tuple[ModelSpec, tuple[str, ...]]:
     """A model with a sliding window is exact up to the window, so the context ends there."""
-    if window is None or window >= spec.max_context:
+    if window is None or not 0 < window < spec.max_context:
         return spec, ()
     note = f"the context is limited to the model's sliding window of {window} tokens (it claims {spec.max_context})"
     return replace(spec, max_context=window), (note,)

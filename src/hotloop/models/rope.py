@@ -25,11 +25,11 @@ def frequency_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> NDA
 
 def scaling_from_divisors(divisors: NDArray[np.float32], theta: float, head_dim: int, where: str) -> RopeScaling:
     """Find the scaling that gives these divisors (a GGUF's `rope_freqs`)."""
-    scaling = RopeScaling(float(divisors.max()), _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT)
-    expected = frequency_divisors(scaling, theta, head_dim)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
-        raise ModelError(f"{where}: its rotary scaling (rope_freqs) is not Llama 3's, the only one supported")
-    return scaling
+    if divisors.size and divisors.shape == (head_dim // 2,) and theta > 0:
+        scaling = RopeScaling(float(divisors.max()), _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT)
+        if np.allclose(divisors, frequency_divisors(scaling, theta, head_dim), rtol=1e-3):
+            return scaling
+    raise ModelError(f"{where}: its rotary scaling (rope_freqs) is not Llama 3's, the only one supported")
 
 
 def scaling_from_config(config: Mapping[str, Any], where: str) -> RopeScaling | None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.layout import check_tensors, tensor_places
+from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
 from hotloop.models.spec import Family, ModelSpec
 
@@ -41,8 +41,9 @@ class SafetensorsWeights:
     """The tensors of a folder, read one at a time and widened to float32."""
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        places = list(tensor_places(spec))
         stored = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
+        check_spec(folder, spec, len(stored))
+        places = list(tensor_places(spec))
         found = {name: tensor.shape for name, tensor in stored.items()}
         check_tensors(folder, {place.hf_name: place.shape for place in places}, found, _IGNORED)
         self._stored = {place.name: stored[place.hf_name] for place in places}

@@ -1,31 +1,24 @@
 """A model's own chat template, run in jinja2's sandbox the way Hugging Face runs it.
 
-A template is code from a file somebody downloaded: its rounds, its products and its output are bounded, and whatever
-goes wrong in it is the request's error. Knows nothing of tokens.
+A template is code from a file somebody downloaded: it runs on a budget (see `bounds`), and whatever goes wrong in it is
+the request's error. Knows nothing of tokens.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hotloop.core.errors import ModelError, RequestError
 from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.models.bounds import BoundedEnvironment, join_bounded, printed_size, spend_chars, start_budget
 
-MAX_CHARS = 64 << 20
-MAX_ROUNDS = 1_000_000
-MAX_EXPONENT = 1000
-
-_rounds_left: ContextVar[int] = ContextVar("rounds_left")
+_MAX_DEPTH = 1000  # of nested JSON, before Python gives up
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -58,9 +51,9 @@ class ChatTemplate:
             "tools": [_tool(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        _rounds_left.set(MAX_ROUNDS)
+        start_budget()
         try:
-            return _join_bounded(self._template.generate(variables))
+            return join_bounded(self._template.generate(variables))
         except Exception as error:  # a template can raise anything that Python can
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"the chat template failed: {reason:.500}", param="messages") from None
@@ -114,64 +107,30 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose loops share one budget of rounds and whose products stay small."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None).set_lineno(loop.lineno)
-        return template
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        for factor, other in ((left, right), (right, left)):
-            is_repeated = isinstance(factor, int) and isinstance(other, str | list | tuple)
-            if is_repeated and factor * len(other) > MAX_CHARS:
-                raise SecurityError(f"the template makes more than {MAX_CHARS} of something")
-        if operator == "**" and not (isinstance(right, int | float) and abs(right) <= MAX_EXPONENT):
-            raise SecurityError(f"the template raises to a power above {MAX_EXPONENT}")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
-    environment.filters |= {"tojson": _to_json, "_counted": _counted}
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
+    environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
-
-
-def _counted(items: Any) -> Iterator[Any]:
-    for item in items:
-        left = _rounds_left.get()
-        if left <= 0:
-            raise SecurityError(f"the template loops more than {MAX_ROUNDS} times")
-        _rounds_left.set(left - 1)
-        yield item
-
-
-def _join_bounded(parts: Iterable[str]) -> str:
-    kept, num_chars = [], 0
-    for part in parts:
-        num_chars += len(part)
-        if num_chars > MAX_CHARS:
-            raise SecurityError(f"the template writes more than {MAX_CHARS} characters")
-        kept.append(part)
-    return "".join(kept)
 
 
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON, as Hugging Face has it: jinja2's own escapes what HTML would mind."""
     if isinstance(value, _RawArguments) and not (indent or separators or sort_keys):
         return value._text
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None and separators is None:
+        spend_chars(printed_size(value))
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+    width = indent if isinstance(indent, int) else len(indent or "")
+    spend_chars(width * _MAX_DEPTH)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return join_bounded(encoder.iterencode(value))
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -179,4 +138,5 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
+    spend_chars(256 * len(pattern))  # Python gives a pattern no more room than that
     return datetime.now().strftime(pattern)
