@@ -15,7 +15,8 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv and install hotloop into it, unless that is done already
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hotloop needs Python 3.11 or newer")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing hotloop into $(VENV) ..."
 	@$(PIP) install -e '.[dev]' -c constraints.txt
 	@touch $@

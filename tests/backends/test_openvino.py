@@ -16,6 +16,7 @@ from hotloop.backends.openvino.amx import AmxBackend
 from hotloop.backends.openvino.native import load_native
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.runner import open_backend
+from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.core.request import Priority, Request
@@ -136,6 +137,17 @@ def test_the_pool_is_sized_from_the_memory(empty_home: Path) -> None:
     for precision in ("exact", "fast"):
         with pytest.raises(ConfigError, match="give it more"):
             open_backend(tiny_model("llama", head_dim=64), EngineConfig(kv_memory="1KiB"), precision=precision)
+
+
+def test_more_kv_than_the_machine_has_memory_is_refused(empty_home: Path) -> None:
+    with pytest.raises(ConfigError, match="900000GB is more than this machine's"):
+        open_backend(tiny_model("llama"), EngineConfig(kv_memory="900000GB"))
+
+
+def test_ctrl_c_inside_the_plugin_stays_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        raise failure("OpenVINO failed", RuntimeError("Exception from a.cpp:1:\nKeyboardInterrupt: <EMPTY MESSAGE>"))
+    assert str(failure("OpenVINO failed", RuntimeError("trace\n\nbad shape \n"))) == "OpenVINO failed: bad shape"
 
 
 def test_the_quick_backend_is_taken_where_it_can_be(empty_home: Path) -> None:

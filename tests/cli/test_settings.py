@@ -80,6 +80,11 @@ def test_an_empty_variable_is_not_set(parse: Parse):
     assert parse(environ={"HOTLOOP_MAX_RUNNING": ""})[0].max_running == 64
 
 
+def test_a_mistyped_variable_is_pointed_out(parse: Parse, capsys: pytest.CaptureFixture[str]):
+    parse(environ={"HOTLOOP_KVMEMORY": "4GiB", "HOTLOOP_HOME": "/somewhere", "HOTLOOP_PORT": "1"})
+    assert capsys.readouterr().err == "hotloop: there is no setting HOTLOOP_KVMEMORY; did you mean HOTLOOP_KV_MEMORY?\n"
+
+
 def test_another_file_can_be_named(parse: Parse, tmp_path: Path):
     other = tmp_path / "other.toml"
     other.write_text("port = 2")

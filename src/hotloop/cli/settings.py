@@ -5,9 +5,11 @@ the file that no setting has is an error; a key that this command has no use for
 """
 
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, suc
 ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer token the server asks for.")]
 
 _SPLIT = {field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type)}
+_OTHER_VARIABLES = ("HOTLOOP_HOME", "HOTLOOP_OPENAI_SPEC")
 _NAMES = {field.name for cls in CONFIG_CLASSES for field in fields(cls)}
 
 
@@ -56,8 +59,13 @@ class Sources:
             Dict(used, source=source, use_commands_as_keys=False)(app, commands, arguments)
 
     def _read_environ(self) -> dict[str, Any]:
-        """A variable that is set but empty counts as not set."""
+        """A variable that is set but empty counts as not set; one that no setting has is most likely mistyped."""
         environ = self.environ()
+        known = {*map(env_name, _NAMES), *_OTHER_VARIABLES}
+        for name in sorted(name for name in environ if name.startswith("HOTLOOP_") and name not in known):
+            nearest = get_close_matches(name, known, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            print(f"hotloop: there is no setting {name}{hint}", file=sys.stderr)
         values = {name: environ[env_name(name)] for name in _NAMES if environ.get(env_name(name))}
         return {name: value.split() if name in _SPLIT else value for name, value in values.items()}
 

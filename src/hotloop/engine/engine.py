@@ -72,8 +72,8 @@ class Engine:
         self.template = template
         self.config = config or EngineConfig()
         self.on_step: Callable[[StepReport], None] | None = None
-        pool_tokens = backend.num_blocks * backend.block_size
-        self.max_context = min(backend.max_context, pool_tokens, self.config.max_context or pool_tokens)
+        self.num_kv_tokens = backend.num_blocks * backend.block_size
+        self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
         self._core = EngineCore(tokenizer, backend, self.config)
         self._inbox: list[Callable[[], None]] = []

@@ -83,7 +83,9 @@ def find(name_or_path: str) -> Entry | Path:
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path.resolve()
-    raise ModelError(f"there is no model {name_or_path!r}: neither a file or folder, nor one of {', '.join(entries)}")
+    known = f"neither a file or folder, nor one of {', '.join(entries)}"
+    hint = " (a Hugging Face model must be downloaded to a folder first)" if name_or_path.count("/") == 1 else ""
+    raise ModelError(f"there is no model {name_or_path!r}: {known}{hint}")
 
 
 def locate(name_or_path: str) -> tuple[str, Path]:

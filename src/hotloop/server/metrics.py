@@ -7,7 +7,7 @@ scrape takes no lock that the engine's thread could wait for longer than one add
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
@@ -15,6 +15,8 @@ from hotloop import __version__
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine, EngineStats
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

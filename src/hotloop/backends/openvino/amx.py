@@ -15,9 +15,8 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
 from hotloop.backends.openvino.native import NativeAttention, block_bytes
 from hotloop.backends.openvino.rotary import rotary_table
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, last_line, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, failure, load_graph
 from hotloop.core.config import WeightFormat
-from hotloop.core.errors import BackendError
 from hotloop.models.model import Model
 
 BLOCK_SIZE = 32
@@ -53,7 +52,7 @@ class AmxBackend:
             request.set_tensor("wanted", ov.Tensor(batch.wanted))
             request.infer()
         except RuntimeError as error:
-            raise BackendError(f"OpenVINO failed: {last_line(error)}") from error
+            raise failure("OpenVINO failed", error) from error
         logits: NDArray[np.float32] = request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
 

@@ -10,9 +10,8 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, last_line, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, failure, load_graph
 from hotloop.core.config import WeightFormat
-from hotloop.core.errors import BackendError
 from hotloop.models.model import Model
 
 BLOCK_SIZE = 32  # the plugin accepts no other
@@ -63,7 +62,7 @@ class PagedBackend:
                 self._request.set_tensor(name, ov.Tensor(np.asarray(value)))
             self._request.infer()
         except RuntimeError as error:
-            raise BackendError(f"OpenVINO failed: {last_line(error)}") from error
+            raise failure("OpenVINO failed", error) from error
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
 

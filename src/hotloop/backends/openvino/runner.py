@@ -1,5 +1,7 @@
 """Which CPU backend: our own attention where the hardware and the asked precision allow it, else OpenVINO's."""
 
+import os
+
 import openvino as ov
 
 from hotloop.backends.backend import Backend
@@ -20,6 +22,11 @@ def open_backend(
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
     kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if kv_bytes > memory_bytes:
+        raise ConfigError(
+            f"kv_memory {config.kv_memory} is more than this machine's {memory_bytes >> 20} MiB of memory"
+        )
     if precision == "exact":
         kv_precision = "f32" if kv == "auto" else kv
         return PagedBackend(model, kv_bytes, weight_format=weight_format, inference="f32", kv_precision=kv_precision)

@@ -30,7 +30,7 @@ def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
     try:
         return ov.Core().compile_model(graph, "CPU", {"PERFORMANCE_HINT": "LATENCY", **options})
     except RuntimeError as error:
-        raise BackendError(f"OpenVINO cannot compile the model: {last_line(error)}") from error
+        raise failure("OpenVINO cannot compile the model", error) from error
 
 
 def check_num_blocks(num_blocks: int, name: str) -> None:
@@ -38,10 +38,12 @@ def check_num_blocks(num_blocks: int, name: str) -> None:
         raise ConfigError(f"kv_memory does not hold two blocks of KV for {name}; give it more")
 
 
-def last_line(error: RuntimeError) -> str:
-    """OpenVINO's errors are stack traces; what is wrong stands at their end."""
+def failure(what: str, error: RuntimeError) -> BackendError:
+    """OpenVINO's errors are stack traces; what is wrong stands at their end. Ctrl-C, too, comes dressed as one."""
+    if "KeyboardInterrupt" in str(error):
+        raise KeyboardInterrupt from None
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no reason given"
+    return BackendError(f"{what}: {lines[-1].strip() if lines else 'no reason given'}")
 
 
 def _save(graph: ov.Model, path: Path) -> None:
