@@ -52,8 +52,9 @@ class NativeAttention:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
 
     def set_norms(self, layer: int, q_norm: NDArray[np.float32], k_norm: NDArray[np.float32]) -> None:
-        self._keep += [q_norm, k_norm]
-        self._library.attention_set_norms(self._handle, layer, q_norm.ctypes.data, k_norm.ctypes.data)
+        norms = [np.ascontiguousarray(norm, np.float32) for norm in (q_norm, k_norm)]
+        self._keep += norms  # the kernel reads them where they are
+        self._library.attention_set_norms(self._handle, layer, *(norm.ctypes.data for norm in norms))
 
     def plan(self, batch: Batch) -> None:
         """What the next calls of `run` compute."""
