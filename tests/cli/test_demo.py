@@ -55,6 +55,8 @@ def test_the_demo_ends_with_a_table(default_model_path: Path):
     assert "agent-1 turn 1/1: read" in result.stdout
     assert "tokens read again" in result.stdout
     assert "times better" in result.stdout
+    assert "tokens forced by the grammar" in result.stdout
+    assert "of 4 answers are the same, word for word." in result.stdout
 
 
 def test_the_demo_of_a_model_that_is_not_there_fails(empty_home: Path):

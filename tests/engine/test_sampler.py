@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.engine.tiny import EOS_ID, make_request
 
 from hotloop.core.request import Request, SamplingParams
-from hotloop.engine.sampler import Sampled, Sampler, choose, uniform
+from hotloop.engine.sampler import Rows, Sampled, Sampler, choose, uniform
 
 VOCAB = 300
 RNG = np.random.default_rng(7)
@@ -25,9 +25,13 @@ def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **
     return made
 
 
+def sample_all(logits: NDArray[np.float32], requests: list[Request], sampler: Sampler = SAMPLER) -> list[Sampled]:
+    rows = Rows(logits)
+    return [sampler.sample(rows, i, made) for i, made in enumerate(requests)]
+
+
 def sample(row: NDArray[np.float32], made: Request) -> int:
-    [sampled] = SAMPLER.sample(row[None], [made])
-    assert sampled
+    [sampled] = sample_all(row[None], [made])
     return sampled.token_id
 
 
@@ -44,18 +48,18 @@ def softmax(row: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.fl
 
 def test_greedy_takes_the_likeliest() -> None:
     requests = [request(temperature=0) for _ in LOGITS]
-    assert [s.token_id for s in SAMPLER.sample(LOGITS, requests)] == LOGITS.argmax(-1).tolist()
+    assert [s.token_id for s in sample_all(LOGITS, requests)] == LOGITS.argmax(-1).tolist()
     assert sample(LOGITS[0], request(temperature=1e-9)) == LOGITS[0].argmax()
 
 
 def test_nothing_wanted_nothing_sampled() -> None:
-    assert SAMPLER.sample(LOGITS[:0], []) == []
+    assert sample_all(LOGITS[:0], []) == []
 
 
 def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
     def draw(order: list[int]) -> dict[int, int]:
         requests = [request(seed=i, top_p=0.9) for i in order]
-        return {i: s.token_id for i, s in zip(order, SAMPLER.sample(LOGITS[order], requests), strict=True)}
+        return {i: s.token_id for i, s in zip(order, sample_all(LOGITS[order], requests), strict=True)}
 
     together = draw([0, 1, 2, 3, 4, 5, 6, 7])
     assert draw([7, 6, 5, 4, 3, 2, 1, 0]) == together
@@ -165,7 +169,7 @@ def test_a_row_where_everything_is_forbidden_still_gives_a_token() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    [sampled] = SAMPLER.sample(LOGITS[6:7], [request(seed=1, temperature=3.0, logprobs=5, logit_bias={0: 50})])
+    [sampled] = sample_all(LOGITS[6:7], [request(seed=1, temperature=3.0, logprobs=5, logit_bias={0: 50})])
     expected = np.log(softmax(LOGITS[6]))
     assert sampled
     assert sampled.token_id == 0
@@ -176,27 +180,24 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_logprobs_of_a_vocabulary_smaller_than_asked_for() -> None:
-    [sampled] = Sampler([]).sample(LOGITS[:1, :3], [request(temperature=0, logprobs=20)])
+    [sampled] = sample_all(LOGITS[:1, :3], [request(temperature=0, logprobs=20)], Sampler([]))
     assert sampled
     assert sampled.logprob
     assert len(sampled.logprob.top) == 3
-    [sampled] = SAMPLER.sample(LOGITS[:1], [request(temperature=0, logprobs=0)])
+    [sampled] = sample_all(LOGITS[:1], [request(temperature=0, logprobs=0)])
     assert sampled
     assert sampled.logprob
     assert sampled.logprob.top == ()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_row_that_is_not_numbers_gives_no_token_and_spoils_no_other(value: float) -> None:
-    requests = [request(), request(), request(temperature=0)]
+def test_a_row_that_is_not_numbers_is_known_and_spoils_no_other(value: float) -> None:
     logits = LOGITS[:3].copy()
     logits[1, 7] = value
-    assert SAMPLER.sample(logits, requests) == [
-        SAMPLER.sample(LOGITS[:3], requests)[0],
-        None,
-        Sampled(int(LOGITS[2].argmax())),
-    ]
+    rows = Rows(logits)
+    assert rows.is_sound == [True, False, True]
+    assert SAMPLER.sample(rows, 2, request(temperature=0)) == Sampled(int(LOGITS[2].argmax()))
 
 
-def test_a_row_of_nothing_gives_no_token() -> None:
-    assert SAMPLER.sample(np.full((1, VOCAB), -np.inf, np.float32), [request()]) == [None]
+def test_a_row_of_nothing_is_not_sound() -> None:
+    assert Rows(np.full((1, VOCAB), -np.inf, np.float32)).is_sound == [False]

@@ -38,12 +38,21 @@ class Loop:
         return {part.request.id: (part.begin, part.end) for part in step.slices}
 
     def update(self, step: Step) -> None:
-        self.scheduler.update(step, [part.request.num_tokens for part in step.slices if part.wants_token])
+        for part in step.slices:
+            if part.wants_token:
+                part.request.token_ids.append(part.request.num_tokens)
+        self.scheduler.update(step)
         self.scheduler.check()
 
     def finish(self, request: Request) -> None:
         self.scheduler.finish(request, FinishReason.STOP)
         self.scheduler.check()
+
+
+def is_level(request: Request) -> bool:
+    """Whether it has read its prompt, all or all but a token, and lacks little."""
+    missing = request.num_tokens - request.num_computed
+    return missing == 1 or (request.num_computed >= request.num_prompt and missing <= BLOCK_SIZE)
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -276,7 +285,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.1, PROMOTE_S]))
     def step(self, seconds: float) -> None:
-        level = [r.id for r in self.scheduler.running.values() if r.num_tokens - r.num_computed == 1]
+        level = [r.id for r in self.scheduler.running.values() if is_level(r)]
         ranks = {r.id: r.rank for r in self.scheduler.running.values()}
         computed = self.loop.step(seconds)
         assert bool(computed) == bool(self.requests), "there is always somebody to serve"

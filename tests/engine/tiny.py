@@ -83,7 +83,7 @@ def until_idle(engine: Engine) -> None:
 
 def run_alone(prompt: Sequence[int], sampling: SamplingParams) -> Completion:
     """What an engine that does nothing else, and shares nothing, says to this prompt."""
-    with make_engine(prefix_cache=False) as engine:
+    with make_engine(prefix_cache=False, drafts=False, forced_tokens=False) as engine:
         return engine.generate(prompt, sampling)
 
 

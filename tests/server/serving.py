@@ -1,11 +1,11 @@
 """A real server on loopback over a real engine without a model: what every test of the server talks to.
 
-A token is a byte, so a test can force any text it likes with `logit_bias`.
+A token is a byte, so a test can force any text it likes with `logit_bias`, or have a script played.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import httpx
@@ -14,6 +14,7 @@ from tests.engine.tiny import TOKENIZER
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
+from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
@@ -66,12 +67,13 @@ class Serving:
         *,
         has_template: bool = True,
         num_blocks: int = 512,
+        script: Sequence[str] | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
-        backend = NullBackend(
-            block_size=16, num_blocks=num_blocks, vocab_size=TOKENIZER.vocab_size, max_context=4096, on_run=self.gate
-        )
+        size = {"block_size": 16, "num_blocks": num_blocks}
+        null = NullBackend(**size, vocab_size=TOKENIZER.vocab_size, max_context=4096, on_run=self.gate)
+        backend = null if script is None else ScriptedBackend(TOKENIZER, script, **size)
         template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True)
         self.engine = Engine(TOKENIZER, backend, engine_config, name=MODEL, template=template)

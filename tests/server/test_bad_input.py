@@ -87,10 +87,19 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"priority": "urgent"}, "priority"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tool_choice": "maybe"}, "tool_choice"),
+    ({"tool_choice": 1}, "tool_choice"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.allowed_tools.tools"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"response_format": "json"}, "response_format"),
+    ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+    ({"guided_json": 1}, "guided_json"),
+    ({"guided_choice": "a"}, "guided_choice"),
 ]
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [

@@ -1,6 +1,7 @@
 """The endpoints that only tell."""
 
 import pytest
+from tests.server.calls import TOOLS
 from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
 
 from hotloop import __version__
@@ -48,6 +49,12 @@ def test_tokenize_messages_as_chat_would(serving: Serving) -> None:
     assert answer["count"] == usage["prompt_tokens"]
     short = serving.http.post("/tokenize", json={"messages": HELLO, "add_generation_prompt": False}).json()
     assert short["tokens"] == answer["tokens"][: short["count"]]
+
+
+def test_tokenize_tools_as_chat_would(serving: Serving) -> None:
+    fields = {"messages": HELLO, "tools": TOOLS}
+    plain, shown = (serving.http.post("/tokenize", json=body).json()["count"] for body in ({"messages": HELLO}, fields))
+    assert shown == serving.chat(**fields).json()["usage"]["prompt_tokens"] > plain
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tests.server.calls import TOOLS
 from tests.server.serving import Serving, check_error, only, until
 
 from hotloop.server.metrics import Metrics
@@ -28,7 +29,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(serving: 
 def test_a_request_leaves_its_traces() -> None:
     with Serving() as serving:
         for stream in (False, True):
-            serving.chat(max_tokens=5, stream=stream, **only("a"))
+            serving.chat(max_tokens=5, stream=stream, shortcuts=False, **only("a"))
         serving.complete(max_tokens=1, **only("a"))
         check_error(serving.chat(n=0), 400)
         until(lambda: serving.engine.stats().num_running == 0)
@@ -46,6 +47,21 @@ def test_a_request_leaves_its_traces() -> None:
     assert values["hotloop_requests_running"] == 0
     assert values['hotloop_requests_waiting{priority="background"}'] == 0
     assert values["hotloop_kv_blocks"] >= values["hotloop_kv_blocks_cached"] > 0
+
+
+def test_tokens_that_were_not_sampled_and_grammars_that_were_kept() -> None:
+    with Serving() as serving:
+        for _ in range(2):
+            answer = serving.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=300)
+            assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+        until(lambda: serving.engine.stats().num_running == 0)
+        values = scrape(serving)
+    sampled, forced = values["hotloop_sampled_tokens_total"], values["hotloop_forced_tokens_total"]
+    assert sampled + forced == values["hotloop_output_tokens_total"]
+    assert forced > sampled > 0
+    assert values["hotloop_accepted_draft_tokens_total"] <= values["hotloop_drafted_tokens_total"]
+    assert values["hotloop_grammar_cache_misses_total"] == 1
+    assert values["hotloop_grammar_cache_hits_total"] > 0
 
 
 def test_a_scrape_does_not_wait_for_the_engine(serving: Serving) -> None:

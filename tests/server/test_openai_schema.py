@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.server.calls import TOOLS, WEATHER
 from tests.server.serving import Serving, only
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -61,6 +62,17 @@ def test_chat(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
     for extra in ({"stream": True}, USAGE):
         for chunk in chunks(serving.chat(**only("a"), **fields, **extra).text):
             check("CreateChatCompletionStreamResponse", chunk)
+
+
+CALLS = {"tools": TOOLS, "tool_choice": "required"}
+SHAPE = {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}}
+
+
+@pytest.mark.parametrize("fields", [CALLS, {**CALLS, **LOGPROBS}, SHAPE], ids=["calls", "logprobs", "shape"])
+def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+    check("CreateChatCompletionResponse", serving.chat(max_tokens=300, **fields).json())
+    for chunk in chunks(serving.chat(max_tokens=300, **fields, **USAGE).text):
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}], ids=str)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
-from hotloop.server.openai_chat import ChatBody, FunctionBody, ToolBody, parse_chat, parse_chat_sampling
+from hotloop.server.openai_chat import ChatBody, parse_chat_sampling
 from hotloop.server.openai_wire import parse_priority, parse_session_id
 
 
@@ -63,17 +62,10 @@ def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:
         "seed": 9,
         "min_tokens": 2,
         "ignore_eos": True,
+        "shortcuts": False,
     }
     others = {"max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "stop_token_ids": [1], "logprobs": True}
     sampling = parse_chat_sampling(body(**fields, **others, include_stop_str_in_output=True), 10)
     assert {name: getattr(sampling, name) for name in fields} == fields
     assert (sampling.max_tokens, sampling.stop, sampling.stop_token_ids) == (4, ("x",), {1})
     assert (sampling.include_stop, sampling.logprobs) == (True, 0)
-
-
-def test_tools_are_left_out_when_none_may_be_called() -> None:
-    tools = [ToolBody(function=FunctionBody(name="f"))]
-    assert [tool.name for tool in parse_chat(body(tools=tools)).tools] == ["f"]
-    assert parse_chat(body(tools=tools, tool_choice="none")).tools == ()
-    with pytest.raises(RequestError, match="not supported yet"):
-        parse_chat(body(tools=tools, tool_choice="required"))

@@ -16,6 +16,7 @@ class NullBackend:
     """Remembers token ids instead of keys and values."""
 
     WINDOW = 64
+    LIKELIEST = 10.0  # its logit; all others have less than 1
 
     def __init__(
         self,
@@ -65,6 +66,6 @@ class NullBackend:
         if len(self._logits) < len(token_ids):
             self._logits = np.tile(self._noise, (len(token_ids), 1))
         for row, token_id in enumerate(token_ids):
-            self._logits[row, token_id] = 10
+            self._logits[row, token_id] = self.LIKELIEST
         self._likeliest = token_ids
         return self._logits[: len(token_ids)]

@@ -1,13 +1,14 @@
-"""One streamed chat completion, seen from the client's side. Knows the wire and nothing of what is asked."""
+"""One chat completion, streamed or whole, seen from the client's side. Knows the wire and nothing of what is asked."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import httpx
 import msgspec
 
 from hotloop.core.errors import HotloopError
+from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 
 _TIMEOUT = httpx.Timeout(600, connect=10)
@@ -21,21 +22,51 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class _Shortcuts(msgspec.Struct):
+    """How the tokens came about, which only hotloop tells."""
+
+    forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: int = 0
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details | None = None
+    hotloop: _Shortcuts | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    """A call, or in a stream a piece of the one at `index`."""
+
+    function: _Function
+    index: int = 0
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
+    """`delta` in a stream, `message` in an answer given at once."""
+
+    delta: _Message | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Completion(msgspec.Struct):
+    """An answer, or a chunk of one."""
+
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
@@ -50,11 +81,33 @@ class _Models(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What a tool call has gained. The first piece of a call has its id and name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What one event of the stream brought: text, or at the end the usage."""
+    """What one event of the stream brought: text, pieces of calls, why it ended, or at the very end the usage."""
 
     text: str = ""
     usage: Usage | None = None
+    calls: tuple[CallPiece, ...] = ()
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All of a completion."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    finish_reason: str
+    usage: Usage
 
 
 class ChatClient:
@@ -91,52 +144,125 @@ class ChatClient:
         return self.model
 
     async def stream(
-        self, messages: Sequence[Mapping[str, str]], *, session_id: str = "", **options: Any
+        self, messages: Sequence[Mapping[str, Any]], *, session_id: str = "", **options: Any
     ) -> AsyncGenerator[Delta, None]:
         """One chat completion; `options` go into the body as they are. The last delta has the usage."""
-        body = {
-            "model": await self.find_model(),
-            "messages": messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **options,
-        }
-        headers = {"X-Session-ID": session_id} if session_id else {}
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": await self.find_model(), "messages": messages, **streaming, **options}
         num_deltas = 0
         usage: Usage | None = None
         try:
             async with self._http.stream(
-                "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers
+                "POST", f"{self.url}/v1/chat/completions", json=body, headers=_headers(session_id)
             ) as response:
                 if response.status_code != 200:
                     raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     delta = _parse_line(line)
                     usage = delta.usage or usage
-                    if delta.text:
-                        num_deltas += 1
+                    num_deltas += bool(delta.text or delta.calls)
+                    if delta.text or delta.calls or delta.finish_reason:
                         yield delta
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         yield Delta(usage=usage or Usage(0, 0, num_deltas))
 
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        is_streamed: bool = True,
+        session_id: str = "",
+        **options: Any,
+    ) -> Answer:
+        """One chat completion when it is over; `options` go into the body as they are."""
+        gathered = Gathered()
+        if is_streamed:
+            async for delta in self.stream(messages, session_id=session_id, **options):
+                gathered.add(delta)
+            return gathered.answer()
+        body = {"model": await self.find_model(), "messages": messages, **options}
+        try:
+            url = f"{self.url}/v1/chat/completions"
+            response = await self._http.post(url, json=body, headers=_headers(session_id))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+        if response.status_code != 200:
+            raise ServerFailed(_describe(self.url, response.status_code, response.content))
+        gathered.add(_parse(response.content))
+        return gathered.answer()
+
+
+@dataclass(slots=True)
+class Gathered:
+    """An answer coming together. Calls must come one after the other, each beginning with its id and name."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)
+    finish_reason: str = ""
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.usage = delta.usage or self.usage
+        for piece in delta.calls:
+            is_new = piece.index == len(self.calls)
+            if bool(piece.id and piece.name) != is_new or not len(self.calls) - 1 <= piece.index <= len(self.calls):
+                raise ServerFailed(f"a tool call came in an order that no client understands: {piece}")
+            if is_new:
+                self.calls.append(piece)
+                self.arguments.append([])
+            self.arguments[piece.index].append(piece.arguments)
+
+    def answer(self) -> Answer:
+        pieces = zip(self.calls, self.arguments, strict=True)
+        calls = tuple(ToolCall(call.id, call.name, "".join(arguments)) for call, arguments in pieces)
+        return Answer("".join(self.texts), calls, self.finish_reason, self.usage)
+
+
+def _headers(session_id: str) -> dict[str, str]:
+    return {"X-Session-ID": session_id} if session_id else {}
+
 
 def _parse_line(line: str) -> Delta:
     if not line.startswith("data:") or line.endswith("[DONE]"):
         return Delta()
+    return _parse(line[5:].strip().encode())
+
+
+def _parse(data: bytes) -> Delta:
+    """A chunk, or a whole completion as if it had come in one."""
     try:
-        chunk = msgspec.json.decode(line[5:].strip(), type=_Chunk)
+        completion = msgspec.json.decode(data, type=_Completion)
     except msgspec.MsgspecError as error:
-        raise ServerFailed(f"not a chat completion chunk: {line[:200]} ({error})") from None
-    if chunk.error:
-        raise ServerFailed(f"the stream ended in an error: {chunk.error}")
-    usage = None
-    if chunk.usage:
-        details = chunk.usage.prompt_tokens_details
-        num_cached = (details.cached_tokens if details else None) or 0
-        usage = Usage(chunk.usage.prompt_tokens, num_cached, chunk.usage.completion_tokens)
-    text = "".join((choice.delta.content if choice.delta else None) or "" for choice in chunk.choices)
-    return Delta(text, usage)
+        raise ServerFailed(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
+    if completion.error:
+        raise ServerFailed(f"the stream ended in an error: {completion.error}")
+    usage = _parse_usage(completion.usage) if completion.usage else None
+    if not completion.choices:
+        return Delta(usage=usage)
+    choice = completion.choices[0]
+    message = choice.delta or choice.message or _Message()
+    calls = message.tool_calls or []
+    if choice.message:  # a whole answer need not number its calls
+        calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
+    pieces = (CallPiece(c.index, c.id or "", c.function.name or "", c.function.arguments or "") for c in calls)
+    return Delta(message.content or "", usage, tuple(pieces), choice.finish_reason or "")
+
+
+def _parse_usage(usage: _Usage) -> Usage:
+    details, ours = usage.prompt_tokens_details, usage.hotloop or _Shortcuts()
+    return Usage(
+        usage.prompt_tokens,
+        (details.cached_tokens if details else None) or 0,
+        usage.completion_tokens,
+        num_forced=ours.forced_tokens,
+        num_drafted=ours.drafted_tokens,
+        num_accepted=ours.accepted_tokens,
+        num_steps=ours.steps,
+    )
 
 
 def _describe(url: str, status: int, body: bytes) -> str:

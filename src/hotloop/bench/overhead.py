@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ def measure_steps(num_running: int, vocab_size: int, num_output: int = _OUTPUT_T
     num_tokens = _SHARED_TOKENS + _OWN_TOKENS + num_output
     num_blocks = (num_tokens // _BLOCK_SIZE + 2) * num_running
     backend = NullBackend(block_size=_BLOCK_SIZE, num_blocks=num_blocks, vocab_size=vocab_size)
-    config = EngineConfig(max_running=num_running, max_step_tokens=4096)
+    config = EngineConfig(max_running=num_running, max_step_tokens=4096, drafts=False)
     rng = random.Random(0)
     shared = _random_tokens(rng, _SHARED_TOKENS, vocab_size)
     sampling = SamplingParams(temperature=0, max_tokens=num_output, ignore_eos=True)
@@ -120,8 +121,14 @@ def _wait_for_all(engine: Engine, requests: list[Request]) -> None:
 
 def null_tokenizer(vocab_size: int) -> Tokenizer:
     """As many made-up words as the null backend has tokens, none of which ends a turn."""
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(vocab_size)}, "w0"))
+    return words_tokenizer(f"w{i}" for i in range(vocab_size))
+
+
+def words_tokenizer(words: Iterable[str], *special: str) -> Tokenizer:
+    vocab = {word: i for i, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, next(iter(vocab))))
     inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(list(special))
     return Tokenizer(inner)
 
 

@@ -15,8 +15,8 @@ from hotloop.bench.replay import Progress, replay
 from hotloop.bench.report import Summary, summarise
 from hotloop.bench.workload import Job
 
-NAIVE = ("--no-prefix-cache", "--max-running", "1")
-"""The loop everybody starts with: nothing is reused, one request at a time."""
+NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-tokens")
+"""The loop everybody starts with: nothing is reused or guessed, one request at a time."""
 
 _MAX_STOP_S = 10.0
 
@@ -88,15 +88,28 @@ def replay_child(
 ) -> Summary:
     """Start a server, replay the jobs against it, stop it."""
     with ChildServer(flags) as server:
+        return replay_server(label, server.url, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
 
-        async def run() -> Summary:
-            async with ChatClient(server.url) as client:
-                result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
-            if not result.steps:
-                raise ServerFailed(result.errors[0])
-            return summarise(label, result, jobs)
 
-        return asyncio.run(run())
+def replay_server(
+    label: str,
+    url: str,
+    jobs: Sequence[Job],
+    *,
+    num_agents: int,
+    gap_s: float = 0.0,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Summary:
+    """Replay the jobs against a server that is running."""
+
+    async def run() -> Summary:
+        async with ChatClient(url) as client:
+            result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
+        if not result.steps:
+            raise ServerFailed(result.errors[0])
+        return summarise(label, result, jobs)
+
+    return asyncio.run(run())
 
 
 def exit_on_sigterm() -> None:

@@ -1,7 +1,8 @@
 """Does it stay as it was? The engine on the null backend under random load, watched for creeping memory and step time.
 
 The load is what wears an engine: conversations that grow and are given up, aborts in the middle of answers, three
-priorities, and a pool too small for all of them, so that blocks are evicted and requests preempted all the time.
+priorities, and a pool too small for all of them, so that blocks are evicted and requests preempted all the time. Some
+answers follow a grammar, of more shapes than are kept; what was said before is drafted again.
 """
 
 import os
@@ -18,8 +19,9 @@ from typing import Any
 from rich.table import Table
 
 from hotloop.backends.null import NullBackend
-from hotloop.bench.overhead import null_tokenizer
+from hotloop.bench.overhead import words_tokenizer
 from hotloop.core.config import EngineConfig
+from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine, EngineStats
@@ -31,6 +33,7 @@ _NUM_OPEN = 48
 _NUM_SESSIONS = 64
 _MAX_SESSION_TOKENS = 2000
 _NUM_SAMPLES = 120
+_GRAMMARS = [Grammar("lark", f"start: {'WORD ' * count}\nWORD: /w[0-9][0-9]/") for count in range(1, 41)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,16 @@ class SoakReport:
 
 def run_soak(duration_s: float, seed: int = 0) -> SoakReport:
     backend = NullBackend(block_size=_BLOCK_SIZE, num_blocks=_NUM_BLOCKS, vocab_size=_VOCAB_SIZE)
-    config = EngineConfig(max_running=32, max_step_tokens=256, max_waiting=_NUM_OPEN, debug_checks=True)
-    with Engine(null_tokenizer(_VOCAB_SIZE), backend, config) as engine:
+    config = EngineConfig(
+        max_running=32,
+        max_step_tokens=256,
+        max_waiting=_NUM_OPEN,
+        max_grammars=len(_GRAMMARS) // 2,
+        draft_history_tokens=20_000,
+        debug_checks=True,
+    )
+    words = [*"w0123456789", *(f"w{i}" for i in range(_VOCAB_SIZE - 12))]
+    with Engine(words_tokenizer(words, "</s>"), backend, config) as engine:
         watch = _Watch()
         engine.on_step = watch.on_step
         load = _Load(engine, random.Random(seed))
@@ -161,7 +172,10 @@ class _Load:
             temperature=0 if is_greedy else 0.8, top_p=1 if is_greedy else 0.9, max_tokens=rng.randint(1, 64)
         )
         self._num_asked += 1
-        request = Request(str(self._num_asked), tuple(session), sampling, rng.choice(list(Priority)), str(number))
+        grammar = rng.choice(_GRAMMARS) if rng.random() < 0.2 else None
+        request = Request(
+            str(self._num_asked), tuple(session), sampling, rng.choice(list(Priority)), str(number), grammar
+        )
         self._num_open += 1
         abort_after = rng.randint(1, 32) if rng.random() < 0.15 else None
         self._engine.submit([request], _Listener(self._engine, self._ended, abort_after))

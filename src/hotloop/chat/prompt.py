@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotloop.chat.formats import ToolFormat
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
@@ -34,13 +35,24 @@ class Conversation:
     """More variables for the template, such as `enable_thinking`."""
 
 
-def chat_prompt(conversation: Conversation, template: ChatTemplate | None, tokenizer: Tokenizer) -> Prompt:
-    """The conversation in the model's own words. Raises RequestError where the model has no template, or it refuses."""
+def chat_prompt(
+    conversation: Conversation,
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    tool_format: ToolFormat | None = None,
+) -> Prompt:
+    """The conversation in the model's own words. Raises RequestError where the model has no template, or it refuses.
+
+    The format words tools and calls where the template does not; None leaves everything to the template.
+    """
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    messages, tools = conversation.messages, conversation.tools
+    if tool_format:
+        messages, tools = tool_format.prepare(messages, tools)
     text = template.render(
-        conversation.messages,
-        tools=conversation.tools,
+        messages,
+        tools=tools,
         add_generation_prompt=conversation.is_answer_next,
         extra=conversation.extra,
     )

@@ -1,5 +1,6 @@
-"""`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens, and a table."""
+"""`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens; then tool calls."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from hotloop.core.config import DEFAULT_MODEL
 if TYPE_CHECKING:
     from hotloop.bench.replay import Progress
     from hotloop.bench.report import Summary
+    from hotloop.bench.tools_report import ToolFigures
     from hotloop.bench.workload import Job
 
 _OUTPUT_TOKENS = 24
 _SYSTEM_CHARS = 8_000
 _GAP_S = 0.1
 _LAST_CHARS = 40
+_NUM_WORKFLOWS = 1
+_MAX_CALL_TOKENS = 96
 _FIGURES = frozenset(
     {"num_read_tokens", "num_reread_tokens", "ttft_p50_s", "ttft_p95_s", "job_mean_s", "output_tokens_per_s", "wall_s"}
 )
@@ -35,9 +39,10 @@ def demo(
     agents: Annotated[PositiveInt, Parameter(help="How many agents work at a time.")] = 4,
     turns: Annotated[PositiveInt, Parameter(help="How many turns each of them takes.")] = 4,
 ) -> int:
-    """Run a small fleet of agents twice, without reuse and batching and then with both, and compare."""
+    """Run a small fleet of agents twice, without reuse and batching and then with both; then tool calls, likewise."""
     from hotloop.bench.report import table_of
-    from hotloop.bench.serving import NAIVE, exit_on_sigterm
+    from hotloop.bench.serving import NAIVE, ChildServer, exit_on_sigterm
+    from hotloop.bench.tools_report import shortcuts_table
     from hotloop.bench.workload import generate_jobs
     from hotloop.cli.loading import pull_model
 
@@ -48,23 +53,46 @@ def demo(
     console.print(
         f"{agents} agents of {turns} turns each. Every turn resends all that was said so far, as agents do.\n"
     )
-    summaries = [
-        _run(console, "naive", "nothing reused, one request at a time", ("--model", model, *NAIVE), jobs),
-        _run(console, "hotloop", "prefix reuse and continuous batching", ("--model", model), jobs),
-    ]
-    console.print(table_of(summaries, _FIGURES))
-    console.print("\nRead again: computed although an earlier request of the run had read it already.")
-    return 1 if any(summary.num_errors for summary in summaries) else 0
+    with ChildServer(("--model", model, *NAIVE)) as server:
+        naive = _run(console, "naive", "nothing reused, one request at a time", server.url, jobs)
+    with ChildServer(("--model", model)) as server:
+        ours = _run(console, "hotloop", "prefix reuse and continuous batching", server.url, jobs)
+        console.print(table_of([naive, ours], _FIGURES))
+        console.print("\nRead again: computed although an earlier request of the run had read it already.\n")
+        console.print("[bold]tool calls[/bold]: every token sampled in turn, and with forced tokens and drafts")
+        calls = _call_tools(server.url)
+    console.print(shortcuts_table(calls))
+    console.print(f"\n{calls.num_identical} of {calls.num_questions} answers are the same, word for word.")
+    if calls.num_identical < calls.num_questions:
+        console.print(
+            "Rounding can tip the balance between two equally likely tokens; `serve --precision exact` rules that out."
+        )
+    return 1 if naive.num_errors or ours.num_errors or calls.num_errors else 0
 
 
-def _run(console: Console, label: str, what: str, flags: tuple[str, ...], jobs: "list[Job]") -> "Summary":
-    from hotloop.bench.serving import replay_child
+def _run(console: Console, label: str, what: str, url: str, jobs: "list[Job]") -> "Summary":
+    from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
     with _watching(console, jobs) as fleet:
-        summary = replay_child(label, flags, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
+        summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
     console.print(f"done in {summary.wall_s:.1f} s\n")
     return summary
+
+
+def _call_tools(url: str) -> "ToolFigures":
+    """The calls of one agent at its work."""
+    from hotloop.bench.client import ChatClient
+    from hotloop.bench.tools import Manner, measure
+    from hotloop.bench.tools_report import figures_of
+    from hotloop.bench.workflows import CATEGORY, generate_workflows
+
+    async def run() -> "ToolFigures":
+        async with ChatClient(url) as client:
+            questions = generate_workflows(seed=0, num_workflows=_NUM_WORKFLOWS)
+            return figures_of(CATEGORY, await measure(client, questions, Manner(max_tokens=_MAX_CALL_TOKENS)))
+
+    return asyncio.run(run())
 
 
 @contextlib.contextmanager

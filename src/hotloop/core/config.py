@@ -11,7 +11,11 @@ DEFAULT_MODEL = "smollm2-135m"
 
 WeightFormat = Literal["int8", "int4", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
+ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
+
+
+_COUNTS = ("max_running", "max_waiting", "max_step_tokens", "max_context", "max_draft_tokens", "max_grammars")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +48,23 @@ class EngineConfig:
     """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
+    forced_tokens: bool = True
+    """Whether tokens that a grammar leaves no choice about are appended without sampling them one by one."""
+    drafts: bool = True
+    """Whether likely continuations are guessed from what was read and written before, and verified in one step."""
+    draft_model: str | None = None
+    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, or a path."""
+    max_draft_tokens: int = 8
+    """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
+    draft_history_tokens: int = 1_000_000
+    """How many tokens of past prompts and answers are remembered to guess from."""
+    max_grammars: int = 256
+    """How many compiled grammars are kept for the next request of the same shape."""
     debug_checks: bool = False
     """Check every invariant whenever the engine is idle."""
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_waiting", "max_step_tokens", "max_context"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -75,6 +91,10 @@ class ServerConfig:
     """Origins a browser may call from; none by default."""
     drain_timeout_s: float = 30.0
     """How long a shutdown waits for running requests."""
+    tool_format: ToolFormatName = "auto"
+    """How the model writes tool calls; `auto` tells from its chat template."""
+    strict_tools: bool = True
+    """Whether tool calls must follow their schema where the request does not say; if not, they are only looked for."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
 

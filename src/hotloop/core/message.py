@@ -34,3 +34,5 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    is_strict: bool = True
+    """Whether its arguments must follow the schema; if not, any JSON object will do."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from hotloop.core.errors import HotloopError, RequestError
+from hotloop.core.grammar import Grammar
 
 MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
@@ -66,6 +67,10 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no logprobs; k: the sampled token's, and the k likeliest beside it."""
+    keep_special: bool = False
+    """Whether special tokens show in the text, as formats that mark a tool call with one need it; never the end's."""
+    shortcuts: bool = True
+    """Whether forced tokens and drafts may save steps. The tokens are the same either way."""
 
     def __post_init__(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -110,11 +115,23 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request cost, in tokens."""
+    """What one request cost, in tokens. Each token of the output was sampled, forced, or sampled and as drafted."""
 
     num_prompt: int
     num_cached: int
     num_output: int
+    num_forced: int = 0
+    """Output tokens that the grammar left no choice about, so that none was sampled."""
+    num_drafted: int = 0
+    """Tokens that were guessed and computed ahead."""
+    num_accepted: int = 0
+    """Those of them that turned out right."""
+    num_steps: int = 0
+    """Steps of the engine that gave this request at least one token."""
+
+    @property
+    def num_sampled(self) -> int:
+        return self.num_output - self.num_forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +151,24 @@ class TokenEvent:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `session_id` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `grammar` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     priority: Priority = Priority.INTERACTIVE
     session_id: str = ""
+    grammar: Grammar | None = None
 
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0
     num_cached: int = 0
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_preemptions: int = 0
+    num_forced: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
     rank: int = 0
     """The class it counts as: its priority, or a more urgent one if it had to wait long."""
     seed: int = 0
@@ -187,4 +209,12 @@ class Request:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.num_prompt, self.num_cached, self.num_output)
+        return Usage(
+            self.num_prompt,
+            self.num_cached,
+            self.num_output,
+            num_forced=self.num_forced,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
+            num_steps=self.num_steps,
+        )

@@ -1,30 +1,46 @@
 """From a step (integers) to a batch (arrays): the one place where the two worlds meet."""
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.engine.scheduler import Step
+from hotloop.engine.scheduler import Slice, Step
 
 
 def make_batch(step: Step, block_size: int) -> Batch:
     slices = step.slices
-    lengths = [part.end - part.begin for part in slices]
-    tables = [part.request.block_ids[: -(-part.end // block_size)] for part in slices]
+    lengths = [part.num_tokens for part in slices]
+    tables = [part.request.block_ids[: -(-(part.begin + part.num_tokens) // block_size)] for part in slices]
     past_lens = np.array([part.begin for part in slices], np.int32)
     begins = _begins(lengths)
     return Batch(
-        token_ids=_join(part.request.token_ids[part.begin : part.end].tobytes() for part in slices).astype(np.int64),
+        token_ids=_join(map(_token_bytes, slices)).astype(np.int64),
         positions=np.arange(begins[-1], dtype=np.int64) + np.repeat(past_lens - begins[:-1], lengths),
         past_lens=past_lens,
         begins=begins,
         block_ids=_join(table.tobytes() for table in tables),
         block_begins=_begins(map(len, tables)),
-        wanted=begins[1:][[part.wants_token for part in slices]].astype(np.int64) - 1,
+        wanted=_wanted(slices, begins),
     )
+
+
+def _token_bytes(part: Slice) -> bytes:
+    computed = part.request.token_ids[part.begin : part.end].tobytes()
+    return computed + array("i", part.draft_ids).tobytes() if part.draft_ids else computed
+
+
+def _wanted(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The rows after which a token is chosen: a level slice's last token, and each of its drafts."""
+    level = [i for i, part in enumerate(slices) if part.wants_token]
+    counts = np.array([1 + len(slices[i].draft_ids) for i in level], np.int64)
+    ends = begins[1:][level].astype(np.int64)
+    if len(counts) == counts.sum():
+        return ends - 1
+    return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
 
 
 def _begins(lengths: Iterable[int]) -> NDArray[np.int32]:

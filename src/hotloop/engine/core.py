@@ -4,16 +4,20 @@ Every request ends in exactly one terminal event: finished, aborted, or failed w
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.backends.backend import Backend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError, HotloopError
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
-from hotloop.engine.sampler import Sampled, Sampler
-from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.decode import Decoder, Outcome
+from hotloop.engine.drafting.drafter import Drafter
+from hotloop.engine.drafting.speculation import Speculator
+from hotloop.engine.grammar.matcher import Matcher
+from hotloop.engine.sampler import Rows, Sampled
+from hotloop.engine.scheduler import Scheduler, Slice, Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
@@ -39,6 +43,9 @@ class Totals:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -48,6 +55,8 @@ class _Listener:
 
     on_event: OnEvent
     text: TextStream
+    untold: list[Sampled]
+    """Tokens that were certain before the first step; told with the first one it gives."""
 
 
 class EngineCore:
@@ -59,6 +68,7 @@ class EngineCore:
         backend: Backend,
         config: EngineConfig,
         *,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -66,17 +76,22 @@ class EngineCore:
         self.scheduler = Scheduler(config, block_size=backend.block_size, num_blocks=backend.num_blocks)
         self._tokenizer = tokenizer
         self._backend = backend
-        self._sampler = Sampler(token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
+        eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
+        self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
+        self._speculator = (
+            Speculator(drafter, self._decoder, max_draft_tokens=config.max_draft_tokens) if drafter else None
+        )
         self._listeners: dict[str, _Listener] = {}
         self._clock = clock
         self._finished_at = clock()
         self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average, while there is work
 
-    def add(self, request: Request, on_event: OnEvent) -> None:
+    def add(self, request: Request, on_event: OnEvent, matcher: Matcher | None = None) -> None:
         if not self.scheduler.has_work:
             self._finished_at = self._clock()  # nobody waited for the time that lay idle
+        forced = self._decoder.open(request, matcher) if matcher else []
         self.scheduler.add(request)
-        self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling))
+        self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
 
     def knows(self, request_id: str) -> bool:
         """Whether a request of that id waits or runs."""
@@ -88,19 +103,22 @@ class EngineCore:
         step = self.scheduler.schedule(began_at)
         if not step.slices:
             return None
+        if self._speculator:
+            self._speculator.draft(step, self.scheduler)
         batch = make_batch(step, self.scheduler.block_size)
         ran_at = self._clock()
         logits = self._backend.run(batch)
         backend_s = self._clock() - ran_at
-        level = [part for part in step.slices if part.wants_token]
-        sampled = self._sampler.sample(logits, [part.request for part in level])
-        self.scheduler.update(step, [choice.token_id if choice else None for choice in sampled])
+        outcomes = self._decode(step, Rows(logits))
+        self.scheduler.update(step)
         now = self._clock()
-        for part, choice in zip(level, sampled, strict=True):
-            self._deliver(part.request, choice, now)
+        if self._speculator:
+            self._speculator.learn(step, now - began_at)
+        for part, outcome in outcomes:
+            self._deliver(part.request, outcome, now)
         self.totals.num_steps += 1
         duration_s = self._clock() - began_at
-        num_output = sum(choice is not None for choice in sampled)
+        num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
         return StepReport(duration_s, duration_s - backend_s, len(step.slices), len(batch.token_ids), num_output)
 
     def abort(self, request_id: str) -> None:
@@ -114,6 +132,10 @@ class EngineCore:
         for request in self.scheduler.reset():
             self._close(request, _event(request, error=error))
 
+    def close(self) -> None:
+        if self._speculator:
+            self._speculator.close()
+
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
         while self.scheduler.has_work:
@@ -122,35 +144,56 @@ class EngineCore:
     def _find(self, request_id: str) -> Request | None:
         return self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
 
-    def _deliver(self, request: Request, choice: Sampled | None, now: float) -> None:
-        """A token arrived: does it end the request, and what text does it make certain? None ends this one only."""
-        if choice is None:
-            self._fail(request, BackendError("the model computed logits that are not numbers"))
+    def _decode(self, step: Step, rows: Rows) -> list[tuple[Slice, Outcome]]:
+        """The new tokens of every level slice; its rows lie one after the other."""
+        index = 0
+        outcomes = []
+        for part in step.slices:
+            if part.wants_token:
+                outcomes.append((part, self._decoder.decode(part, rows, index)))
+                index += 1 + len(part.draft_ids)
+                part.request.num_drafted += part.num_guesses
+                part.request.num_accepted += part.num_right
+        return outcomes
+
+    def _deliver(self, request: Request, outcome: Outcome, now: float) -> None:
+        """Tokens arrived: does one end the request, and what text do they make certain? An error ends this one only."""
+        if outcome.error:
+            self._fail(request, outcome.error)
             return
         if request.first_token_at is None:
             request.first_token_at = now
         request.last_token_at = now
+        request.num_steps += 1
         listener = self._listeners[request.id]
-        piece = listener.text.push(choice.token_id, may_stop=request.num_output >= request.sampling.min_tokens)
-        reason, stop_match = self._verdict(request, choice.token_id, piece.stop)
-        if reason is None:
-            self._tell(listener, _event(request, choice, piece.text))
-            return
-        text = piece.text if piece.stop is not None else piece.text + listener.text.finish()
-        self._end(request, reason, choice=choice, text=text, stop_match=stop_match)
+        tokens, listener.untold = [*listener.untold, *outcome.tokens], []
+        num_before = request.num_output - len(tokens)
+        texts = []
+        for i, token in enumerate(tokens):
+            num_output = num_before + i + 1
+            piece = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
+            texts.append(piece.text)
+            request.num_forced += token.is_forced
+            reason, stop_match = self._verdict(request, token.token_id, num_output, piece.stop)
+            if reason:
+                del request.token_ids[request.num_prompt + num_output :]
+                texts.append("" if piece.stop is not None else listener.text.finish())
+                self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
+                return
+        self._tell(listener, _event(request, tokens, "".join(texts)))
 
     def _verdict(
-        self, request: Request, token_id: int, stop: str | None
+        self, request: Request, token_id: int, num_output: int, stop: str | None
     ) -> tuple[FinishReason | None, str | int | None]:
-        """Whether the request ends with this token, and by which of the caller's stops."""
+        """Whether the request ends with this token of its output, and by which of the caller's stops."""
         params = request.sampling
         if stop is not None:
             return FinishReason.STOP, stop
-        if token_id in params.stop_token_ids and request.num_output > params.min_tokens:
+        if token_id in params.stop_token_ids and num_output > params.min_tokens:
             return FinishReason.STOP, token_id
-        if token_id in self._tokenizer.eos_ids and not params.ignore_eos:
+        if token_id in self._tokenizer.eos_ids and (not params.ignore_eos or request.grammar):
             return FinishReason.STOP, None
-        if request.num_output >= request.max_tokens:
+        if num_output >= request.max_tokens:
             return FinishReason.LENGTH, None
         return None, None
 
@@ -159,12 +202,12 @@ class EngineCore:
         request: Request,
         reason: FinishReason,
         *,
-        choice: Sampled | None = None,
+        tokens: Sequence[Sampled] = (),
         text: str = "",
         stop_match: str | int | None = None,
     ) -> None:
         self.scheduler.finish(request, reason)
-        self._close(request, _event(request, choice, text, stop_match))
+        self._close(request, _event(request, tokens, text, stop_match))
 
     def _fail(self, request: Request, error: HotloopError) -> None:
         """End one request with this error; the others go on."""
@@ -181,6 +224,12 @@ class EngineCore:
         self.totals.num_prompt_tokens += event.usage.num_prompt
         self.totals.num_cached_tokens += event.usage.num_cached
         self.totals.num_output_tokens += event.usage.num_output
+        self.totals.num_forced_tokens += event.usage.num_forced
+        self.totals.num_drafted_tokens += event.usage.num_drafted
+        self.totals.num_accepted_tokens += event.usage.num_accepted
+        self._decoder.close(request)
+        if self._speculator:
+            self._speculator.forget(request)
         self._tell(self._listeners.pop(request.id), event)
 
     def _tell(self, listener: _Listener, event: TokenEvent) -> None:
@@ -199,17 +248,17 @@ def _nobody(event: TokenEvent) -> None:
 
 def _event(
     request: Request,
-    choice: Sampled | None = None,
+    tokens: Sequence[Sampled] = (),
     text: str = "",
     stop_match: str | int | None = None,
     error: HotloopError | None = None,
 ) -> TokenEvent:
     return TokenEvent(
         request_id=request.id,
-        token_ids=(choice.token_id,) if choice else (),
+        token_ids=tuple(token.token_id for token in tokens),
         text=text,
         usage=request.usage,
-        logprobs=(choice.logprob,) if choice and choice.logprob else (),
+        logprobs=tuple(token.logprob for token in tokens if token.logprob),
         finish_reason=request.finish_reason,
         stop_match=stop_match,
         error=error,

@@ -18,12 +18,18 @@ import numpy as np
 from hotloop.backends.backend import Backend
 from hotloop.core.config import DEFAULT_MODEL, EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
+from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
+from hotloop.engine.drafting.history import PastDrafter
+from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,12 @@ class EngineStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_sampled_tokens: int
+    num_forced_tokens: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    num_grammar_hits: int
+    num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
     num_finished: Mapping[FinishReason, int]
@@ -66,6 +78,7 @@ class Engine:
         *,
         name: str = "model",
         template: ChatTemplate | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -75,7 +88,10 @@ class Engine:
         self.num_kv_tokens = backend.num_blocks * backend.block_size
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
-        self._core = EngineCore(tokenizer, backend, self.config)
+        self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
+        if drafter is None and self.config.drafts:
+            drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
+        self._core = EngineCore(tokenizer, backend, self.config, drafter=drafter)
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -106,7 +122,8 @@ class Engine:
         for note in loaded.notes:
             log.warning("%s: %s", loaded.name, note)
         backend = open_backend(loaded, config, weight_format=weights, precision=precision)
-        return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template)
+        drafter = _open_drafter(loaded.tokenizer, backend.vocab_size, config, weights, precision)
+        return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template, drafter=drafter)
 
     def start(self) -> Self:
         self._thread.start()
@@ -126,6 +143,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         if not has_closed:
+            self._core.close()
             self._backend.close()
 
     def __enter__(self) -> Self:
@@ -137,14 +155,18 @@ class Engine:
         self.close()
 
     def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
-        """Queue requests, all or none. `on_event` runs on the engine's thread and must not wait."""
+        """Queue requests, all or none. `on_event` runs on the engine's thread and must not wait.
+
+        A grammar that is new is compiled here, on the caller's thread; `grammars.matcher` does it ahead of time.
+        """
         for request in requests:
             self._validate(request)
+        matchers = [self.grammars.matcher(request.grammar) if request.grammar else None for request in requests]
         with self._wake:
             self._check_admission(requests)
             self._arriving.update(request.id for request in requests)
             self._idle.clear()
-            self._inbox.append(lambda: self._receive(requests, on_event))
+            self._inbox.append(lambda: self._receive(requests, matchers, on_event))
             self._wake.notify()
 
     def abort(self, *request_ids: str) -> None:
@@ -160,9 +182,10 @@ class Engine:
         *,
         priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
+        grammar: Grammar | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id)
+        request = self._make_request(prompt, sampling, priority, session_id, grammar)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -189,9 +212,10 @@ class Engine:
         *,
         priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
+        grammar: Grammar | None = None,
     ) -> Completion:
         """The whole answer; waits for it."""
-        request = self._make_request(prompt, sampling, priority, session_id)
+        request = self._make_request(prompt, sampling, priority, session_id, grammar)
         queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
@@ -227,6 +251,12 @@ class Engine:
             num_prompt_tokens=totals.num_prompt_tokens,
             num_cached_tokens=totals.num_cached_tokens,
             num_output_tokens=totals.num_output_tokens,
+            num_sampled_tokens=totals.num_output_tokens - totals.num_forced_tokens,
+            num_forced_tokens=totals.num_forced_tokens,
+            num_drafted_tokens=totals.num_drafted_tokens,
+            num_accepted_tokens=totals.num_accepted_tokens,
+            num_grammar_hits=self.grammars.num_hits,
+            num_grammar_misses=self.grammars.num_misses,
             num_evicted_blocks=scheduler.tree.num_evicted,
             num_preemptions=scheduler.num_preemptions,
             num_finished=dict(totals.num_finished),
@@ -243,10 +273,15 @@ class Engine:
             await asyncio.to_thread(self._idle.wait, 5)
 
     def _make_request(
-        self, prompt: str | Sequence[int], sampling: SamplingParams | None, priority: Priority, session_id: str
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None,
+        priority: Priority,
+        session_id: str,
+        grammar: Grammar | None,
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id)
+        return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)
 
     def _validate(self, request: Request) -> None:
         """Refuse what can never run, and settle what was left open: the seed and the length."""
@@ -332,12 +367,27 @@ class Engine:
             command()
         return not self._is_stopped
 
-    def _receive(self, requests: Sequence[Request], on_event: OnEvent) -> None:
-        for request in requests:
-            self._core.add(request, on_event)
+    def _receive(self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_event: OnEvent) -> None:
+        for request, matcher in zip(requests, matchers, strict=True):
+            self._core.add(request, on_event, matcher)
         with self._wake:
             self._arriving.difference_update(request.id for request in requests)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._core.abort(request_id)
+
+
+def _open_drafter(
+    tokenizer: Tokenizer, vocab_size: int, config: EngineConfig, weights: WeightFormat, precision: Precision
+) -> Drafter | None:
+    """The draft model, if there is to be one, asked where the past has nothing like it."""
+    if config.draft_model is None:
+        return None
+    from hotloop.engine.drafting.model import open_draft_model  # noqa: PLC0415 - as in `load`
+
+    model = open_draft_model(config.draft_model, tokenizer, config, weights=weights, precision=precision)
+    if not config.drafts:
+        return model
+    past = PastDrafter(tokenizer, vocab_size, config.draft_history_tokens, min_match=_MIN_MATCH)
+    return EitherDrafter(past, model)

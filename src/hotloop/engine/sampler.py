@@ -6,7 +6,7 @@ was preempted, batched differently or verified as a draft draws the same number 
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.request import Request, SamplingParams, TokenLogprob
+from hotloop.engine.grammar.matcher import Matcher, apply_mask
 
 Row = NDArray[np.float32]
 
@@ -30,33 +31,47 @@ class Sampled:
 
     token_id: int
     logprob: TokenLogprob | None = None
+    is_forced: bool = False
+    """Whether it was certain without a look at any logits."""
+
+
+class Rows:
+    """The logits of a step, looked through once, by all cores if there are many."""
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        likeliest = _argmax(logits)
+        # The largest of a row with a NaN is NaN.
+        self.is_sound: list[bool] = np.isfinite(logits[np.arange(len(logits)), likeliest]).tolist()
+        self.likeliest: list[int] = likeliest.tolist()
+        self.logits = logits
 
 
 class Sampler:
-    """Chooses one token a row. Holds nothing but the ids that end a turn."""
+    """Chooses one token from a row. Holds nothing but the ids that end a turn."""
 
     def __init__(self, eos_ids: Iterable[int]) -> None:
         self._eos_ids = frozenset(eos_ids)
 
-    def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Sampled | None]:
-        """Row i of the logits belongs to request i; None where they are not numbers."""
-        likeliest = _argmax(logits)
-        is_sound = np.isfinite(logits[np.arange(len(logits)), likeliest])  # the largest of a row with a NaN is NaN
-        return [
-            self._sample_row(row, request, best) if ok else None
-            for row, request, best, ok in zip(logits, requests, likeliest.tolist(), is_sound.tolist(), strict=True)
-        ]
-
-    def _sample_row(self, raw: Row, request: Request, likeliest: int) -> Sampled:
+    def sample(self, rows: Rows, index: int, request: Request, matcher: Matcher | None = None) -> Sampled:
+        """The request's next token, from this row and among those the matcher allows."""
         params = request.sampling
-        if _is_plain_greedy(request):
+        likeliest = rows.likeliest[index]
+        if _is_plain_greedy(request) and (matcher is None or matcher.allows(likeliest)):
             return Sampled(likeliest)
+        raw: Row = rows.logits[index]
         row = self._shape(raw, request)
+        if matcher is not None:
+            row = row.copy() if row is raw else row
+            apply_mask(row, matcher.mask())
         if params.is_greedy:
             token_id = int(row.argmax())
         else:
             token_id = choose(row, params, uniform(request.seed, request.num_tokens))
-        return Sampled(token_id, _logprob(raw, token_id, params.logprobs))
+        return self.given(rows, index, request, token_id)
+
+    def given(self, rows: Rows, index: int, request: Request, token_id: int) -> Sampled:
+        """A token that is certain already, as if it had been chosen from this row."""
+        return Sampled(token_id, _logprob(rows.logits[index], token_id, request.sampling.logprobs))
 
     def _shape(self, raw: Row, request: Request) -> Row:
         """Penalties, biases and forbidden ends, on a copy if there are any."""

@@ -1,15 +1,15 @@
 """Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
 
-One rule: a request's computed tokens catch up with its tokens. A step gives every request that lacks a single token
-that token first (so decoding never starves), then fills its token budget with chunks of whoever lacks more. Before it
-computes anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it
-and the others adopt its blocks, even while it is still reading.
+One rule: a request's computed tokens catch up with its tokens. A step first gives every request that has read its
+prompt what it lacks, a token or a few forced ones (so decoding never starves), then fills its token budget with chunks
+of whoever lacks more. Before it computes anything a request follows the prefix tree as far as it goes, so that of many
+with the same prompt one reads it and the others adopt its blocks, even while it is still reading.
 
 Why it never stands still: the most urgent of the running never gives way, and whoever fits the pool alone can finish.
 """
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hotloop.core.config import EngineConfig
@@ -21,13 +21,30 @@ from hotloop.engine.radix import RadixTree
 
 @dataclass(slots=True)
 class Slice:
-    """Tokens [begin, end) of one request, to be computed in one step."""
+    """Tokens [begin, end) of one request, to be computed in one step, and what is guessed to follow them.
+
+    computed  [ begin ............ end | draft_ids ......... ]
+    kept      [ begin ............ end | num_accepted |
+    """
 
     request: Request
     begin: int
     end: int
     wants_token: bool
     """Whether this brings the request level with its tokens, so that a new one can be sampled."""
+    draft_ids: list[int] = field(default_factory=list)
+    num_guesses: int = 0
+    """How many of the drafts are guesses; the others follow from them."""
+    num_accepted: int = 0
+    """How many of the drafts turned out to be the request's tokens."""
+    num_right: int = 0
+    """How many of those were guesses."""
+    has_failed: bool = False
+    """Whether what was computed is worthless; then it is shared with nobody, and the caller fails the request next."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.begin + len(self.draft_ids)
 
 
 @dataclass(slots=True)
@@ -65,33 +82,36 @@ class Scheduler:
         plan = _Plan()
         behind = []
         for request in list(self.running.values()):
-            if len(request.token_ids) - request.num_computed > 1:
+            missing = len(request.token_ids) - request.num_computed
+            if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
                 behind.append(request)
             elif request.id in self.running:  # it may have given way to one before it
-                self._grant(plan, request, 1)
-        budget = max(self.block_size, self.config.max_step_tokens - len(plan.slices))
+                self._grant(plan, request, missing)
+        num_granted = sum(part.num_tokens for part in plan.slices.values())
+        budget = max(self.block_size, self.config.max_step_tokens - num_granted)
         for request in self._queue(behind):
             if budget > 0 and (request.id in self.running or self._admit(plan, request)):
                 budget -= self._advance(plan, request, budget)
         return Step(list(plan.slices.values()))
 
-    def update(self, step: Step, token_ids: Iterable[int | None]) -> None:
-        """The step was computed, and these tokens were sampled, one for each slice that wants one.
+    def extend(self, part: Slice, draft_ids: list[int]) -> None:
+        """Let a slice compute guesses as well, as far as there are blocks: nobody gives way for a guess."""
+        request = part.request
+        num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
+        if num_missing > 0 and (block_ids := self._allocate(num_missing)):
+            request.block_ids.extend(block_ids)
+        part.draft_ids = draft_ids[: len(request.block_ids) * self.block_size - part.end]
 
-        None: what was computed is worthless. It is shared with nobody, and the caller fails the request next.
-        """
-        sampled = iter(token_ids)
+    def update(self, step: Step) -> None:
+        """The step was computed, and the requests have the tokens that were chosen after it."""
         for part in step.slices:
             request = part.request
-            self.fairness.charge(request, part.end - part.begin)
-            token_id = next(sampled) if part.wants_token else None
-            if part.wants_token and token_id is None:
+            self.fairness.charge(request, part.num_tokens)
+            if part.has_failed:
                 continue
-            request.num_computed = part.end
-            if part.end // self.block_size > part.begin // self.block_size:
+            request.num_computed = part.end + part.num_accepted
+            if request.num_computed // self.block_size > part.begin // self.block_size:
                 self._share(request)
-            if token_id is not None:
-                request.token_ids.append(token_id)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Take a request out, wherever it is; what it computed stays in the tree."""

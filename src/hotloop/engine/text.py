@@ -22,15 +22,15 @@ class TextStream:
     """The text of one request. `pending` might be the beginning of a stop string and is held back."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._tokenizer = tokenizer
         self._stops = params.stop
         self._include_stop = params.include_stop
+        self._bytes_of = tokenizer.visible_bytes if params.keep_special else tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> Piece:
         """The text this token makes certain. A stop string that is complete while it may not stop passes unnoticed."""
-        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        text = self._decoder.decode(self._bytes_of(token_id))
         return self._scan(text, may_stop) if self._stops else Piece(text)
 
     def finish(self) -> str:

@@ -86,6 +86,12 @@ class Tokenizer:
         byte = _BYTE_PIECE.fullmatch(piece)
         return bytes.fromhex(byte[1]) if byte else piece.replace("▁", " ").encode()
 
+    def visible_bytes(self, token_id: int) -> bytes:
+        """As `token_bytes`, but special tokens are their name, unless they end a turn."""
+        if token_id in self._special and token_id not in self.eos_ids:
+            return self._special[token_id].encode()
+        return self.token_bytes(token_id)
+
     def token_text(self, token_id: int) -> str:
         """A token for people to read: special ones by name, bytes that are not UTF-8 as U+FFFD."""
         return self._special.get(token_id) or self.token_bytes(token_id).decode("utf-8", "replace")

@@ -170,8 +170,8 @@ class Mailroom:
         while self._pending:
             event = self._pending.popleft()
             route = self._routes[event.request_id]
-            if route.last_event_at and event.token_ids:
-                self._metrics.observe_gap((now - route.last_event_at) / len(event.token_ids))
+            if route.last_event_at:
+                self._metrics.observe_gap(now - route.last_event_at, len(event.token_ids))
             route.last_event_at = now
             if event.finish_reason:
                 del self._routes[event.request_id]

@@ -4,27 +4,21 @@ and one for streams. Nothing here knows a field of either body.
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hotloop.chat.prompt import Prompt, chat_prompt
 from hotloop.core.errors import HotloopError, PromptTooLong
 from hotloop.core.request import Request, SamplingParams
 from hotloop.server.delivery import Call
 from hotloop.server.errors import render_error
-from hotloop.server.openai_chat import ChatBody, ChatWording, parse_chat, parse_chat_sampling
-from hotloop.server.openai_completions import (
-    CompletionBody,
-    CompletionWording,
-    parse_completion_sampling,
-    parse_prompts,
-)
-from hotloop.server.openai_render import ChunkWriter, Wording, render_answer, render_usage, write_error
+from hotloop.server.jobs import Job, chat_job, completion_job
+from hotloop.server.openai_chat import ChatBody
+from hotloop.server.openai_completions import CompletionBody
+from hotloop.server.openai_render import ChunkWriter, render_answer, render_usage, write_error
 from hotloop.server.openai_wire import GenerateBody, decode, parse_priority, parse_session_id
 from hotloop.server.service import Service
 
@@ -38,40 +32,19 @@ _chat_body = msgspec.json.Decoder(ChatBody)
 _completion_body = msgspec.json.Decoder(CompletionBody)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What an endpoint makes of its body."""
-
-    endpoint: str
-    id_prefix: str
-    prompt_param: str
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    wording: Wording
-
-
 async def chat_completions(http: HttpRequest) -> Response:
     service = Service.of(http)
-    tokenizer = service.engine.tokenizer
     body = decode(_chat_body, await service.read(http))
     service.check_model(body.model)
-    sampling = parse_chat_sampling(body, tokenizer.vocab_size)
-    # A long history takes a while to cut into tokens: the other streams should not wait for it.
-    prompt = await asyncio.to_thread(chat_prompt, parse_chat(body), service.engine.template, tokenizer)
-    wording = ChatWording(tokenizer, has_logprobs=sampling.logprobs is not None)
-    return await _generate(http, body, Job("chat", "chatcmpl", "messages", [prompt], sampling, wording))
+    # A long history takes a while to cut into tokens, a schema to compile: the other streams should not wait for it.
+    return await _generate(http, body, await asyncio.to_thread(chat_job, body, service))
 
 
 async def completions(http: HttpRequest) -> Response:
     service = Service.of(http)
-    tokenizer = service.engine.tokenizer
     body = decode(_completion_body, await service.read(http))
     service.check_model(body.model)
-    sampling = parse_completion_sampling(body, tokenizer.vocab_size)
-    prompts = await asyncio.to_thread(parse_prompts, body, tokenizer)
-    echoes = [prompt.text if body.echo else "" for prompt in prompts]
-    wording = CompletionWording(tokenizer, echoes, body.num_choices)
-    return await _generate(http, body, Job("completions", "cmpl", "prompt", prompts, sampling, wording))
+    return await _generate(http, body, await asyncio.to_thread(completion_job, body, service))
 
 
 async def _generate(http: HttpRequest, body: GenerateBody, job: Job) -> Response:
@@ -94,7 +67,7 @@ def _submit(http: HttpRequest, body: GenerateBody, job: Job, answer_id: str) -> 
     samplings = [_vary_seed(job.sampling, i) for i in range(body.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
-        Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id)
+        Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id, job.grammar)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     try:

@@ -11,8 +11,9 @@ from hotloop import __version__
 from hotloop.chat.prompt import Conversation, Prompt, chat_prompt, text_prompt, token_prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.openai_chat import Messages, ToolBody, parse_messages, parse_tools
+from hotloop.server.openai_chat import Messages, parse_messages
 from hotloop.server.openai_render import Json
+from hotloop.server.openai_tools import ToolBody, parse_tools
 from hotloop.server.openai_wire import TokenId, decode
 from hotloop.server.service import Service
 
@@ -100,11 +101,11 @@ def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
         raise RequestError("give either prompt or messages", param="prompt")
     conversation = Conversation(
         messages=parse_messages(body.messages),
-        tools=parse_tools(body.tools),
+        tools=parse_tools(body.tools, is_strict=service.strict_tools),
         is_answer_next=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )
-    return chat_prompt(conversation, engine.template, engine.tokenizer)
+    return chat_prompt(conversation, engine.template, engine.tokenizer, service.tool_format)
 
 
 def _render_model(service: Service) -> Json:

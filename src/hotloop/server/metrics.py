@@ -65,8 +65,10 @@ class Metrics:
         self._step_requests.observe(report.num_requests)
         self._step_tokens.observe(report.num_tokens)
 
-    def observe_gap(self, gap_s: float) -> None:
-        self._gap.observe(gap_s)
+    def observe_gap(self, gap_s: float, num_tokens: int) -> None:
+        """Tokens that came together share the time since the last ones."""
+        for _ in range(num_tokens):
+            self._gap.observe(gap_s / num_tokens)
 
     def observe_finish(self, request: Request, endpoint: str, reason: FinishReason) -> None:
         self._requests.labels(endpoint, reason.value).inc()
@@ -115,5 +117,15 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
         "hotloop_cached_prompt_tokens", "Prompt tokens found in the cache.", stats.num_cached_tokens
     )
     yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
+    yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.num_sampled_tokens)
+    yield CounterMetricFamily(
+        "hotloop_forced_tokens", "Generated tokens that a grammar left no choice about.", stats.num_forced_tokens
+    )
+    yield CounterMetricFamily("hotloop_drafted_tokens", "Tokens guessed and computed ahead.", stats.num_drafted_tokens)
+    yield CounterMetricFamily(
+        "hotloop_accepted_draft_tokens", "Guessed tokens that were right.", stats.num_accepted_tokens
+    )
+    yield CounterMetricFamily("hotloop_grammar_cache_hits", "Grammars found compiled.", stats.num_grammar_hits)
+    yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)
     yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
     yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)

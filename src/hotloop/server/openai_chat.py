@@ -1,17 +1,21 @@
-"""`/v1/chat/completions`: the body it takes, the conversation that is in it, and the words it answers with."""
+"""`/v1/chat/completions`: the body it takes, and what is in it: a conversation, tools, and what the answer may be."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from hotloop.chat.formats import ToolFormat
 from hotloop.chat.prompt import Conversation
+from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.message import Message, Role, Tool, ToolCall
-from hotloop.core.request import SamplingParams, TokenEvent, TokenLogprob
+from hotloop.core.message import Message, Role, ToolCall
+from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.openai_render import Json, clamp
+from hotloop.server.openai_structure import Constraint, blaming, either, parse_constraint
+from hotloop.server.openai_tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
 from hotloop.server.openai_wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
 
 
@@ -40,30 +44,18 @@ class MessageBody(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
+# Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
+_UNMARKED = frozenset({"llama3"})
+
 Messages = Annotated[list[MessageBody], Meta(min_length=1)]
-
-
-class FunctionBody(msgspec.Struct, kw_only=True):
-    name: Annotated[str, Meta(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class ToolBody(msgspec.Struct, kw_only=True):
-    type: Literal["function"] = "function"
-    function: FunctionBody
-
-
-class FormatBody(msgspec.Struct, kw_only=True):
-    type: str
 
 
 class ChatBody(GenerateBody, kw_only=True):
     messages: Messages
     tools: list[ToolBody] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: FormatBody | None = None
+    tool_choice: ChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -73,28 +65,43 @@ def parse_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
     return tuple(_parse_message(i, body) for i, body in enumerate(bodies))
 
 
-def parse_tools(bodies: Sequence[ToolBody] | None) -> tuple[Tool, ...]:
-    functions = [body.function for body in bodies or ()]
-    return tuple(Tool(body.name, body.description or "", body.parameters or {}) for body in functions)
+def parse_calling(body: ChatBody, *, is_strict: bool) -> Calling:
+    """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
+    tools = parse_tools(body.tools, is_strict=is_strict)
+    return choose_tools(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
 
 
-def parse_chat(body: ChatBody) -> Conversation:
-    """The conversation of a request that is to be answered. Raises RequestError for what cannot be promised yet."""
-    if body.response_format and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format {body.response_format.type!r} is not supported yet", param="response_format"
-        )
-    if body.tool_choice not in (None, "none", "auto"):
-        choice = body.tool_choice if isinstance(body.tool_choice, str) else "of a named function"
-        raise RequestError(f"tool_choice {choice!r} is not supported yet: use 'auto' or 'none'", param="tool_choice")
-    return Conversation(
-        messages=parse_messages(body.messages),
-        tools=() if body.tool_choice == "none" else parse_tools(body.tools),
-        extra=body.chat_template_kwargs or {},
-    )
+def parse_answer_constraint(
+    body: ChatBody, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
+) -> Constraint | None:
+    """What the answer must look like: calls, what the body asks for, or either of them."""
+    asked = parse_constraint(body)
+    if not calling.is_possible:
+        return asked
+    if asked is None or calling.is_certain:
+        with blaming("tools"):
+            grammar = tool_format.grammar(calling.allowed, calling.choice, tokenizer)
+        return Constraint("tools", grammar) if grammar else None
+    if asked.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
+        reason = f"{asked.param} cannot be given together with tools, unless tool_choice is 'none'"
+        raise RequestError(reason, param=asked.param)
+    with blaming("tools"):
+        calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
+    assert calls, "calls that must come have a grammar"
+    return Constraint(asked.param, either(calls, asked.grammar))
 
 
-def parse_chat_sampling(body: ChatBody, vocab_size: int) -> SamplingParams:
+def each_tool(calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer) -> Iterator[Constraint]:
+    """Calls of each tool by itself, under the tool's own place in the body."""
+    for tool in calling.allowed:
+        param = f"tools[{calling.tools.index(tool)}].function.parameters"
+        with blaming(param):
+            grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
+        assert grammar, "calls that must come have a grammar"
+        yield Constraint(param, grammar)
+
+
+def parse_chat_sampling(body: ChatBody, vocab_size: int, *, keep_special: bool = False) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return parse_sampling(
@@ -102,6 +109,14 @@ def parse_chat_sampling(body: ChatBody, vocab_size: int) -> SamplingParams:
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         vocab_size=vocab_size,
+        keep_special=keep_special,
+    )
+
+
+def parse_conversation(body: ChatBody, calling: Calling) -> Conversation:
+    """Tools that may not be called stay in the prompt, so that what was read of it before is still good."""
+    return Conversation(
+        messages=parse_messages(body.messages), tools=calling.tools, extra=body.chat_template_kwargs or {}
     )
 
 
@@ -129,57 +144,3 @@ def _parse_part(place: str, part: PartBody) -> str:
     if text is None:
         raise RequestError(f"{place}: content of type {part.type!r} is not supported, only text is", param=place)
     return text
-
-
-class ChatWording:
-    """A choice is a message from the assistant."""
-
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(self, tokenizer: Tokenizer, *, has_logprobs: bool) -> None:
-        self._tokenizer = tokenizer
-        self._has_logprobs = has_logprobs
-
-    def whole(self, index: int, event: TokenEvent) -> Json:
-        message = {"role": "assistant", "content": event.text, "refusal": None}
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._render_logprobs(event.logprobs),
-            "finish_reason": event.finish_reason,
-            "stop_reason": event.stop_match,
-        }
-
-    def opening(self, index: int) -> Json:
-        return _chunk(index, {"role": "assistant", "content": "", "refusal": None})
-
-    def delta(self, index: int, event: TokenEvent) -> Json:
-        return _chunk(index, {"content": event.text}, self._render_logprobs(event.logprobs))
-
-    def closing(self, index: int, event: TokenEvent) -> Json:
-        return {**_chunk(index, {}), "finish_reason": event.finish_reason, "stop_reason": event.stop_match}
-
-    def _render_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json | None:
-        if not self._has_logprobs:
-            return None
-        content = [
-            {
-                **self._render_token(logprob.token_id, logprob.logprob),
-                "top_logprobs": [self._render_token(*top) for top in logprob.top],
-            }
-            for logprob in logprobs
-        ]
-        return {"content": content, "refusal": None}
-
-    def _render_token(self, token_id: int, logprob: float) -> Json:
-        token_bytes = self._tokenizer.token_bytes(token_id)
-        return {
-            "token": self._tokenizer.token_text(token_id),
-            "logprob": clamp(logprob),
-            "bytes": list(token_bytes) or None,
-        }
-
-
-def _chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -1,6 +1,6 @@
 """`/v1/completions`: the body it takes, the prompts that are in it, and the words it answers with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -80,8 +80,9 @@ class CompletionWording:
         echo = self._echoes[index]
         return {"index": index, "text": echo, "logprobs": None, "finish_reason": None} if echo else None
 
-    def delta(self, index: int, event: TokenEvent) -> Json:
-        return {**self._choice(index, event.text, event), "finish_reason": None, "stop_reason": None}
+    def deltas(self, index: int, event: TokenEvent) -> Iterable[Json]:
+        if event.text or event.logprobs:
+            yield {**self._choice(index, event.text, event), "finish_reason": None, "stop_reason": None}
 
     def closing(self, index: int, event: TokenEvent) -> Json:
         return {

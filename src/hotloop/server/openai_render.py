@@ -35,8 +35,8 @@ class Wording(Protocol):
         """What a choice's stream begins with, before any text."""
         ...
 
-    def delta(self, index: int, event: TokenEvent) -> Json:
-        """What a choice has gained."""
+    def deltas(self, index: int, event: TokenEvent) -> Iterable[Json]:
+        """What a choice has gained, in as many pieces as that takes."""
         ...
 
     def closing(self, index: int, event: TokenEvent) -> Json:
@@ -73,6 +73,13 @@ def render_usage(usages: Sequence[Usage], num_choices: int) -> Json:
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in prompts)},
+        "hotloop": {
+            "sampled_tokens": sum(usage.num_sampled for usage in usages),
+            "forced_tokens": sum(usage.num_forced for usage in usages),
+            "drafted_tokens": sum(usage.num_drafted for usage in usages),
+            "accepted_tokens": sum(usage.num_accepted for usage in usages),
+            "steps": sum(usage.num_steps for usage in usages),
+        },
     }
 
 
@@ -113,8 +120,7 @@ class ChunkWriter:
             self._opened.add(index)
             if opening := self._wording.opening(index):
                 yield opening
-        if event.text or event.logprobs:
-            yield self._wording.delta(index, event)
+        yield from self._wording.deltas(index, event)
         if event.finish_reason:
             yield self._wording.closing(index, event)
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, SamplingParams
+from hotloop.server.openai_structure import StructureBody
 
 MAX_STOPS = 16
 MAX_N = 128
@@ -41,7 +42,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class GenerateBody(msgspec.Struct, kw_only=True):
+class GenerateBody(StructureBody, kw_only=True):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -64,6 +65,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    shortcuts: bool | None = None
 
     priority: PriorityName | None = None
     service_tier: str | None = None
@@ -118,7 +120,7 @@ def _explain(complaint: str) -> tuple[str, str | None]:
 
 
 def parse_sampling(
-    body: GenerateBody, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
+    body: GenerateBody, *, max_tokens: int | None, logprobs: int | None, vocab_size: int, keep_special: bool = False
 ) -> SamplingParams:
     """The sampling parameters both endpoints share; what they spell differently is handed in."""
     if body.stream_options and not body.stream:
@@ -134,6 +136,7 @@ def parse_sampling(
         stop_token_ids=frozenset(body.stop_token_ids or ()),
         include_stop=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
+        keep_special=keep_special,
     )
 
 
@@ -148,6 +151,7 @@ _SPELT_ALIKE = (
     "seed",
     "min_tokens",
     "ignore_eos",
+    "shortcuts",
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from hotloop import __version__
+from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.engine.engine import Engine
@@ -24,6 +25,8 @@ class Service:
     model: str
     metrics: Metrics
     mailroom: Mailroom
+    tool_format: ToolFormat
+    strict_tools: bool
     fingerprint: str
     max_body_bytes: int
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -44,6 +47,8 @@ class Service:
             model=model,
             metrics=metrics,
             mailroom=Mailroom(engine, metrics),
+            tool_format=choose_format(engine.template, engine.tokenizer, config.tool_format),
+            strict_tools=config.strict_tools,
             fingerprint=f"fp_{digest[:10]}",
             max_body_bytes=parse_bytes(config.max_body),
         )

@@ -1,0 +1,122 @@
+"""A question that tools can answer, and whether an answer's calls are valid (the schema says) and right (the key says).
+
+Right is judged as the Berkeley Function-Calling Leaderboard does: each argument must be one of those thought possible,
+where spaces, case and light punctuation do not count. Knows neither where questions come from nor how they are asked.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import ToolCall
+
+Json = dict[str, Any]
+Expected = Mapping[str, Mapping[str, Sequence[Any]]]
+"""One call of the key: a function's name to its arguments, each a list of possible values; "" for "may be left out"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Messages and tools as they go over the wire, and the calls that would be right, in any order."""
+
+    id: str
+    category: str
+    messages: tuple[Json, ...]
+    tools: tuple[Json, ...]
+    expected: tuple[Expected, ...] = ()
+    is_parallel: bool = False
+    """Whether several calls are wanted at once."""
+
+    @property
+    def functions(self) -> dict[str, Json]:
+        return {tool["function"]["name"]: tool["function"] for tool in self.tools}
+
+
+def is_well_formed(question: Question, call: ToolCall) -> bool:
+    """Whether the call names a tool of the question and its arguments are a JSON object."""
+    return call.name in question.functions and parse_arguments(call) is not None
+
+
+class SchemaCheck:
+    """Whether a call is well-formed and its arguments are as the tool's schema wants them."""
+
+    def __init__(self) -> None:
+        try:
+            # Only this benchmark needs it, so it is not among what everybody installs.
+            self._validator: Any = importlib.import_module("jsonschema").Draft202012Validator
+        except ImportError:
+            raise ConfigError("checking calls against their schema needs jsonschema: pip install jsonschema") from None
+
+    def __call__(self, question: Question, call: ToolCall) -> bool:
+        if not is_well_formed(question, call):
+            return False
+        schema = question.functions[call.name].get("parameters", {})
+        return bool(self._validator(schema).is_valid(parse_arguments(call)))
+
+
+def parse_arguments(call: ToolCall) -> Json | None:
+    """The arguments, if they are a JSON object and every key of it stands there once."""
+    try:
+        arguments = json.loads(call.arguments, parse_constant=_refuse, object_pairs_hook=_no_twins)
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> Json:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return values
+
+
+def is_right(question: Question, calls: Sequence[ToolCall]) -> bool:
+    """Whether the calls are those of the key, each once, in whatever order."""
+    missing = list(question.expected)
+    if len(calls) != len(missing):
+        return False
+    for call in calls:
+        found = next((expected for expected in missing if _is_call(call, expected)), None)
+        if found is None:
+            return False
+        missing.remove(found)
+    return True
+
+
+def _is_call(call: ToolCall, expected: Expected) -> bool:
+    arguments = parse_arguments(call)
+    return any(call.name == name and _has_values(arguments, possible) for name, possible in expected.items())
+
+
+def _has_values(values: Any, possible: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether an object has nothing unheard of, leaves out nothing needed, and each value is a possible one."""
+    if not isinstance(values, dict) or not values.keys() <= possible.keys():
+        return False
+    return all(
+        any(_is_same(values[name], option) for option in options) if name in values else "" in options
+        for name, options in possible.items()
+    )
+
+
+def _is_same(value: Any, option: Any) -> bool:
+    if isinstance(option, dict):
+        return _has_values(value, option)
+    if isinstance(option, list):
+        if not isinstance(value, list) or len(value) != len(option):
+            return False
+        return all(_is_same(item, wanted) for item, wanted in zip(value, option, strict=True))
+    if isinstance(option, str) or isinstance(value, str):
+        return isinstance(option, str) and isinstance(value, str) and _plain(value) == _plain(option)
+    return bool(value == option) and isinstance(value, bool) == isinstance(option, bool)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[ ,./\-_*^]", "", text).lower().replace("'", '"')

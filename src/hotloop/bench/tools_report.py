@@ -1,0 +1,188 @@
+"""Figures of tool calls with and without shortcuts, and how they are shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hotloop.bench.client import Answer
+from hotloop.bench.questions import Question, is_right, is_well_formed
+from hotloop.bench.report import percentile
+from hotloop.bench.tools import Measured
+from hotloop.core.message import ToolCall
+
+TOTAL = "total"
+
+Check = Callable[[Question, ToolCall], bool]
+"""Whether a call is valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFigures:
+    """One category in figures. Fast is with shortcuts, slow without; answers and calls are those of both.
+
+    Speed is all output tokens over the time of all rounds, and `ratio` how many times faster the fast ones came. The
+    other ratios are of single questions, by the seconds a token took.
+    """
+
+    label: str
+    num_questions: int
+    num_errors: int
+    num_answers: int
+    num_without_call: int
+    num_cut: int
+    """Answers that ended at the limit of tokens."""
+    num_calls: int
+    num_valid: int
+    num_identical: int
+    """Questions whose answers are the same, however they were asked."""
+    num_right: int
+    """Questions that the fast answer got right, by the key."""
+    num_slow_right: int
+    num_output_tokens: int
+    forced_share: float
+    num_drafted: int
+    num_accepted: int
+    acceptance: float
+    tokens_per_step: float
+    slow_tokens_per_step: float
+    wall_s: float
+    slow_wall_s: float
+    tokens_per_s: float
+    slow_tokens_per_s: float
+    ratio: float
+    ratio_p10: float
+    ratio_p50: float
+    ratio_p90: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed) -> ToolFigures:
+    pairs = measured.pairs
+    judged = [(pair.question, answer) for pair in pairs for answer in pair.answers]
+    calls = [(question, call) for question, answer in judged for call in answer.calls]
+    fast = _Sums.of([pair.fast.answer for pair in pairs])
+    slow = _Sums.of([pair.slow.answer for pair in pairs])
+    speed, slow_speed = _share(fast.num_output, measured.fast_s), _share(slow.num_output, measured.slow_s)
+    ratios = [pair.ratio for pair in pairs]
+    return ToolFigures(
+        label=label,
+        num_questions=len(pairs),
+        num_errors=len(measured.errors),
+        num_answers=len(judged),
+        num_without_call=sum(not answer.calls for _, answer in judged),
+        num_cut=sum(answer.finish_reason == "length" for _, answer in judged),
+        num_calls=len(calls),
+        num_valid=sum(is_valid(question, call) for question, call in calls),
+        num_identical=sum(pair.is_identical for pair in pairs),
+        num_right=sum(is_right(pair.question, pair.fast.answer.calls) for pair in pairs),
+        num_slow_right=sum(is_right(pair.question, pair.slow.answer.calls) for pair in pairs),
+        num_output_tokens=fast.num_output,
+        forced_share=_share(fast.num_forced, fast.num_output),
+        num_drafted=fast.num_drafted,
+        num_accepted=fast.num_accepted,
+        acceptance=_share(fast.num_accepted, fast.num_drafted),
+        tokens_per_step=_share(fast.num_output, fast.num_steps),
+        slow_tokens_per_step=_share(slow.num_output, slow.num_steps),
+        wall_s=measured.fast_s,
+        slow_wall_s=measured.slow_s,
+        tokens_per_s=speed,
+        slow_tokens_per_s=slow_speed,
+        ratio=_share(speed, slow_speed),
+        ratio_p10=percentile(ratios, 0.1),
+        ratio_p50=percentile(ratios, 0.5),
+        ratio_p90=percentile(ratios, 0.9),
+    )
+
+
+def figures_of_all(parts: dict[str, Measured], is_valid: Check) -> list[ToolFigures]:
+    """A column a category and, if there are several, one for all of them."""
+    columns = [figures_of(label, measured, is_valid) for label, measured in parts.items()]
+    if len(parts) > 1:
+        whole = Measured()
+        for measured in parts.values():
+            whole.merge(measured)
+        columns.append(figures_of(TOTAL, whole, is_valid))
+    return columns
+
+
+@dataclass(slots=True)
+class _Sums:
+    num_output: int = 0
+    num_forced: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> "_Sums":
+        sums = cls()
+        for answer in answers:
+            sums.num_output += answer.usage.num_output
+            sums.num_forced += answer.usage.num_forced
+            sums.num_drafted += answer.usage.num_drafted
+            sums.num_accepted += answer.usage.num_accepted
+            sums.num_steps += answer.usage.num_steps
+        return sums
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+_ROWS = (
+    ("questions", "num_questions", "{:,d}"),
+    ("errors", "num_errors", "{:,d}"),
+    ("answers", "num_answers", "{:,d}"),
+    ("  without a call", "num_without_call", "{:,d}"),
+    ("  cut by the limit", "num_cut", "{:,d}"),
+    ("calls", "num_calls", "{:,d}"),
+    ("  valid", "num_valid", "{:,d}"),
+    ("identical with and without", "num_identical", "{:,d}"),
+    ("right", "num_right", "{:,d}"),
+    ("output tokens", "num_output_tokens", "{:,d}"),
+    ("  forced", "forced_share", "{:.1%}"),
+    ("drafted tokens", "num_drafted", "{:,d}"),
+    ("  accepted", "acceptance", "{:.1%}"),
+    ("tokens a step", "tokens_per_step", "{:.2f}"),
+    ("  without shortcuts", "slow_tokens_per_step", "{:.2f}"),
+    ("output tokens/s", "tokens_per_s", "{:.1f}"),
+    ("  without shortcuts", "slow_tokens_per_s", "{:.1f}"),
+    ("times faster", "ratio", "{:.2f}x"),
+    ("  a question, p10", "ratio_p10", "{:.2f}x"),
+    ("  a question, median", "ratio_p50", "{:.2f}x"),
+    ("  a question, p90", "ratio_p90", "{:.2f}x"),
+)
+
+
+def tools_table(columns: Sequence[ToolFigures]) -> Table:
+    """Figures down, categories across."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for figures in columns:
+        table.add_column(figures.label, justify="right", no_wrap=True)
+    for title, name, form in _ROWS:
+        table.add_row(title, *(form.format(getattr(figures, name)) for figures in columns))
+    return table
+
+
+def tools_json(columns: Sequence[ToolFigures]) -> dict[str, Any]:
+    return {"categories": [figures.to_json() for figures in columns]}
+
+
+def shortcuts_table(figures: ToolFigures) -> Table:
+    """The same calls without and with shortcuts, side by side."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for title in ("one by one", "shortcuts", "times better"):
+        table.add_column(title, justify="right", no_wrap=True)
+    slow_s, fast_s = figures.slow_wall_s, figures.wall_s
+    table.add_row("tokens forced by the grammar", "0.0%", f"{figures.forced_share:.1%}")
+    table.add_row("tokens drafted and accepted", "0", f"{figures.num_accepted:,d} of {figures.num_drafted:,d}")
+    steps = (figures.slow_tokens_per_step, figures.tokens_per_step)
+    table.add_row("tokens a step", *(f"{value:.2f}" for value in steps), f"{_share(steps[1], steps[0]):.2f}x")
+    table.add_row("wall time", f"{slow_s:.1f} s", f"{fast_s:.1f} s", f"{_share(slow_s, fast_s):.2f}x")
+    return table

@@ -1,0 +1,135 @@
+"""The words grammars are made of, in llguidance's dialect of Lark.
+
+A rule is written as text, so that two requests with the same tools have equal grammars. Every literal goes through
+`literal`, and every schema through `embed`: nothing a caller wrote is ever read as grammar. Nothing is intersected,
+negated or counted, which would make a grammar costly to compile.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hotloop.chat.tools import ToolChoice
+from hotloop.core.grammar import Grammar
+from hotloop.core.message import Tool
+from hotloop.core.schema import json_schema
+from hotloop.models.tokenizer import Tokenizer
+
+ANYTHING = "/(?s:.*)/"
+_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_BRANCHES = {"anyOf", "oneOf", "$ref"}
+_EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
+_OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+
+
+def literal(text: str) -> str:
+    return json.dumps(text)
+
+
+def special_id(marker: str, tokenizer: Tokenizer) -> int | None:
+    """The special token that a marker is, if it is one: text cannot spell such a marker."""
+    ids = (i for i in tokenizer.encode(marker) if tokenizer.is_special(i) and tokenizer.token_text(i) == marker)
+    return next(ids, None)
+
+
+def marker(text: str, tokenizer: Tokenizer) -> str:
+    """A family's own word: one special token, or the characters it is written with."""
+    token_id = special_id(text, tokenizer)
+    return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def either(options: Iterable[str]) -> str:
+    return f"( {' | '.join(options)} )"
+
+
+def grammar(rules: Iterable[str]) -> Grammar:
+    return Grammar("lark", "\n".join(rules))
+
+
+def start(
+    body: str, opening: str, choice: ToolChoice, tokenizer: Tokenizer, *, bare: tuple[str, str] | None = None
+) -> list[str]:
+    """The opening and the body behind it, at once if a call is required; else prose, which may lead to an opening.
+
+    `bare` is a second opening and its body, for models that leave out the first.
+    """
+    if choice.mode == "required":
+        return [f"start: {marker(opening, tokenizer)} {body}"]
+    ways, rules = prose(body, opening, tokenizer)
+    if bare:
+        ways += [f"bare {bare[1]}"]
+        rules += [f"bare[lazy]: TEXT {literal(bare[0])}"]
+    thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
+    thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
+    return [f"start: {thoughts}{either(ways)}", *rules]
+
+
+def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    """The ways prose may go on, and their rules. It ends at the opening, lazily: that is, at the first.
+
+    An opening that is a token may be spelt as well: who reads the text could not tell, so it binds in the same way.
+    """
+    ways = ["TEXT", f"opening {body}"]
+    if special_id(opening, tokenizer) is not None:
+        ways += [f"TEXT {marker(opening, tokenizer)} {body}"]
+    return ways, [f"TEXT: {ANYTHING}", f"opening[lazy]: TEXT {literal(opening)}"]
+
+
+def functions(tools: Sequence[Tool]) -> str:
+    """The rules `f0`, `f1`, ... that there are for these tools, in their order."""
+    return either(f"f{i}" for i in range(len(tools)))
+
+
+def json_functions(tools: Sequence[Tool], key: str) -> list[str]:
+    """For each tool what stands in its object behind `{"name": "`, but for the last brace."""
+    begin = (f'{tool.name}", "{key}": ' for tool in tools)
+    return [f"f{i}: {literal(text)} {arguments(tool)}" for i, (text, tool) in enumerate(zip(begin, tools, strict=True))]
+
+
+def embed(schema: Mapping[str, Any]) -> str:
+    return f"%json {json_schema(schema).text}"
+
+
+def arguments(tool: Tool) -> str:
+    """The JSON object a tool is called with."""
+    return embed(parameters(tool))
+
+
+def parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments: its own, closed, or any object if it is not strict.
+
+    Keys that a schema does not mention are left out even where JSON schema would let them pass: a model that is free
+    to invent keys does, and each would have to be sampled.
+    """
+    if not tool.is_strict:
+        return {"type": "object"}
+    schema = dict(tool.parameters) if _is_composed(tool.parameters) else _closed(tool.parameters, is_root=True)
+    return {"type": "object", "properties": {}, **schema}
+
+
+def _is_composed(schema: Any) -> bool:
+    """Whether parts of the schema add to each other's properties: to close one part would contradict the other."""
+    if isinstance(schema, list):
+        return any(map(_is_composed, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    is_extended = "properties" in schema and bool(schema.keys() & _BRANCHES)
+    return is_extended or bool(schema.keys() & _EXTENDING) or any(map(_is_composed, schema.values()))
+
+
+def _closed(schema: Any, *, is_root: bool = False) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    result = {key: _closed_part(key, part) for key, part in schema.items()}
+    is_listing = "properties" in schema or (is_root and not schema.keys() & _BRANCHES)
+    if is_listing and not schema.keys() & _OPEN:
+        result["additionalProperties"] = False
+    return result
+
+
+def _closed_part(key: str, part: Any) -> Any:
+    if key in ("properties", "$defs", "definitions") and isinstance(part, Mapping):
+        return {name: _closed(inner) for name, inner in part.items()}
+    if key in ("anyOf", "oneOf") and isinstance(part, list):
+        return [_closed(inner) for inner in part]
+    return _closed(part) if key in ("items", "additionalProperties") else part

@@ -1,0 +1,190 @@
+"""An answer's text as it comes, told apart into prose and tool calls.
+
+Invariant: how the text is cut into pushes changes nothing but how the deltas are cut. Prose is given out as soon as it
+cannot be the beginning of a call; a call that turns out not to be one becomes prose again. Knows no tokens and no wire.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+_MAX_REPLAY = 1_000_000  # characters read twice because they were no call; text made to cost more is not looked into
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOpened:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of a call's arguments: JSON, character for character what the model wrote where it writes JSON."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallClosed:
+    """The call's arguments are whole. A call that was cut off is never closed."""
+
+    index: int
+
+
+StreamEvent = TextDelta | CallOpened | CallDelta | CallClosed
+
+
+class CallParser(Protocol):
+    """Told an answer's text piece by piece, tells what it means."""
+
+    @property
+    def num_calls(self) -> int: ...
+
+    def push(self, text: str) -> list[StreamEvent]: ...
+
+    def finish(self) -> list[StreamEvent]:
+        """What was held back: half a call that never became one is text again."""
+        ...
+
+
+class Answer:
+    """Collects events. Owns the rule of whitespace: between and after calls it is not content."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.is_calling = False
+        self._is_prose = False  # whether there was text since the last call
+        self._space = ""
+        self._pieces: list[str] = []
+        self._events: list[StreamEvent] = []
+
+    def text(self, text: str) -> None:
+        for char in text:
+            if char.isspace():
+                self._space += char
+            else:
+                self._write(self._space + char if self._is_prose or not self.num_calls else char)
+                self._space = ""
+
+    def open_call(self, name: str) -> None:
+        # One newline before a call belongs to the format: templates write it there themselves.
+        if self._is_prose:
+            self._write(self._space.removesuffix("\n"))
+        self._space = ""
+        self._flush()
+        self._events.append(CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", name))
+        self.num_calls += 1
+        self.is_calling, self._is_prose = True, False
+
+    def arguments(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def close_call(self) -> None:
+        self._flush()
+        self._events.append(CallClosed(self.num_calls - 1))
+        self.is_calling = False
+
+    def cut_call(self) -> None:
+        """What follows is no longer of the call, which never became whole."""
+        self._flush()
+        self.is_calling = False
+
+    def end(self) -> None:
+        if self._is_prose or not self.num_calls:
+            self._write(self._space)
+        self._space = ""
+
+    def take(self) -> list[StreamEvent]:
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._is_prose = True
+
+    def _flush(self) -> None:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if text:
+            self._events.append(CallDelta(self.num_calls - 1, text) if self.is_calling else TextDelta(text))
+
+
+class MarkedParser:
+    """Prose until one of the openings; from there a family's own states, one character at a time.
+
+    A state is a method that takes the next character. A family begins in `opened`; it keeps in `self.raw` what it has
+    read and not yet given out, and hands it to `give_back` if that was no call.
+    """
+
+    def __init__(self, *openings: str) -> None:
+        self.answer = Answer()
+        self.raw = ""
+        self.state: Callable[[str], None] = self.prose
+        self._openings = openings
+        self._candidate = ""
+        self._queue: deque[str] = deque()
+        self._num_replayable = _MAX_REPLAY
+
+    @property
+    def num_calls(self) -> int:
+        return self.answer.num_calls
+
+    def push(self, text: str) -> list[StreamEvent]:
+        self._queue.extend(text)
+        while self._queue:
+            self.state(self._queue.popleft())
+        return self.answer.take()
+
+    def finish(self) -> list[StreamEvent]:
+        self.cut()
+        self.answer.text(self._candidate + self.raw)
+        self._candidate = self.raw = ""
+        self.answer.end()
+        return self.answer.take()
+
+    def prose(self, char: str) -> None:
+        self._candidate += char
+        while self._candidate and not _begins(self._candidate, self._openings):
+            self.answer.text(self._candidate[0])
+            self._candidate = self._candidate[1:]
+        if self._candidate in self._openings:
+            self.raw, self._candidate = self._candidate, ""
+            self.opened(self.raw)
+
+    def to_prose(self) -> None:
+        self.raw, self.state = "", self.prose
+
+    def give_back(self) -> None:
+        """What was read is no call: its first character is text, and the rest is looked at again."""
+        raw = self.raw
+        self.to_prose()
+        self._num_replayable -= len(raw)
+        num_text = 1 if self._num_replayable > 0 else len(raw)
+        self.answer.text(raw[:num_text])
+        self._queue.extendleft(reversed(raw[num_text:]))
+
+    def again(self, char: str) -> None:
+        """Look at this character again, in the state that is now."""
+        self._queue.appendleft(char)
+
+    def opened(self, opening: str) -> None:
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """The text has ended: settle what is under way."""
+        raise NotImplementedError
+
+
+def _begins(text: str, words: Sequence[str]) -> bool:
+    return any(word.startswith(text) for word in words)

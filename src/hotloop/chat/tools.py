@@ -1,0 +1,82 @@
+"""What a caller may ask about tools, and what is refused before a prompt is made.
+
+A tool that passed `check_tools` has a name every format can write without escaping, and an object for its arguments.
+Nothing here knows how a model writes a call.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Tool
+
+_MAX_DEPTH = 128  # of nested JSON in one tool's parameters
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model must call a tool, and which, and how many at once."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    """The one tool that must be called, where the mode is `required`."""
+    is_parallel: bool = True
+
+    def is_binding(self, tools: Sequence[Tool]) -> bool:
+        """Whether it holds the answer to anything: prose with calls that need not be strict is free text."""
+        return bool(tools) and (
+            self.mode == "required" or (self.mode == "auto" and any(tool.is_strict for tool in tools))
+        )
+
+    def select(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return tuple(tool for tool in tools if self.name is None or tool.name == self.name)
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet."""
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if not _NAME.fullmatch(tool.name):
+            reason = f"{tool.name!r:.100} is not 1 to 64 letters, digits, '_', '-' or '.'"
+            raise RequestError(f"tools[{i}]: the name {reason}", param=f"tools[{i}]")
+        if tool.name in names:
+            raise RequestError(f"tools[{i}]: there is another tool named {tool.name!r}", param=f"tools[{i}]")
+        names.add(tool.name)
+        _check_parameters(i, tool)
+    if choice.mode == "required" and not tools:
+        raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise RequestError(f"tool_choice names {choice.name!r:.100}, which is not among the tools", param="tool_choice")
+
+
+def _check_parameters(index: int, tool: Tool) -> None:
+    place = f"tools[{index}].parameters"
+    kind = tool.parameters.get("type", "object")
+    if kind not in ("object", ["object"]):
+        raise RequestError(f"{place}: the type must be 'object', not {kind!r:.100}", param=place)
+    if _depth(tool.parameters) > _MAX_DEPTH:
+        raise RequestError(f"{place}: nested more than {_MAX_DEPTH} levels deep", param=place)
+    if not isinstance(tool.parameters.get("properties", {}), dict):
+        raise RequestError(f"{place}: 'properties' must be an object", param=place)
+    required = tool.parameters.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise RequestError(f"{place}: 'required' must be a list of strings", param=place)
+
+
+def _depth(value: Any) -> int:
+    """How deep a value is nested; level by level, since a stranger's may be deeper than Python's stack."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [part for parent in level for part in _parts(parent)]
+    return depth
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()

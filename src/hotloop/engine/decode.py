@@ -1,0 +1,149 @@
+"""From the rows of a step to the tokens of its requests: sampled under the grammar, forced by it, or as drafted.
+
+What a token is does not depend on how it was come by. A token is *certain* where the grammar leaves no choice, and then
+it is the canonical one; all others are sampled, each from its own row, with the random number of its position. Drafts
+only decide how many rows a step has, and forcing only whether a certain token waits for a row of its own.
+
+    draft     [ d0 d1 d2 d3 ]            row i is what the model says after d(i-1), row 0 after the last token
+    produced  [ d0 d1 x ]  [ f f ]       the first token that differs ends it: its row was the last one to be right
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hotloop.core.errors import BackendError, HotloopError, RequestError
+from hotloop.core.request import Request
+from hotloop.engine.grammar.matcher import Matcher
+from hotloop.engine.sampler import Rows, Sampled, Sampler
+from hotloop.engine.scheduler import Slice
+
+_SPARE = 16  # tokens left when an answer that must be closed is closed
+
+
+@dataclass(slots=True)
+class Guide:
+    """A request's place in its grammar. `certain` tokens come next, whatever the model would say; the matcher has taken
+    them already.
+    """
+
+    matcher: Matcher
+    certain: deque[int] = field(default_factory=deque)
+    look_at: int = 256
+    """How many tokens may be left before it is time to see how the answer can be closed."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step gave a request."""
+
+    tokens: list[Sampled]
+    error: HotloopError | None = None
+
+
+class Decoder:
+    """Holds the guides of the requests that have a grammar."""
+
+    def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
+        self._eos_ids = frozenset(eos_ids)
+        self._sampler = Sampler(self._eos_ids)
+        self._can_force = can_force
+        self._guides: dict[str, Guide] = {}
+
+    def guide(self, request: Request) -> Guide | None:
+        return self._guides.get(request.id)
+
+    def open(self, request: Request, matcher: Matcher) -> list[Sampled]:
+        """Let a request follow a grammar. What is certain before the first step is appended, but for the last of it."""
+        guide = self._guides[request.id] = Guide(matcher)
+        self._foresee(guide)
+        if not self._forces(request):
+            return []
+        num_forced = max(0, min(len(guide.certain), request.max_tokens) - 1)
+        return [self._append(request, guide.certain.popleft()) for _ in range(num_forced)]
+
+    def close(self, request: Request) -> None:
+        self._guides.pop(request.id, None)
+
+    def decode(self, part: Slice, rows: Rows, index: int) -> Outcome:
+        """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
+        request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
+        tokens: list[Sampled] = []
+        while len(tokens) <= len(draft):
+            row = index + len(tokens)
+            if not rows.is_sound[row]:
+                return _failed(part, BackendError("the model computed logits that are not numbers"))
+            tokens += self._next(request, guide, rows, row)
+            if guide and guide.matcher.error:
+                return _failed(part, RequestError(f"the grammar failed: {guide.matcher.error}", param="grammar"))
+            if tokens[-1].token_id in self._eos_ids or not self._is_as_drafted(part, tokens):
+                break
+        return Outcome(tokens)
+
+    def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
+        """Count the drafts that are right; False as soon as one is not."""
+        while part.num_accepted < len(tokens):
+            is_drafted = part.num_accepted < len(part.draft_ids)
+            if not is_drafted or part.draft_ids[part.num_accepted] != tokens[part.num_accepted].token_id:
+                return False
+            part.num_right += not tokens[part.num_accepted].is_forced
+            part.num_accepted += 1
+        return True
+
+    def _next(self, request: Request, guide: Guide | None, rows: Rows, row: int) -> list[Sampled]:
+        """One token from a row, and those that are certain after it."""
+        if guide is None:
+            token = self._sampler.sample(rows, row, request)
+            request.token_ids.append(token.token_id)
+            return [token]
+        if not guide.certain:
+            self._close_in_time(request, guide)
+        if guide.certain:
+            token = self._sampler.given(rows, row, request, guide.certain.popleft())
+        else:
+            token = self._sampler.sample(rows, row, request, guide.matcher)
+            guide.matcher.advance(token.token_id)
+            if token.token_id not in self._eos_ids:
+                self._foresee(guide)
+        request.token_ids.append(token.token_id)
+        if not self._forces(request):
+            return [token]
+        forced = [self._append(request, token_id) for token_id in guide.certain]
+        guide.certain.clear()
+        return [token, *forced]
+
+    def _append(self, request: Request, token_id: int) -> Sampled:
+        request.token_ids.append(token_id)
+        return Sampled(token_id, is_forced=True)
+
+    def _foresee(self, guide: Guide) -> None:
+        for token_id in guide.matcher.forced():
+            guide.certain.append(token_id)
+            guide.matcher.advance(token_id)
+
+    def _close_in_time(self, request: Request, guide: Guide) -> None:
+        """Where the room runs out, end the answer with the shortest ending there is: better short than broken.
+
+        Looked at whenever half the room to spare is gone, at places that depend on the tokens alone.
+        """
+        num_left = request.max_tokens - request.num_output
+        if num_left > guide.look_at:
+            return
+        ending = guide.matcher.ending(num_left) or []
+        if ending and num_left <= len(ending) + _SPARE:
+            request.max_tokens = request.num_output + len(ending)
+            for token_id in ending:
+                guide.certain.append(token_id)
+                guide.matcher.advance(token_id)
+        guide.look_at = (num_left + len(ending)) // 2
+
+    def _forces(self, request: Request) -> bool:
+        """Logprobs need a row for each token."""
+        return self._can_force and request.sampling.shortcuts and request.sampling.logprobs is None
+
+
+def _failed(part: Slice, error: HotloopError) -> Outcome:
+    """Nothing of this step counts."""
+    part.has_failed = True
+    del part.request.token_ids[part.end :]
+    return Outcome([], error)

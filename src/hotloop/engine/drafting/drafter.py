@@ -1,0 +1,68 @@
+"""The seam for guessing ahead. A drafter may be wrong as often as it likes: every guess is verified, so it costs time
+and never changes a token. What a guess is worth, and how it goes with a grammar, is `speculation`'s business.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotloop.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A request to guess for: `token_ids` are its tokens and what is drafted already; the guess follows them."""
+
+    request: Request
+    token_ids: "array[int]"
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What may come next. Guesses of as long a `match` are right about equally often."""
+
+    token_ids: list[int] = field(default_factory=list)
+    match: int = 0
+    """How many tokens before it were found where it was copied from; 0: it is not a copy."""
+
+
+class Drafter(Protocol):
+    """Guesses what comes next."""
+
+    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+        """One guess a want, at most `max_tokens` long; empty where there is none."""
+        ...
+
+    def learn(self, request: Request) -> None:
+        """A request has ended: remember what it read and wrote, and let go of what was kept for it."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class EitherDrafter:
+    """Asks the second where the first has no guess: the past costs next to nothing, a draft model steps of its own."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self._both = first, second
+
+    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+        first, second = self._both
+        guesses = first.propose(wants)
+        unguessed = [i for i, guess in enumerate(guesses) if not guess.token_ids]
+        if unguessed:
+            for i, guess in zip(unguessed, second.propose([wants[i] for i in unguessed]), strict=True):
+                guesses[i] = guess
+        return guesses
+
+    def learn(self, request: Request) -> None:
+        for drafter in self._both:
+            drafter.learn(request)
+
+    def close(self) -> None:
+        for drafter in self._both:
+            drafter.close()

@@ -1,0 +1,130 @@
+"""Guessing that a request goes on as an earlier one did: what past requests read and wrote, found by its last tokens.
+
+Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
+last seen in the ring. What the ring has overwritten the table still points to, and two hashes may share a place in it;
+so what is found is compared token by token before it is believed, and neither does more harm than a guess not made.
+
+One store serves everybody, a session's own past first. Every guess is verified by the model, so no text passes from one
+session to another; how fast an answer comes can tell that something like it was seen before.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.core.request import Request
+from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.lookup import MAX_MATCH, PromptLookup, token_classes
+from hotloop.models.tokenizer import Tokenizer
+
+_NOTHING = -1  # stands between the pieces of the ring: no match and no guess runs across it
+_SIZES = (2, 4, 8)  # of the runs of tokens that are looked up; each is twice the one before
+_SLOTS_PER_TOKEN = 8  # three runs, each for all and for its session, and room so that few share a place
+_FACTOR = 0x9E3779B97F4A7C15  # odd, and its bits well mixed
+_MASK = (1 << 64) - 1
+
+
+class SuffixHistory:
+    """Remembers the last `max_tokens` tokens, at 36 to 68 bytes each."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._ring = array("i", [_NOTHING]) * (MAX_MATCH + max_tokens + 1)
+        self._head = MAX_MATCH  # the front stays empty, so that there is something before every place
+        self._bits = (_SLOTS_PER_TOKEN * max_tokens).bit_length()
+        self._places = np.full(1 << self._bits, 0, np.int32)  # written now, so that no step waits for its pages
+
+    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "") -> Guess:
+        """What followed the longest run that is known; among runs of one size, the session's own first."""
+        tail = token_ids[-MAX_MATCH:]
+        for size, run in reversed([*_last_runs(tail)]):
+            for owner in dict.fromkeys((session_id, "")):
+                begin = int(self._places[_slot(run, owner, self._bits)])
+                match = _count_match(self._ring[max(0, begin - MAX_MATCH) : begin], tail)
+                if match >= size:
+                    return Guess(self._read(begin, max_tokens), match)
+        return Guess()
+
+    def learn(self, request: Request) -> None:
+        """Remember what a request has read, but for what it shared with an earlier one, and what it wrote."""
+        begin = max(0, request.num_cached - MAX_MATCH)
+        room = len(self._ring) - MAX_MATCH - 1
+        tokens = request.token_ids[begin:][-room:] if room else array("i")
+        head = self._head if self._head + len(tokens) < len(self._ring) else MAX_MATCH
+        end = head + len(tokens)
+        self._ring[head:end] = tokens
+        self._ring[end] = _NOTHING
+        self._head = end + 1
+        for size, runs in _all_runs(tokens):
+            places = np.arange(head + size, end + 1, dtype=np.int32)
+            for owner in dict.fromkeys((request.session_id, "")):
+                slots = (runs ^ np.uint64(hash(owner) & _MASK)) * np.uint64(_FACTOR) >> np.uint64(64 - self._bits)
+                self._places[slots] = places  # of equal runs the last stays
+
+    def _read(self, begin: int, max_tokens: int) -> list[int]:
+        token_ids = self._ring[begin : begin + max_tokens].tolist()
+        return token_ids[: token_ids.index(_NOTHING)] if _NOTHING in token_ids else token_ids
+
+
+class PastDrafter:
+    """Guesses from what was read and written before: by this request itself, or by those before it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_history_tokens: int, *, min_match: int = 1) -> None:
+        self._min_match = min_match
+        self._lookup = PromptLookup(token_classes(tokenizer, vocab_size))
+        self._history = SuffixHistory(max_history_tokens)
+
+    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+        return [self._guess(want) for want in wants]
+
+    def learn(self, request: Request) -> None:
+        self._history.learn(request)
+
+    def close(self) -> None:
+        """There is nothing to give back but memory."""
+
+    def _guess(self, want: Want) -> Guess:
+        """The longer match wins, the request's own past if they are equal. The shorter it is, the sooner a guess goes
+        wrong: twice its length keeps most of what is right and half as much of what is not.
+        """
+        own = self._lookup.guess(want.token_ids, want.max_tokens)
+        past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id)
+        best = past if past.match > own.match else own
+        return Guess(best.token_ids[: 2 * best.match], best.match) if best.match >= self._min_match else Guess()
+
+
+def _all_runs(token_ids: "array[int]") -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """For each size the hash of every run of that many tokens, in order: two halves make a whole."""
+    runs, factor = np.array(token_ids, np.uint64), _FACTOR
+    for size in _SIZES:
+        if len(token_ids) < size:
+            return
+        half = size // 2
+        runs = runs[:-half] * np.uint64(factor) + runs[half:]
+        factor = (factor * factor) & _MASK
+        yield size, runs
+
+
+def _last_runs(token_ids: "array[int]") -> Iterator[tuple[int, int]]:
+    """The same hashes, of the last run of each size only."""
+    run, factor = 0, 1
+    for size, token_id in enumerate(reversed(token_ids[-max(_SIZES) :]), 1):
+        run = (run + token_id * factor) & _MASK
+        factor = (factor * _FACTOR) & _MASK
+        if size in _SIZES:
+            yield size, run
+
+
+def _slot(run: int, owner: str, bits: int) -> int:
+    return (((run ^ (hash(owner) & _MASK)) * _FACTOR) & _MASK) >> (64 - bits)
+
+
+def _count_match(one: "array[int]", other: "array[int]") -> int:
+    """How many tokens at their ends are the same."""
+    match = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a != b:
+            break
+        match += 1
+    return match

@@ -1,0 +1,256 @@
+"""Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
+
+Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
+shadows take each small step together. One that is far behind, because its request has just read a long prompt, reads a
+bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share through a
+prefix tree what they have read, and only what is certain: no block of the tree ever holds a guess.
+
+Whatever goes wrong here costs guesses, never an answer.
+"""
+
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Backend
+from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import BackendError, ModelError
+from hotloop.core.request import Request
+from hotloop.engine.batch import make_batch
+from hotloop.engine.blocks import BlockPool
+from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.radix import RadixTree
+from hotloop.engine.scheduler import Slice, Step
+from hotloop.models.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_TAIL = 1024  # tokens that one of two vocabularies may have beyond the other: padding, and markers added later
+
+
+def open_draft_model(
+    name: str,
+    target: Tokenizer,
+    config: EngineConfig,
+    *,
+    weights: WeightFormat = "int8",
+    precision: Precision = "fast",
+) -> "ModelDrafter":
+    """The model of that name or path as a drafter, with a quarter of the KV memory beside the real model's."""
+    from hotloop.backends.openvino.runner import open_backend  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.models.model import load_model  # noqa: PLC0415
+
+    model = load_model(name)
+    check_same_vocabulary(target, model.tokenizer)
+    own = replace(config, kv_memory=f"{config.kv_memory_bytes // 4}B")
+    backend = open_backend(model, own, weight_format=weights, precision=precision)
+    return ModelDrafter(backend, target)
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """A guess is made of token ids, so both models must mean the same by each. Raises ModelError.
+
+    One may have a few more at the end: those are never guessed, and a request that has one is not guessed for.
+    """
+    sizes = target.vocab_size, draft.vocab_size
+    if abs(sizes[0] - sizes[1]) > MAX_TAIL:
+        raise ModelError(f"the draft model has {sizes[1]} tokens and the model {sizes[0]}: they must be the same")
+    for token_id in range(min(sizes)):
+        if _meaning(target, token_id) != _meaning(draft, token_id):
+            wanted, found = target.token_text(token_id), draft.token_text(token_id)
+            raise ModelError(f"the draft model's token {token_id} is {found!r} and the model's is {wanted!r}")
+
+
+def _meaning(tokenizer: Tokenizer, token_id: int) -> str | bytes:
+    return tokenizer.token_text(token_id) if tokenizer.is_special(token_id) else tokenizer.token_bytes(token_id)
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """A request as the draft model has it: its tokens, and the guesses that follow them, in blocks of their own."""
+
+    copy: Request
+    max_length: int = 0
+    wanted_at: int = 0
+
+    @property
+    def num_missing(self) -> int:
+        return self.copy.num_tokens - self.copy.num_computed
+
+
+class ModelDrafter:
+    """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
+
+    def __init__(
+        self, backend: Backend, target: Tokenizer, *, max_read_tokens: int = 256, least_chance: float = 0.4
+    ) -> None:
+        self._backend = backend
+        self._block_size = backend.block_size
+        self._max_read_tokens = max_read_tokens
+        self._least_chance = least_chance  # a token that is less likely than this is not guessed
+        self._num_known = min(backend.vocab_size, target.vocab_size)
+        self._eos_ids = target.eos_ids
+        self._pool = BlockPool(backend.num_blocks)
+        self._tree = RadixTree(self._pool, backend.block_size)
+        self._shadows: dict[Request, _Shadow] = {}  # least recently wanted first
+        self._num_calls = 0
+        self.has_failed = False
+
+    def propose(self, wants: Sequence[Want]) -> list[Guess]:
+        if self.has_failed or not wants:
+            return [Guess() for _ in wants]
+        self._num_calls += 1
+        shadows = [self._follow(want) for want in wants]
+        try:
+            self._write([shadow for shadow in shadows if shadow])
+        except BackendError as error:
+            log.warning("the draft model failed and guesses no more: %s", error)
+            self.has_failed = True
+            return [Guess() for _ in wants]
+        return [
+            Guess(shadow.copy.token_ids[len(want.token_ids) : shadow.max_length].tolist() if shadow else [])
+            for want, shadow in zip(wants, shadows, strict=True)
+        ]
+
+    def learn(self, request: Request) -> None:
+        """Its shadow goes; what that has read stays in the tree for the next turn."""
+        if shadow := self._shadows.get(request):
+            _level(shadow.copy, request.token_ids)
+            self._share(shadow.copy, shadow.copy.num_computed)
+            self._drop(request)
+
+    def close(self) -> None:
+        self.has_failed = True
+        self._backend.close()
+
+    def check(self) -> None:
+        self._pool.check()
+        self._tree.check()
+        users: dict[int, int] = {}
+        for shadow in self._shadows.values():
+            assert shadow.copy.num_computed <= len(shadow.copy.block_ids) * self._block_size
+            for block_id in shadow.copy.block_ids:
+                users[block_id] = users.get(block_id, 0) + 1
+        assert all(self._pool.num_users(i) == users.get(i, 0) for i in range(self._pool.num_blocks))
+
+    def _follow(self, want: Want) -> _Shadow | None:
+        """The request's shadow, level with its tokens; None if the draft model cannot read them."""
+        max_length = len(want.token_ids) + want.max_tokens
+        largest_id = np.frombuffer(want.token_ids, np.int32).max()
+        if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
+            return None
+        request = want.request
+        shadow = self._shadows.pop(request, None) or _Shadow(Request(request.id, want.token_ids, request.sampling))
+        self._shadows[request] = shadow
+        shadow.max_length, shadow.wanted_at = max_length, self._num_calls
+        _level(shadow.copy, want.token_ids)
+        self._share(shadow.copy, min(shadow.copy.num_computed, request.num_tokens - 1))
+        if shadow.num_missing > self._block_size:
+            self._adopt(shadow.copy)
+        return shadow
+
+    def _write(self, shadows: list[_Shadow]) -> None:
+        """Step after step, until none of these has a token to add."""
+        while slices := self._plan(shadows):
+            self._step(slices)
+            shadows = [shadow for shadow in shadows if self._may_go_on(shadow)]
+
+    def _plan(self, shadows: list[_Shadow]) -> list[Slice]:
+        """What the next step computes: all that is missing of those who lack little, and a bounded piece of others."""
+        slices = []
+        budget = max(self._block_size, self._max_read_tokens)
+        for shadow in sorted(shadows, key=lambda shadow: shadow.num_missing):
+            begin, count = shadow.copy.num_computed, shadow.num_missing
+            if count > self._block_size:
+                count = min(count, budget)
+                budget -= count
+            end = begin + count
+            if end < shadow.copy.num_tokens:  # pieces end where blocks end, so that others can follow
+                end -= end % self._block_size
+            if end > begin and self._make_room(shadow.copy, end):
+                slices.append(Slice(shadow.copy, begin, end, end == shadow.copy.num_tokens))
+        return slices
+
+    def _step(self, slices: list[Slice]) -> None:
+        """Compute these and add the likeliest token to those who are level, if it is likely enough."""
+        logits = self._backend.run(make_batch(Step(slices), self._block_size))
+        for part in slices:
+            part.request.num_computed = part.end
+        level = [part.request for part in slices if part.wants_token]
+        for copy, token_id, chance in zip(level, *_likeliest(logits[:, : self._num_known]), strict=True):
+            if chance >= self._least_chance:
+                copy.token_ids.append(token_id)
+
+    def _may_go_on(self, shadow: _Shadow) -> bool:
+        """Whether a token was just added to it, and another may be."""
+        copy = shadow.copy
+        return (
+            shadow.num_missing == 1 and copy.num_tokens < shadow.max_length and copy.token_ids[-1] not in self._eos_ids
+        )
+
+    def _make_room(self, copy: Request, num_tokens: int) -> bool:
+        num_missing = -(-num_tokens // self._block_size) - len(copy.block_ids)
+        if num_missing > 0:
+            block_ids = self._allocate(num_missing)
+            if block_ids is None:
+                return False
+            copy.block_ids.extend(block_ids)
+        return True
+
+    def _allocate(self, count: int) -> list[int] | None:
+        """Blocks that are free, or idle in the tree, or held by whoever has not been asked for now."""
+        while count > self._pool.num_free:
+            if self._tree.evict(count - self._pool.num_free):
+                continue
+            request, shadow = next(iter(self._shadows.items()))
+            if shadow.wanted_at == self._num_calls:
+                return None
+            self._drop(request)
+        return self._pool.allocate(count)
+
+    def _adopt(self, copy: Request) -> None:
+        """Use what the tree has beyond what this one has computed; the last token is always left, for its logits."""
+        if len(copy.block_ids) * self._block_size != copy.num_computed:
+            return
+        adopted = self._tree.match(copy.token_ids[:-1])[len(copy.block_ids) :]
+        self._pool.use(adopted)
+        copy.block_ids.extend(adopted)
+        copy.num_computed = len(copy.block_ids) * self._block_size
+
+    def _share(self, copy: Request, num_tokens: int) -> None:
+        """Put the blocks of that many tokens into the tree, and use the tree's own where it had them already."""
+        num_full = num_tokens // self._block_size
+        own = copy.block_ids[:num_full].tolist()
+        if not own or self._pool.is_kept(own[-1]):
+            return
+        shared = self._tree.insert(copy.token_ids[: num_full * self._block_size], own)
+        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
+            if mine != theirs:
+                self._pool.use([theirs])
+                self._pool.release([mine])
+                copy.block_ids[i] = theirs
+
+    def _drop(self, request: Request) -> None:
+        self._pool.release(self._shadows.pop(request).copy.block_ids)
+
+
+def _level(copy: Request, token_ids: "array[int]") -> None:
+    """Give a copy these tokens; what it has computed counts as far as they agree with the ones it had."""
+    size = min(len(copy.token_ids), len(token_ids))
+    differs = np.flatnonzero(
+        np.frombuffer(copy.token_ids, np.int32)[:size] != np.frombuffer(token_ids, np.int32)[:size]
+    )
+    num_agreed = int(differs[0]) if len(differs) else size
+    copy.num_computed = min(copy.num_computed, num_agreed, len(token_ids) - 1)
+    copy.token_ids = token_ids[:]
+
+
+def _likeliest(rows: NDArray[np.float32]) -> tuple[list[int], list[float]]:
+    """The likeliest token of each row, and how likely it is."""
+    best = rows.argmax(-1)
+    chances = 1 / np.exp(rows - rows.max(-1, keepdims=True)).sum(-1)
+    return best.tolist(), chances.tolist()

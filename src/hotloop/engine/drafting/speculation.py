@@ -1,0 +1,221 @@
+"""How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
+
+A step of n tokens takes about `fixed + n * each` seconds; both are learned from the steps themselves. A guess at depth
+i is right if all before it were, so it brings p^i tokens, p being how often guesses of its kind were right lately.
+The likeliest guesses of all requests are added while the tokens a second of the step go up: with one request running
+many are nearly free, in a full batch only near-certainties pay, and nobody is slowed by another's guesses.
+
+Under a grammar a guess is cut at the first token it forbids, and what it makes certain is added in between.
+"""
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hotloop.core.request import Request
+from hotloop.engine.decode import Decoder
+from hotloop.engine.drafting.drafter import Drafter, Guess, Want
+from hotloop.engine.grammar.matcher import Matcher
+from hotloop.engine.scheduler import Scheduler, Slice, Step
+
+_HOPE = 0.7  # for guesses nothing is known about: how often they will be right
+_MEMORY = 30  # guesses that an old opinion counts for
+_MAX_ROUNDS = 3  # a guess, and others after what the grammar made certain
+_MAX_CERTAIN = 24  # tokens of one draft that the grammar made certain
+_MAX_ASKED = 32  # requests to guess for in one step
+
+
+class Pace:
+    """What a step costs: a line through the durations of recent steps, by their number of tokens."""
+
+    def __init__(self) -> None:
+        self._count = self._n = self._t = self._nn = self._nt = 0.0
+
+    def observe(self, num_tokens: int, duration_s: float) -> None:
+        for name, value in (
+            ("_count", 1.0),
+            ("_n", num_tokens),
+            ("_t", duration_s),
+            ("_nn", num_tokens**2),
+            ("_nt", num_tokens * duration_s),
+        ):
+            setattr(self, name, 0.98 * getattr(self, name) + value)
+
+    def marginal(self, num_tokens: int) -> float:
+        """What one more token adds to a step of so many, as a share of its duration."""
+        each, fixed = self._line()
+        return each / (fixed + each * num_tokens)
+
+    def _line(self) -> tuple[float, float]:
+        if not self._t:
+            return 1.0, 30.0  # nothing measured yet: as on a small machine
+        mean_n, mean_t = self._n / self._count, self._t / self._count
+        variance = self._nn / self._count - mean_n**2
+        slope = (self._nt / self._count - mean_n * mean_t) / variance if variance > 1 else mean_t / (30 + mean_n)
+        each = min(max(slope, mean_t / (100 + mean_n)), mean_t / mean_n)
+        return each, mean_t - each * mean_n
+
+
+class Odds:
+    """How often guesses were right lately, by the length of the match they came from."""
+
+    def __init__(self) -> None:
+        self._odds: dict[int, float] = {}
+
+    def __getitem__(self, kind: int) -> float:
+        return self._odds.get(kind, _HOPE)
+
+    @property
+    def best(self) -> float:
+        return max(self._odds.values(), default=_HOPE)
+
+    def observe(self, kind: int, *, is_right: bool) -> None:
+        self._odds[kind] = self[kind] + (is_right - self[kind]) / _MEMORY
+
+    def relax(self) -> None:
+        """Forget a little, so that what did not pay is tried again some time."""
+        for kind, odds in self._odds.items():
+            self._odds[kind] = odds + 0.002 * (_HOPE - odds)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A guess in the making for one slice.
+
+    token_ids  [ guess guess certain certain guess ... ]
+    kinds      [   3     3     None    None    1   ... ]   how long a match a guess comes from; None: it follows
+    """
+
+    part: Slice
+    matcher: Matcher | None
+    max_guesses: int
+    token_ids: list[int] = field(default_factory=list)
+    kinds: list[int | None] = field(default_factory=list)
+    num_guesses: int = 0
+    is_open: bool = True
+    """Whether it is worth asking for more."""
+
+    def want(self) -> Want:
+        request = self.part.request
+        token_ids = request.token_ids + array("i", self.token_ids) if self.token_ids else request.token_ids
+        return Want(request, token_ids, self.max_guesses - self.num_guesses)
+
+    def follow(self, guess: Guess) -> None:
+        """Take a guess as far as the grammar does; open for another where the grammar led elsewhere."""
+        expected = deque(guess.token_ids)
+        self.is_open = False
+        while expected and self.num_guesses < self.max_guesses:
+            token_id = expected.popleft()
+            if self.matcher and not self.matcher.advance(token_id):
+                return
+            self._add(token_id, guess.match)
+            self.num_guesses += 1
+            for certain_id in self._certain():
+                self._add(certain_id, None)
+                if expected and expected.popleft() != certain_id:
+                    expected.clear()
+                self.is_open = not expected
+        self.is_open = self.is_open and self.num_guesses < self.max_guesses
+
+    def undo(self) -> None:
+        """Leave the matcher where the request is."""
+        if self.matcher and self.token_ids:
+            self.matcher.rollback(len(self.token_ids))
+
+    def _certain(self) -> list[int]:
+        """What the last guess makes certain; the matcher takes it."""
+        if self.matcher is None:
+            return []
+        room = _MAX_CERTAIN - len(self.token_ids) + self.num_guesses
+        certain = self.matcher.forced()[:room]
+        for token_id in certain:
+            self.matcher.advance(token_id)
+        return certain
+
+    def _add(self, token_id: int, kind: int | None) -> None:
+        self.token_ids.append(token_id)
+        self.kinds.append(kind)
+
+
+class Speculator:
+    """Adds drafts to a step, and learns from what became of them."""
+
+    def __init__(self, drafter: Drafter, decoder: Decoder, *, max_draft_tokens: int) -> None:
+        self._drafter = drafter
+        self._decoder = decoder
+        self._max_draft_tokens = max_draft_tokens
+        self._pace = Pace()
+        self._odds = Odds()
+        self._drafts: list[Draft] = []
+
+    def draft(self, step: Step, scheduler: Scheduler) -> None:
+        """Extend the slices of a step by what is worth computing ahead."""
+        num_tokens = sum(part.num_tokens for part in step.slices)
+        level = [part for part in step.slices if part.wants_token]
+        self._drafts = drafts = self._promising(level, num_tokens)
+        for _ in range(_MAX_ROUNDS):
+            asked = [draft for draft in drafts if draft.is_open]
+            if not asked:
+                break
+            for draft, guess in zip(asked, self._drafter.propose([draft.want() for draft in asked]), strict=True):
+                draft.follow(guess)
+        for draft, count in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
+            draft.undo()
+            if count:
+                scheduler.extend(draft.part, draft.token_ids[:count])
+                draft.part.num_guesses = sum(kind is not None for kind in draft.kinds[: len(draft.part.draft_ids)])
+
+    def learn(self, step: Step, duration_s: float) -> None:
+        """What the step took, and which guesses were right."""
+        self._pace.observe(sum(part.num_tokens for part in step.slices), duration_s)
+        self._odds.relax()
+        for draft in self._drafts:
+            num_tried = min(draft.part.num_accepted + 1, len(draft.part.draft_ids))
+            for i, kind in enumerate(draft.kinds[:num_tried]):
+                if kind is not None:
+                    self._odds.observe(kind, is_right=i < draft.part.num_accepted)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended: what it read and wrote may be what others write next."""
+        self._drafter.learn(request)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+    def _promising(self, level: Sequence[Slice], num_tokens: int) -> list[Draft]:
+        """Those to guess for, if the best of guesses would pay for any."""
+        if not level or self._odds.best / len(level) <= self._pace.marginal(num_tokens):
+            return []
+        drafts = [self._open(part) for part in level]
+        return [draft for draft in drafts if draft][:_MAX_ASKED]
+
+    def _open(self, part: Slice) -> Draft | None:
+        request = part.request
+        guide = self._decoder.guide(request)
+        max_guesses = min(self._max_draft_tokens, request.max_tokens - request.num_output - 1)
+        if not request.sampling.shortcuts or max_guesses <= 0 or (guide and guide.certain):
+            return None
+        return Draft(part, guide.matcher if guide else None, max_guesses)
+
+    def _worth(self, drafts: Sequence[Draft], num_tokens: int, num_level: int) -> list[int]:
+        """How much of each draft to compute: the likeliest tokens of all, while the tokens a second go up."""
+        counts = [0] * len(drafts)
+        expected = float(num_level)
+        chances = [(-self._chance(draft, 0, 1.0), i) for i, draft in enumerate(drafts) if draft.token_ids]
+        heapq.heapify(chances)
+        while chances:
+            negative, i = heapq.heappop(chances)
+            if -negative / expected <= self._pace.marginal(num_tokens):
+                break
+            counts[i] += 1
+            expected -= negative
+            num_tokens += 1
+            if counts[i] < len(drafts[i].token_ids):
+                heapq.heappush(chances, (-self._chance(drafts[i], counts[i], -negative), i))
+        return counts
+
+    def _chance(self, draft: Draft, index: int, chance_before: float) -> float:
+        kind = draft.kinds[index]
+        return chance_before if kind is None else chance_before * self._odds[kind]

@@ -1,0 +1,1 @@
+"""Which tokens may come next: compiling grammars, and walking through them."""

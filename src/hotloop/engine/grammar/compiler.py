@@ -1,0 +1,136 @@
+"""From the text of a grammar to llguidance's parser over a model's own tokens.
+
+Grammars come from strangers: their size, the time and the memory of a compilation are bounded, and whatever is wrong
+with one is a `RequestError` of one line. Nothing here keeps what was compiled, nor walks through it.
+"""
+
+import re
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from hotloop.core.errors import RequestError
+from hotloop.core.grammar import Grammar
+from hotloop.engine.grammar.trial import Trial, build, is_plain
+from hotloop.models.tokenizer import Tokenizer
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+_MARKER = b"\xff"  # llguidance's mark of a special token: no text, being UTF-8, can spell it
+
+
+class Compiler:
+    """A vocabulary prepared for matching. Building one takes a third of a second; it can be used by all threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(i for i in tokenizer.eos_ids if i < vocab_size)
+        if not self.eos_ids:
+            raise RequestError(
+                "this model has no token that ends an answer, so no grammar can bind it", param="grammar"
+            )
+        self.eos_id = max(self.eos_ids)  # vocabularies add the end of a turn after the end of a text
+        self.token_bytes = [_marked_bytes(tokenizer, i) for i in range(vocab_size)]
+        spelling = _Spelling(tokenizer, self.token_bytes, self.eos_id)
+        self._inner = LLTokenizer(
+            TokenizerWrapper(spelling), eos_token=[self.eos_id, *sorted(self.eos_ids - {self.eos_id})]
+        )
+        spelling.inner = self._inner
+        special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
+        self._trial = Trial(vocab_size, special, self.eos_ids)
+
+    def spell(self, text: str) -> list[int]:
+        """The tokens of a text, none of them special."""
+        return self._inner.tokenize_str(text)
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        size = len(grammar.text.encode("utf-8", "surrogatepass"))
+        if size > MAX_GRAMMAR_BYTES:
+            reason = f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are taken"
+            raise RequestError(reason, param="grammar")
+        if not is_plain(grammar):
+            self._trial.run(grammar)
+        try:
+            matcher = build(self._inner, grammar)
+        except ValueError as error:
+            raise RequestError(f"the grammar is wrong: {first_line(str(error))}", param="grammar") from None
+        if matcher.is_error():
+            raise RequestError(_reason(grammar, matcher.get_error()), param="grammar")
+        return matcher
+
+
+class _Spelling:
+    """What llguidance asks of a tokenizer: the bytes of its tokens, and how the model spells a text with them."""
+
+    def __init__(self, tokenizer: Tokenizer, token_bytes: list[bytes], eos_id: int) -> None:
+        self.tokens = token_bytes
+        self.special_token_ids: list[int] = []
+        self.eos_token_id = eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.inner: LLTokenizer | None = None
+        self._encode = tokenizer.encode
+        # SentencePiece vocabularies put a space in front of a text, but never between a line's end and what follows.
+        self._lead = "" if self._bytes(tokenizer.encode("a")) == b"a" else "\n"
+        self._lead_ids = tokenizer.encode(self._lead)
+
+    def __call__(self, text: str) -> list[int]:
+        ids = self._encode(self._lead + text)
+        rest = ids[len(self._lead_ids) :]
+        if ids[: len(self._lead_ids)] == self._lead_ids and self._bytes(rest) == text.encode():
+            return rest
+        # The model's tokenizer would change the text (Unicode's forms) or see special tokens in it.
+        assert self.inner is not None
+        return self.inner.greedy_tokenize(text)
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return b"".join(self.tokens[i] if i < len(self.tokens) else _MARKER for i in ids)
+
+
+def _marked_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    if tokenizer.is_special(token_id):
+        return _MARKER + tokenizer.token_text(token_id).encode()
+    return tokenizer.token_bytes(token_id)
+
+
+# What llguidance says, and what it means to the schema's author. The first that matches counts.
+_REASONS = (
+    (r"Unimplemented keys: \[(.*)\]", "the schema uses {0}, which is not supported"),
+    (
+        r"oneOf constraints are not supported",
+        "the schema uses 'oneOf' with cases that may overlap, which is not supported",
+    ),
+    (
+        r"min/maxProperties only supported",
+        "'minProperties' and 'maxProperties' are not supported beside optional properties",
+    ),
+    (r"patternProperty regexes (/.*/ and /.*/) are not disjoint", "'patternProperties' may not overlap, but {0} do"),
+    (r"patternProperty regexes (/.*/ and /.*/)", "'patternProperties' {0} may overlap, which is not supported"),
+    (
+        r"circular references with sibling keys .*: (.*)",
+        "'$ref' to {0} is circular beside other keywords, which is not supported",
+    ),
+    (r"Resource '(.*)' is not present", "'$ref' to another document is not supported: {0}"),
+    (r"(?:Pointer|Anchor) '(.*)' does not exist", "'$ref' leads nowhere: {0}"),
+    (r"rollback not supported", "'max_tokens' and 'stop' in a grammar are not supported"),
+    (r"NoExtensionBias", "the grammar allows no answer at all"),
+    (
+        r"Current row has|Too many items|lexer error|[Ff]uel exhausted|Unable to determine",
+        "the grammar is too complex: {error}",
+    ),
+    (r"(?:float|integer) range: (.*)", "'minimum' and 'maximum' cannot be kept to: {0}"),
+    (r"Unsatisfiable schema: (.*)", "the schema allows no value at all: {0}"),
+    (r"(?s)regex parse error:.*error: (.*)", "a regular expression cannot be used: {0}"),
+)
+
+
+def _reason(grammar: Grammar, error: str) -> str:
+    for pattern, meaning in _REASONS:
+        match = re.search(pattern, error)
+        if match:
+            return first_line(meaning.format(*(g.replace('"', "'") for g in match.groups()), error=first_line(error)))
+    noun = {"json_schema": "schema", "regex": "regular expression", "lark": "grammar"}[grammar.kind]
+    return f"the {noun} cannot be used: {first_line(error)}"
+
+
+def first_line(text: str) -> str:
+    """Enough of an error to act on; the rest of it shows the parser's own state."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "it failed")
+    return line if len(line) <= 300 else line[:299] + "…"

@@ -1,0 +1,104 @@
+"""How an answer that runs out of room can still be closed: a short way from here to a complete one.
+
+A walk that never looks back: close what is open, else write the least value that is asked for, else try characters in
+turn, those tried least first, until the grammar leads on. Knows JSON and tags by their brackets, and no rule of them.
+"""
+
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.engine.grammar.compiler import Compiler
+
+# A raw line's end cannot stand in a JSON string, so these close a tag's text and nothing else.
+_TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>")
+_BRACKETS = "}]"
+_SEPARATORS = (", ", ",", ": ", ":")
+_VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
+_TEXT = "a0@.-:/_ " + string.ascii_letters + string.digits + string.punctuation + "\n"
+_MAX_TRIED = 64  # tokens looked at where no plain character may come
+
+Word = tuple[int, ...]
+
+
+class Walker(Protocol):
+    """A matcher, as far as this module knows it."""
+
+    @property
+    def is_complete(self) -> bool: ...
+    def mask(self) -> NDArray[np.uint8]: ...
+    def forced(self) -> list[int]: ...
+    def allows(self, token_id: int) -> bool: ...
+    def advance(self, token_id: int) -> bool: ...
+    def rollback(self, num_tokens: int) -> None: ...
+
+
+class Endings:
+    """Looks for endings in one vocabulary."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        def words(texts: Iterable[str]) -> list[Word]:
+            spelt = [tuple(compiler.spell(text)) for text in dict.fromkeys(texts)]
+            return [word for word in spelt if word]  # not every vocabulary has every character
+
+        self._eos_ids = compiler.eos_ids
+        self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
+        self._values, self._text = words(_VALUES), words(_TEXT)
+        [self._quote, self._letter] = [tuple(compiler.spell(text)) for text in '"x']
+
+    def find(self, walker: Walker, max_tokens: int) -> list[int] | None:
+        """At most so many tokens that complete the answer; None if none were found. The walker goes along."""
+        path: list[int] = []
+        tried: Counter[Word] = Counter()
+        while len(path) <= max_tokens:
+            run = walker.forced()
+            for token_id in run:
+                if token_id in self._eos_ids:
+                    return path if len(path) <= max_tokens else None
+                walker.advance(token_id)
+                path.append(token_id)
+            if run:
+                continue
+            if walker.is_complete:
+                return path
+            word = self._choose(walker, tried)
+            if word is None:
+                return None
+            for token_id in word:
+                walker.advance(token_id)
+            path += word
+            tried[word] += 1
+        return None
+
+    def _choose(self, walker: Walker, tried: "Counter[Word]") -> Word | None:
+        """The word that is likeliest to lead out of here."""
+        is_text = _takes(walker, self._letter)  # outside its strings JSON has no x
+        closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]
+        # A quote that did not lead out of a text is not a string's end: then it is a character among others.
+        if is_text and tried[self._quote] < 2:
+            closers.append(self._quote)
+        sure = next((word for word in closers if _takes(walker, word)), None)
+        if sure is not None:
+            return sure
+        words = [word for word in (self._text if is_text else self._values) if _takes(walker, word)]
+        return min(words or _allowed(walker), key=lambda word: tried[word], default=None)
+
+
+def _takes(walker: Walker, word: Word) -> bool:
+    """Whether this whole word may come next; the walker stays where it is."""
+    if len(word) <= 1:
+        return bool(word) and walker.allows(word[0])
+    num_taken = 0
+    while num_taken < len(word) and walker.advance(word[num_taken]):
+        num_taken += 1
+    walker.rollback(num_taken)
+    return num_taken == len(word)
+
+
+def _allowed(walker: Walker) -> Iterator[Word]:
+    bits = np.unpackbits(walker.mask(), bitorder="little")
+    return ((token_id,) for token_id in np.flatnonzero(bits)[:_MAX_TRIED].tolist())

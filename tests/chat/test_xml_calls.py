@@ -1,0 +1,174 @@
+"""Calls that are tags become JSON as they come, each value of the type its schema asks for."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chat.speaking import Heard, hear
+
+from hotloop.chat.stream import CallDelta
+from hotloop.chat.xml_calls import XmlCallParser
+from hotloop.chat.xml_values import ValueKind, resolve, to_json, types_of, value_kind
+from hotloop.core.message import Tool
+
+TOOL = Tool(
+    "f",
+    parameters={
+        "type": "object",
+        "properties": {
+            "s": {"type": "string"},
+            "n": {"type": "integer"},
+            "b": {"type": "boolean"},
+            "maybe": {"type": ["string", "null"]},
+            "list": {"type": "array", "items": {"type": "string"}},
+            "color": {"$ref": "#/$defs/Color"},
+            "short": {"type": "string", "maxLength": 3},
+        },
+        "$defs": {"Color": {"enum": ["red", "true"]}},
+    },
+)
+
+
+def write(*parameters: str, name: str = "f") -> str:
+    return f"<tool_call>\n<function={name}>\n{''.join(parameters)}</function>\n</tool_call>"
+
+
+def parameter(key: str, value: str) -> str:
+    return f"<parameter={key}>\n{value}\n</parameter>\n"
+
+
+def read(answer: str) -> Heard:
+    whole = hear(XmlCallParser([TOOL]), answer)
+    for i in range(len(answer)):
+        halves = hear(XmlCallParser([TOOL]), answer[:i], answer[i:])
+        assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "json"),
+    [
+        ("s", "Paris", '"Paris"'),
+        ("s", "", '""'),
+        ("s", "\n", '"\\n"'),
+        ("s", "\n a\n\n", '"\\n a\\n\\n"'),
+        ("s", 'say "hi"\\', '"say \\"hi\\"\\\\"'),
+        ("s", "12", '"12"'),
+        ("s", "null", '"null"'),
+        ("s", "if a </param> b <parameter=x> </function> </tool_call>", None),
+        ("n", "12", "12"),
+        ("n", "twelve", '"twelve"'),
+        ("b", "True", "true"),
+        ("b", "false", "false"),
+        ("maybe", "null", "null"),
+        ("maybe", "None", "null"),
+        ("maybe", "nullify", '"nullify"'),
+        ("maybe", "nu", '"nu"'),
+        ("maybe", "", '""'),
+        ("list", '["a", "</parameter>"]', '["a", "</parameter>"]'),
+        ("color", "true", '"true"'),
+        ("short", '"abc"', '"abc"'),
+        ("short", "12", '"12"'),
+        ("other", "12", "12"),
+        ("other", "a b", '"a b"'),
+        ("other", "NaN", '"NaN"'),
+    ],
+)
+def test_a_value(key: str, written: str, json: str | None) -> None:
+    heard = read(write(parameter(key, written)))
+    assert heard.text == ""
+    assert heard.closed == [0]
+    [(name, arguments)] = heard.parsed
+    assert (name, list(arguments)) == ("f", [key])
+    if json is None:
+        assert arguments == {key: written}
+    else:
+        assert heard.calls[0][1] == f'{{"{key}": {json}}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        (write(), "", [("f", "{}")]),
+        (write(name="unknown"), "", [("unknown", "{}")]),
+        (f"Sure.\n{write()}\n{write(parameter('n', '1'))}\n", "Sure.", [("f", "{}"), ("f", '{"n": 1}')]),
+        (write(parameter("s", "a"), parameter("n", "2")), "", [("f", '{"s": "a", "n": 2}')]),
+        (write(parameter("s", "a"), "well, ", parameter("n", "2")), "", [("f", '{"s": "a", "n": 2}')]),
+        (write(parameter("n", "1")).removeprefix("<tool_call>\n"), "", [("f", '{"n": 1}')]),
+        (write(parameter("n", "1")).removesuffix("\n</tool_call>"), "", [("f", '{"n": 1}')]),
+        ("<tool_call><function=f><parameter=n>1</parameter></function></tool_call>", "", [("f", '{"n": 1}')]),
+        ("<tool_call>\nno</tool_call>", "<tool_call>\nno</tool_call>", []),
+        ("<tool_call>\n<function=f>\nno", "<tool_call>\n<function=f>\nno", []),
+        ("a <function", "a <function", []),
+        ("<function=>", "<function=>", []),
+    ],
+)
+def test_an_answer(answer: str, text: str, calls: list[tuple[str, str]]) -> None:
+    heard = read(answer)
+    assert (heard.text, heard.calls) == (text, calls)
+    assert heard.closed == list(range(len(calls)))
+
+
+def test_a_call_that_is_cut_off_is_never_closed_and_its_json_stays_open() -> None:
+    heard = read("<tool_call>\n<function=f>\n<parameter=s>\nrm -r /tmp")
+    assert (heard.calls, heard.closed) == ([("f", '{"s": "rm -r /tmp')], [])
+
+
+def test_a_string_comes_as_it_is_written() -> None:
+    parser = XmlCallParser([TOOL])
+    parser.push("<tool_call>\n<function=f>\n<parameter=s>\n")
+    assert parser.push("abc") == [CallDelta(0, '"abc')]
+    assert parser.push('d"\n') == [CallDelta(0, 'd\\"')]
+    assert parser.push("</parameter>") == [CallDelta(0, '"')]
+
+
+TAGS = "<tool_call> </tool_call> <function=f> <function= </function> <parameter=s> <parameter=list> <parameter=maybe>"
+PIECES = st.sampled_from([*TAGS.split(), "</parameter>", "\n</parameter>", "\n", " ", *'"\\[]<>a', "null"])
+
+
+@settings(deadline=None)
+@given(st.lists(PIECES, max_size=25), st.data())
+def test_nothing_breaks_the_parser_and_no_cut_matters(pieces: list[str], data: st.DataObject) -> None:
+    answer = "".join(pieces)
+    whole = hear(XmlCallParser([TOOL]), answer)
+    places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
+    cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
+    heard = hear(XmlCallParser([TOOL]), *cut)
+    assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
+    if not whole.calls:
+        assert whole.text == answer
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "types"),
+    [
+        ({"type": "string", "description": "x", "format": "date"}, ValueKind.RAW, {"string"}),
+        ({"type": ["string"]}, ValueKind.RAW, {"string"}),
+        ({"type": "string", "pattern": "a"}, ValueKind.JSON, {"string"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ValueKind.NULLABLE, {"string", "null"}),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, ValueKind.JSON, {"string", "integer"}),
+        ({"enum": ["a", "b"]}, ValueKind.CHOICE, {"string"}),
+        ({"const": "a"}, ValueKind.CHOICE, {"string"}),
+        ({"enum": ["a", 1]}, ValueKind.JSON, {"string", "integer"}),
+        ({"enum": ["a", "</parameter>"]}, ValueKind.JSON, {"string"}),
+        ({}, ValueKind.JSON, None),
+        (True, ValueKind.JSON, None),
+    ],
+)
+def test_how_a_value_is_written(schema: object, kind: ValueKind, types: set[str] | None) -> None:
+    assert value_kind(schema) is kind
+    assert types_of(schema) == types
+
+
+def test_references_that_lead_nowhere_stay() -> None:
+    root = {"$defs": {"A": {"$ref": "#/$defs/A"}, "B": {"type": "null"}}}
+    assert resolve({"$ref": "#/$defs/B"}, root)["type"] == "null"
+    for ref in ("#/$defs/A", "#/$defs/C", "#", "other", 7):
+        assert resolve({"$ref": ref}, root)["$ref"] == ref
+
+
+def test_a_value_is_json_where_its_type_allows_it() -> None:
+    assert to_json("1", {"number"}) == "1"
+    assert to_json("1", {"number", "string"}) == "1"
+    assert to_json("1", {"string"}) == '"1"'
+    assert to_json("None", None) == '"None"'
+    assert to_json("[" * 100_000, {"array"}).startswith('"')

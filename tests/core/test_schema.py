@@ -1,0 +1,105 @@
+"""Schemas reduced to their shape."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hotloop.core.errors import RequestError
+from hotloop.core.schema import json_schema, schema_text
+
+
+def reduced(schema: Any) -> Any:
+    text = json.loads(schema_text(schema))
+    assert text.pop("x-guidance")["whitespace_flexible"] is False
+    return text
+
+
+def test_words_do_not_make_a_shape():
+    plain = {"type": "object", "properties": {"a": {"type": "string"}}}
+    wordy = {"title": "T", "description": "d", "examples": [1], "type": "object"}
+    wordy["properties"] = {"a": {"type": "string", "default": "x", "$comment": "c", "readOnly": True}}
+    assert json_schema(plain) == json_schema(wordy)
+    assert hash(json_schema(plain)) == hash(json_schema(wordy))
+
+
+def test_a_property_may_have_any_name():
+    schema = {"properties": {"title": {"type": "string"}, "description": {"default": 1}}, "required": ["title"]}
+    assert reduced(schema) == {"properties": {"title": {"type": "string"}, "description": {}}, "required": ["title"]}
+
+
+def test_values_are_left_as_they_are():
+    schema = {"enum": [{"title": "kept"}], "const": {"default": 1}}
+    assert reduced(schema) == schema
+
+
+def test_the_order_of_properties_is_kept():
+    assert list(reduced({"properties": {"b": {}, "a": {}}})["properties"]) == ["b", "a"]
+
+
+def test_the_caller_cannot_choose_the_spacing():
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": True, "lenient": True}}
+    assert json.loads(schema_text(schema))["x-guidance"] == {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+    }
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf", "items", "prefixItems"])
+def test_lists_of_schemas_are_reduced(keyword: str):
+    assert reduced({keyword: [{"title": "x"}, True]}) == {keyword: [{}, True]}
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [("date", True), ("uuid", True), ("int32", False), ("ipv6", False)])
+def test_unknown_formats_are_annotations(name: str, is_kept: bool):
+    assert ("format" in reduced({"type": "string", "format": name})) == is_kept
+
+
+def test_before_2019_a_reference_stands_alone():
+    schema = {"$ref": "#/definitions/a", "maxItems": 2}
+    root = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}}
+    assert reduced(root | schema) == root | {"$ref": "#/definitions/a"}
+    old = root | {"properties": {"p": schema}}
+    assert reduced(old)["properties"]["p"] == {"$ref": "#/definitions/a"}
+    assert reduced({"properties": {"p": schema}})["properties"]["p"] == schema
+
+
+def test_whole_counts_are_integers():
+    assert schema_text({"maxItems": 2.0}).startswith('{"maxItems":2,')
+
+
+def test_a_space_is_what_javascript_calls_one():
+    assert reduced({"pattern": r"\s[\s]\S\\s"})["pattern"] == "[\\s\ufeff][\\s\ufeff][^\\s\ufeff]\\\\s"
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        [],
+        "string",
+        5,
+        False,
+        {"items": 5},
+        {"properties": [1]},
+        {"anyOf": {"a": 1}},
+        {"pattern": 5},
+        {"minimum": float("nan")},
+        {"const": object()},
+        deep(100),
+        {"anyOf": [{}] * 30_000},
+    ],
+)
+def test_a_malformed_schema_is_refused_in_one_line(schema: Any):
+    with pytest.raises(RequestError) as raised:
+        json_schema(schema)
+    assert raised.value.param == "grammar"
+    assert "\n" not in str(raised.value)

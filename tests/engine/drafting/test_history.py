@@ -1,0 +1,141 @@
+import random
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.tiny import TOKENIZER, VOCAB_SIZE, make_request
+
+from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.history import PastDrafter, SuffixHistory
+from hotloop.engine.drafting.lookup import MAX_MATCH
+
+
+def learn(history: SuffixHistory | PastDrafter, token_ids: list[int], num_cached: int = 0, **changes: Any) -> None:
+    request = make_request(token_ids[:1], **changes)
+    request.token_ids.extend(token_ids[1:])
+    request.num_cached = num_cached
+    history.learn(request)
+
+
+def guess(history: SuffixHistory, token_ids: list[int], max_tokens: int = 4, session_id: str = "") -> Guess:
+    return history.guess(array("i", token_ids), max_tokens, session_id)
+
+
+def test_a_request_goes_on_as_an_earlier_one_did() -> None:
+    history = SuffixHistory(100)
+    learn(history, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert guess(history, [9, 2, 3]) == Guess([4, 5, 6, 7], 2)
+    assert guess(history, [1, 2, 3, 4, 5], 2) == Guess([6, 7], 5)
+
+
+@pytest.mark.parametrize("token_ids", [[3], [3, 2], [9, 9, 9, 9, 9, 9, 9, 9], [7, 8]])
+def test_what_nobody_wrote_is_not_guessed(token_ids: list[int]) -> None:
+    history = SuffixHistory(100)
+    learn(history, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert guess(history, token_ids).token_ids == []
+
+
+def test_the_longest_run_wins_then_the_latest() -> None:
+    history = SuffixHistory(100)
+    learn(history, [1, 2, 3, 4, 10])
+    learn(history, [3, 4, 11])
+    learn(history, [3, 4, 12])
+    assert guess(history, [1, 2, 3, 4], 1) == Guess([10], 4)
+    assert guess(history, [0, 3, 4], 1) == Guess([12], 2)
+
+
+def test_a_session_is_asked_first() -> None:
+    history = SuffixHistory(100)
+    learn(history, [3, 4, 11], session_id="mine")
+    learn(history, [3, 4, 12], session_id="yours")
+    assert guess(history, [3, 4], 1, "mine") == Guess([11], 2)
+    assert guess(history, [3, 4], 1) == guess(history, [3, 4], 1, "new") == Guess([12], 2)
+
+
+def test_what_was_cached_is_remembered_once_but_for_a_bridge() -> None:
+    history = SuffixHistory(1000)
+    shared = list(range(100, 200))
+    learn(history, [*shared, 1], num_cached=100)
+    assert guess(history, shared[:50]).token_ids == []
+    assert guess(history, shared) == Guess([1], MAX_MATCH)
+
+
+def test_a_guess_ends_with_its_request() -> None:
+    history = SuffixHistory(100)
+    learn(history, [1, 2, 3])
+    learn(history, [4, 5, 6])
+    assert guess(history, [1, 2]) == Guess([3], 2)
+
+
+def test_the_oldest_is_forgotten_first_and_memory_stays() -> None:
+    history = SuffixHistory(64)
+    size = len(history._ring), len(history._places)
+    for first in range(0, 1000, 10):
+        learn(history, list(range(first, first + 10)))
+    assert guess(history, [990, 991], 2) == Guess([992, 993], 2)
+    assert guess(history, [0, 1]) == Guess([], 0)
+    assert (len(history._ring), len(history._places)) == size
+
+
+def test_of_a_request_larger_than_the_store_the_end_is_remembered() -> None:
+    history = SuffixHistory(20)
+    learn(history, list(range(100)))
+    assert guess(history, [97, 98]) == Guess([99], 2)
+    assert guess(history, [10, 11]) == Guess([], 0)
+
+
+def test_a_store_of_nothing_remembers_nothing() -> None:
+    history = SuffixHistory(0)
+    learn(history, [1, 2, 3, 4])
+    assert guess(history, [1, 2]) == Guess([], 0)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1, 7, 40, 300]))
+def test_every_guess_is_something_that_was_learned(seed: int, max_tokens: int) -> None:
+    rng = random.Random(seed)
+    history = SuffixHistory(max_tokens)
+    past: list[list[int]] = []
+    for _ in range(30):
+        token_ids = [rng.randrange(4) for _ in range(rng.randrange(1, 50))]
+        found = guess(history, token_ids, rng.randrange(1, 9), rng.choice(["", "a", "b"]))
+        run = token_ids[len(token_ids) - found.match :] + found.token_ids
+        assert not found.match or any(_contains(piece, run) for piece in past)
+        learn(history, token_ids, session_id=rng.choice(["", "a", "b"]))
+        past.append(token_ids)
+
+
+def _contains(piece: list[int], run: list[int]) -> bool:
+    return any(piece[i : i + len(run)] == run for i in range(len(piece) - len(run) + 1))
+
+
+def propose(drafter: PastDrafter, token_ids: list[int], max_tokens: int = 8) -> list[int]:
+    [guess] = drafter.propose([Want(make_request(token_ids), array("i", token_ids), max_tokens)])
+    return guess.token_ids
+
+
+def test_the_longer_of_own_and_past_matches_is_taken() -> None:
+    drafter = PastDrafter(TOKENIZER, VOCAB_SIZE, 1000)
+    learn(drafter, [1, 2, 3, 4, 20, 21])
+    assert propose(drafter, [4, 30, 31, 1, 2, 3, 4]) == [20, 21]
+    assert propose(drafter, [1, 2, 3, 4, 30, 31, 1, 2, 3, 4], 2) == [30, 31]  # its own, where they are equally long
+
+
+def test_a_short_match_makes_a_short_guess() -> None:
+    drafter = PastDrafter(TOKENIZER, VOCAB_SIZE, 1000)
+    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 1]) == [2, 3]
+    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2]) == [3, 4, 5, 6]
+
+
+def test_a_match_can_be_too_short_to_count() -> None:
+    drafter = PastDrafter(TOKENIZER, VOCAB_SIZE, 1000, min_match=2)
+    assert propose(drafter, [1, 2, 3, 1]) == []
+    assert propose(drafter, [1, 2, 3, 1, 2], 1) == [3]
+
+
+def test_each_want_has_its_guess() -> None:
+    drafter = PastDrafter(TOKENIZER, VOCAB_SIZE, 1000)
+    wants = [Want(make_request([1]), array("i", token_ids), 4) for token_ids in ([1], [2, 3, 2])]
+    assert drafter.propose(wants) == [Guess(), Guess([3, 2], 1)]
+    drafter.close()

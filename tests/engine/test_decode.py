@@ -1,0 +1,157 @@
+"""Answers under a grammar: always of its language, and the same whether or not steps were saved on the way."""
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.engine.drafting.test_speculation import Oracle, drafting_engine
+from tests.engine.tiny import PROMPTS, TOKENIZER, Listener, make_engine, make_request, until_idle
+
+from hotloop.core.errors import RequestError
+from hotloop.core.grammar import Grammar
+from hotloop.core.request import FinishReason, SamplingParams
+from hotloop.core.schema import json_schema
+from hotloop.engine.engine import Completion, Engine
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "unit": {"enum": ["celsius", "fahrenheit", "kelvin"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 3},
+    },
+    "required": ["city", "unit", "days", "tags"],
+    "additionalProperties": False,
+}
+GRAMMAR = json_schema(SCHEMA)
+SAMPLINGS = [
+    SamplingParams(temperature=0, max_tokens=300),
+    SamplingParams(temperature=1, seed=3, max_tokens=300),
+    SamplingParams(temperature=2, seed=4, top_k=40, frequency_penalty=1.0, max_tokens=300),
+]
+
+
+def answer(engine: Engine, sampling: SamplingParams, grammar: Grammar = GRAMMAR, prompt: int = 0) -> Completion:
+    return engine.generate(PROMPTS[prompt], sampling, grammar=grammar)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalised"])
+def test_forcing_saves_steps_and_changes_no_token(sampling: SamplingParams) -> None:
+    with make_engine(forced_tokens=True, drafts=False) as quick, make_engine(forced_tokens=False, drafts=False) as slow:
+        forced, plain = answer(quick, sampling), answer(slow, sampling)
+        until_idle(quick)
+    assert forced.token_ids == plain.token_ids
+    assert forced.text == plain.text
+    jsonschema.validate(json.loads(forced.text), SCHEMA)
+    assert forced.finish_reason == plain.finish_reason == FinishReason.STOP
+    assert plain.usage.num_forced == 0
+    assert plain.usage.num_steps == plain.usage.num_output
+    assert forced.usage.num_forced > 20
+    assert forced.usage.num_steps == forced.usage.num_sampled
+
+
+@pytest.mark.parametrize("forced_tokens", [True, False])
+@pytest.mark.parametrize("error_rate", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalised"])
+def test_drafts_and_grammar_together_change_no_token(
+    sampling: SamplingParams, error_rate: float, forced_tokens: bool
+) -> None:
+    with make_engine(forced_tokens=False, drafts=False) as slow:
+        plain = {tuple(prompt): slow.generate(prompt, sampling, grammar=GRAMMAR) for prompt in PROMPTS}
+    oracle = Oracle({prompt: done.token_ids for prompt, done in plain.items()}, error_rate)
+    requests = [make_request(prompt, f"r{i}", sampling=sampling, grammar=GRAMMAR) for i, prompt in enumerate(PROMPTS)]
+    listener = Listener()
+    with drafting_engine(oracle, num_blocks=120, forced_tokens=forced_tokens) as engine:
+        engine.submit(requests, listener)
+        listener.wait(*(request.id for request in requests))
+        until_idle(engine)
+    for request in requests:
+        done = plain[tuple(request.prompt_ids)]
+        last = listener.last(request.id)
+        assert tuple(listener.token_ids(request.id)) == done.token_ids
+        assert last.usage.num_output == done.usage.num_output
+        assert last.finish_reason == FinishReason.STOP
+        jsonschema.validate(json.loads("".join(event.text for event in listener.events[request.id])), SCHEMA)
+
+
+def test_logprobs_are_given_for_forced_tokens_too() -> None:
+    with make_engine() as engine:
+        done = answer(engine, SamplingParams(temperature=0, max_tokens=300, logprobs=1))
+        without = answer(engine, SamplingParams(temperature=0, max_tokens=300))
+    assert done.token_ids == without.token_ids
+    assert [logprob.token_id for logprob in done.logprobs] == list(done.token_ids)
+    assert done.usage.num_forced == 0 < without.usage.num_forced
+
+
+def test_an_answer_that_is_certain_takes_one_step() -> None:
+    with make_engine() as engine:
+        done = answer(engine, SamplingParams(max_tokens=50), Grammar("lark", 'start: "yes, of course"'))
+    assert (done.text, done.finish_reason) == ("yes, of course", FinishReason.STOP)
+    assert done.usage.num_steps == 1
+    assert done.usage.num_output == len("yes, of course") + 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 14])
+def test_a_certain_answer_is_cut_where_the_room_ends(max_tokens: int) -> None:
+    with make_engine() as engine:
+        done = answer(engine, SamplingParams(max_tokens=max_tokens), Grammar("lark", 'start: "yes, of course"'))
+    assert done.text == "yes, of course"[:max_tokens]
+    assert (done.finish_reason, done.usage.num_output) == (FinishReason.LENGTH, max_tokens)
+
+
+@pytest.mark.parametrize("shortcuts", [True, False])
+@pytest.mark.parametrize("max_tokens", [70, 90, 130])
+def test_an_answer_is_closed_before_the_room_ends(max_tokens: int, shortcuts: bool) -> None:
+    grammar = json_schema(
+        {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
+            "required": ["text", "n"],
+        }
+    )
+    with make_engine() as engine:
+        sampling = SamplingParams(temperature=1, seed=1, max_tokens=max_tokens, shortcuts=shortcuts)
+        done = answer(engine, sampling, grammar)
+        plain = answer(engine, SamplingParams(temperature=1, seed=1, max_tokens=max_tokens), grammar)
+    assert done.finish_reason == FinishReason.LENGTH
+    assert done.usage.num_output <= max_tokens
+    assert json.loads(done.text).keys() == {"text", "n"}
+    assert done.token_ids == plain.token_ids
+
+
+def test_a_regex_and_its_end() -> None:
+    with make_engine() as engine:
+        for seed in range(10):
+            done = answer(
+                engine, SamplingParams(temperature=1, seed=seed, max_tokens=40), Grammar("regex", "[a-c]{2,5}")
+            )
+            assert re.fullmatch("[a-c]{2,5}", done.text)
+            assert done.finish_reason == FinishReason.STOP
+
+
+def test_an_end_the_grammar_demands_is_not_ignored() -> None:
+    with make_engine() as engine:
+        sampling = SamplingParams(temperature=1, max_tokens=40, ignore_eos=True, min_tokens=20)
+        assert answer(engine, sampling, Grammar("regex", "[a-c]{2}")).finish_reason == FinishReason.STOP
+
+
+@pytest.mark.parametrize(("kind", "text"), [("lark", "start: ["), ("regex", "(("), ("json_schema", "[1")])
+def test_a_wrong_grammar_is_refused_before_it_reaches_the_loop(kind: Any, text: str) -> None:
+    with make_engine() as engine, pytest.raises(RequestError):
+        answer(engine, SamplingParams(max_tokens=4), Grammar(kind, text))
+
+
+def test_grammars_are_compiled_once_for_all_requests_of_a_shape() -> None:
+    with make_engine() as engine:
+        for _ in range(3):
+            answer(engine, SamplingParams(temperature=0, max_tokens=20))
+        stats = engine.stats()
+    assert (stats.num_grammar_misses, stats.num_grammar_hits) == (1, 2)
+    assert stats.num_forced_tokens + stats.num_sampled_tokens == stats.num_output_tokens
+
+
+def test_tokens_of_the_byte_tokenizer_are_bytes() -> None:
+    assert len(TOKENIZER.encode("yes, of course")) == len("yes, of course")

@@ -1,0 +1,217 @@
+"""Answers that must look like something, on both endpoints, in every word there is for it."""
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from tests.server.calls import TOOLS, WEATHER, write_call
+from tests.server.serving import HELLO, MODEL, TOKENIZER, Serving, check_error
+
+from hotloop.chat.formats import choose_format
+from hotloop.chat.tools import ToolChoice
+from hotloop.core.config import ToolFormatName
+from hotloop.core.errors import RequestError
+from hotloop.core.grammar import Grammar
+from hotloop.core.message import Tool
+from hotloop.core.schema import json_schema
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.models.template import ChatTemplate
+from hotloop.server.openai_chat import ChatBody, parse_answer_constraint
+from hotloop.server.openai_completions import CompletionBody
+from hotloop.server.openai_structure import JsonObjectFormat, either, parse_constraint
+from hotloop.server.openai_tools import Calling
+
+REGEX = r"[a-c]{3}-\d\d"
+CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
+LARK = 'start: "<" word ">"\nword: /[xyz]{2}/'
+
+
+def text_of(response: Any) -> str:
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+def ask_both(serving: Serving, **fields: Any) -> list[str]:
+    fields = {"max_tokens": 400, "temperature": 1, "seed": 3, **fields}
+    return [text_of(serving.chat(**fields)), text_of(serving.complete(**fields))]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": False}}},
+        {"structured_outputs": {"json": WEATHER}},
+        {"structured_outputs": {"json": json.dumps(WEATHER)}},
+        {"guided_json": WEATHER},
+        {"guided_json": json.dumps(WEATHER)},
+    ],
+    ids=range(6),
+)
+def test_json_schema(serving: Serving, fields: dict[str, Any]) -> None:
+    for text in ask_both(serving, **fields):
+        jsonschema.validate(json.loads(text), WEATHER)
+        assert re.fullmatch(r'\{"city": "\w+", "days": \d\}', text)
+
+
+@pytest.mark.parametrize("name", ["regex", "guided_regex", "structured_outputs"])
+def test_regex(serving: Serving, name: str) -> None:
+    value = {"regex": REGEX} if name == "structured_outputs" else REGEX
+    assert all(re.fullmatch(REGEX, text) for text in ask_both(serving, **{name: value}))
+
+
+@pytest.mark.parametrize("name", ["choice", "guided_choice", "structured_outputs"])
+def test_choice(serving: Serving, name: str) -> None:
+    value = {"choice": CHOICES} if name == "structured_outputs" else CHOICES
+    assert set(ask_both(serving, **{name: value})) <= set(CHOICES)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_can_be_made(serving: Serving, choice: str) -> None:
+    assert ask_both(serving, choice=[choice]) == [choice] * 2
+
+
+@pytest.mark.parametrize("name", ["grammar", "guided_grammar", "structured_outputs"])
+def test_grammar(serving: Serving, name: str) -> None:
+    value = {"grammar": LARK} if name == "structured_outputs" else LARK
+    assert all(re.fullmatch("<[xyz]{2}>", text) for text in ask_both(serving, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}], ids=str
+)
+def test_json_object(fields: dict[str, Any]) -> None:
+    with Serving(script=['{"a": [1, {"b": null}], "c": "d"}']) as serving:
+        assert json.loads(text_of(serving.chat(**fields, max_tokens=99))) == {"a": [1, {"b": None}], "c": "d"}
+    with Serving(script=['["not an object"]']) as serving:
+        text = serving.chat(**fields, max_tokens=99).json()["choices"][0]["message"]["content"]
+        assert text.startswith("{")
+
+
+def test_a_stream_is_held_to_it_too(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=50, n=2, stream=True, extra_body={"regex": REGEX}
+    )
+    texts = ["", ""]
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert all(re.fullmatch(REGEX, text) for text in texts)
+
+
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}}
+
+
+def test_with_tools_the_answer_is_calls_or_json() -> None:
+    answer = '{"city": "Rome", "days": 1}'
+    said: list[tuple[str | None, list[str]]] = []
+    with Serving(script=[write_call("clock"), answer, "Some words."]) as serving:
+        messages: list[Any] = [*HELLO]
+        for _ in range(3):
+            fields = {**FORMAT, "tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 300}
+            message = serving.chat(messages=messages, **fields).json()["choices"][0]["message"]
+            said.append((message["content"], [call["function"]["name"] for call in message.get("tool_calls", ())]))
+            messages.append({"role": "assistant", "content": message["content"] or ""})
+    assert said[:2] == [(None, ["clock"]), (answer, [])]
+    content, calls = said[2]
+    assert calls or jsonschema.validate(json.loads(content or ""), WEATHER) is None, "not words"
+
+
+def test_calls_that_must_come_leave_no_room_for_an_answer(serving: Serving) -> None:
+    response = serving.chat(**FORMAT, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=99)
+    message = response.json()["choices"][0]["message"]
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 1
+
+
+def test_tools_that_may_not_be_called_leave_room_for_anything(serving: Serving) -> None:
+    text = text_of(serving.chat(regex=REGEX, tools=TOOLS, tool_choice="none", max_tokens=99))
+    assert re.fullmatch(REGEX, text)
+
+
+def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
+    ({"response_format": {}}, "response_format.type", "missing"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name", "missing"),
+    ({"response_format": schema_format([])}, "response_format.json_schema.schema", "object"),
+    ({"response_format": schema_format({"not": {"type": "null"}})}, "response_format", "not"),
+    ({"response_format": schema_format({"$ref": "#/nowhere"})}, "response_format", "nowhere"),
+    ({"response_format": schema_format({"properties": 5})}, "response_format", "properties"),
+    ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
+    ({"guided_json": "[1]"}, "guided_json", "not a JSON schema"),
+    ({"guided_json": {"type": "cheese"}}, "guided_json", "cheese"),
+    ({"regex": "("}, "regex", ""),
+    ({"regex": ""}, "regex", ""),
+    ({"choice": []}, "choice", ""),
+    ({"choice": [""]}, "choice[0]", ""),
+    ({"choice": ["a", 1]}, "choice[1]", "str"),
+    ({"grammar": "start: nothing"}, "grammar", "nothing"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "together"),
+    ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex", "together"),
+    ({"response_format": {"type": "json_object"}, "choice": ["a"]}, "choice", "together"),
+    ({"shortcuts": "no"}, "shortcuts", "bool"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "word"), BAD, ids=str)
+def test_what_cannot_be_is_refused_by_name(serving: Serving, fields: dict[str, Any], param: str, word: str) -> None:
+    for response in (serving.chat(**fields), serving.complete(**fields), serving.chat(**fields, stream=True)):
+        error = check_error(response, 400, "invalid_value")
+        assert error["param"] == param
+        assert word in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{"regex": REGEX}, {"choice": ["a"]}, {"grammar": LARK}], ids=str)
+def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> None:
+    error = check_error(serving.chat(**fields, tools=TOOLS), 400)
+    assert error["param"] in fields
+
+
+def test_json_does_not_go_with_calls_that_look_the_same() -> None:
+    template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
+    chat = ChatBody(messages=[], response_format=JsonObjectFormat())
+    calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
+    with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
+        parse_answer_constraint(chat, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
+
+
+@pytest.mark.parametrize("name", ["generic", "hermes", "qwen3_coder"])
+def test_calls_or_json_in_every_format(name: ToolFormatName) -> None:
+    template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
+    tool_format = choose_format(template, TOKENIZER, name)
+    tools = (Tool("weather", "", WEATHER), Tool("clock"))
+    calls = tool_format.grammar(tools, ToolChoice("required"), TOKENIZER)
+    assert calls
+    grammar = either(calls, json_schema(WEATHER))
+    matcher = Grammars(TOKENIZER, TOKENIZER.vocab_size).matcher(grammar)
+    assert all(matcher.advance(token_id) for token_id in TOKENIZER.encode('{"city": "Rome", "days": 1}'))
+    assert matcher.is_complete
+    assert not matcher.advance(TOKENIZER.encode("x")[0])
+
+
+def body(**fields: Any) -> CompletionBody:
+    return CompletionBody(prompt="x", **fields)
+
+
+def test_equal_choices_are_the_same_shape() -> None:
+    constraint = parse_constraint(body(choice=["a", "b", "a"]))
+    assert constraint
+    assert constraint == parse_constraint(body(choice=["a", "b"]))
+    assert constraint.grammar == Grammar("lark", 'start: "a" | "b"')
+
+
+def test_nothing_asked_for_is_nothing() -> None:
+    assert parse_constraint(body()) is None
+    with pytest.raises(RequestError, match="cannot be given together"):
+        parse_constraint(body(regex="a", grammar="b"))
