@@ -1,5 +1,6 @@
 """The CPU backend against plain numpy, and the engine on the real model: in exact precision nothing changes a token."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,19 @@ def test_the_quick_backend_is_taken_where_it_can_be(empty_home: Path) -> None:
     has_native = load_native() is not None
     assert isinstance(make_backend(model, precision="fast"), AmxBackend if has_native else PagedBackend)
     assert isinstance(make_backend(model, precision="exact"), PagedBackend)
+
+
+@pytest.mark.skipif(load_native() is None, reason="needs a CPU with AMX and a C++ compiler")
+def test_steps_leave_nothing_behind(empty_home: Path) -> None:
+    """OpenVINO keeps every node that is written in Python for ever: none may be made a step."""
+    backend = make_backend(tiny_model("llama", head_dim=64), precision="fast")
+
+    def count_nodes_after(num_steps: int) -> int:
+        for i in range(num_steps):
+            backend.run(batch((list(range(1 + i % 20)), i % 7, [0, 1])))
+        return sum(type(thing).__name__ == "_AttentionOp" for thing in gc.get_objects())
+
+    assert count_nodes_after(40) == count_nodes_after(40)
 
 
 def test_a_damaged_graph_is_made_again(empty_home: Path) -> None:

@@ -110,13 +110,19 @@ def _first_tokens(num_tokens: int) -> Batch:
 
 
 class _AttentionOp(ov.Op):  # type: ignore[misc]
-    """The kernel as a node of the graph: [tokens, q k v] -> [tokens, mixed heads]."""
+    """The kernel as a node of the graph: [tokens, q k v] -> [tokens, mixed heads].
+
+    OpenVINO never frees a node that is written in Python, and its plugin asks for a new one a layer and step, only to
+    see the shape of its output. Once the graph is compiled, it is given the same one again.
+    """
 
     class_type_info = ov.DiscreteTypeInfo("Attention", "hotloop")
 
     def __init__(self, qkv: ov.Output, attention: NativeAttention, layer: int, width: int) -> None:
         super().__init__(self)
         self._attention, self._layer, self._width = attention, layer, width
+        self._has_run = False
+        self._double: _AttentionOp | None = None
         self.set_arguments([qkv])
         self.constructor_validate_and_infer_types()
 
@@ -125,7 +131,14 @@ class _AttentionOp(ov.Op):  # type: ignore[misc]
         self.set_output_type(0, ov.Type.f32, ov.PartialShape([num_tokens, self._width]))
 
     def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_AttentionOp":
-        return _AttentionOp(inputs[0], self._attention, self._layer, self._width)
+        if self._double is not None:
+            self._double.set_arguments(inputs)
+            self._double.validate_and_infer_types()
+            return self._double
+        clone = _AttentionOp(inputs[0], self._attention, self._layer, self._width)
+        if self._has_run:
+            self._double = clone
+        return clone
 
     def get_type_info(self) -> ov.DiscreteTypeInfo:
         return self.class_type_info
@@ -134,5 +147,6 @@ class _AttentionOp(ov.Op):  # type: ignore[misc]
         return True
 
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        self._has_run = True
         self._attention.run(self._layer, inputs[0].data, outputs[0].data)
         return True
