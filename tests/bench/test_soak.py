@@ -23,6 +23,6 @@ def test_a_short_soak_finishes_aborts_evicts_and_leaks_nothing():
 
 def test_memory_is_what_this_process_has():
     before = rss_bytes()
-    ballast = bytearray(b"x") * 50_000_000
-    assert rss_bytes() - before > 40_000_000
+    ballast = bytearray(b"x") * 400_000_000  # more than was freed before and may be used again
+    assert rss_bytes() - before > 200_000_000
     del ballast

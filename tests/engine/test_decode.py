@@ -5,15 +5,29 @@ import re
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from tests.engine.drafting.test_speculation import Oracle, drafting_engine
-from tests.engine.tiny import PROMPTS, TOKENIZER, Listener, make_engine, make_request, until_idle
+from tests.engine.tiny import (
+    EOS_ID,
+    PROMPTS,
+    TOKENIZER,
+    VOCAB_SIZE,
+    Listener,
+    make_engine,
+    make_request,
+    until_idle,
+)
 
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, SamplingParams
 from hotloop.core.schema import json_schema
+from hotloop.engine.decode import Decoder
 from hotloop.engine.engine import Completion, Engine
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.sampler import Rows
+from hotloop.engine.scheduler import Slice
 
 SCHEMA = {
     "type": "object",
@@ -102,24 +116,65 @@ def test_a_certain_answer_is_cut_where_the_room_ends(max_tokens: int) -> None:
     assert (done.finish_reason, done.usage.num_output) == (FinishReason.LENGTH, max_tokens)
 
 
+TEXT = json_schema(
+    {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}, "required": ["text", "n"]}
+)
+
+
 @pytest.mark.parametrize("shortcuts", [True, False])
-@pytest.mark.parametrize("max_tokens", [70, 90, 130])
-def test_an_answer_is_closed_before_the_room_ends(max_tokens: int, shortcuts: bool) -> None:
-    grammar = json_schema(
-        {
-            "type": "object",
-            "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
-            "required": ["text", "n"],
-        }
-    )
+@pytest.mark.parametrize("max_tokens", [30, 70, 90, 130])
+def test_an_answer_is_completed_in_the_room_there_is(max_tokens: int, shortcuts: bool) -> None:
     with make_engine() as engine:
         sampling = SamplingParams(temperature=1, seed=1, max_tokens=max_tokens, shortcuts=shortcuts)
-        done = answer(engine, sampling, grammar)
-        plain = answer(engine, SamplingParams(temperature=1, seed=1, max_tokens=max_tokens), grammar)
+        done = answer(engine, sampling, TEXT)
+        plain = answer(engine, SamplingParams(temperature=1, seed=1, max_tokens=max_tokens), TEXT)
     assert done.finish_reason == FinishReason.LENGTH
-    assert done.usage.num_output <= max_tokens
+    assert max_tokens - 2 <= done.usage.num_output <= max_tokens, "nothing is cut before it must be"
     assert json.loads(done.text).keys() == {"text", "n"}
     assert done.token_ids == plain.token_ids
+
+
+def test_what_fits_is_not_cut() -> None:
+    with make_engine() as engine:
+        whole = answer(engine, SamplingParams(temperature=1, seed=3, max_tokens=300))
+        num_tokens = len(whole.token_ids)
+        for max_tokens in range(num_tokens, num_tokens + 20):
+            done = answer(engine, SamplingParams(temperature=1, seed=3, max_tokens=max_tokens))
+            assert (done.token_ids, done.finish_reason) == (whole.token_ids, FinishReason.STOP)
+        cut = answer(engine, SamplingParams(temperature=1, seed=3, max_tokens=num_tokens - 1))
+    assert (cut.text, cut.finish_reason) == (whole.text, FinishReason.LENGTH)
+
+
+def test_the_model_chooses_however_little_room_there_is() -> None:
+    grammar = Grammar("lark", 'start: "affirmative" | "negative" | "perhaps"')
+    with make_engine() as engine:
+        for max_tokens in (12, 16, 200):
+            found = {
+                answer(engine, SamplingParams(temperature=2, seed=seed, max_tokens=max_tokens), grammar).text
+                for seed in range(40)
+            }
+            assert found == {"affirmative", "negative", "perhaps"}
+
+
+def test_a_part_there_is_no_room_for_is_not_begun() -> None:
+    grammar = Grammar("lark", 'start: item ("; " item)*\nitem: /[a-c]{6}/')
+    with make_engine() as engine:
+        for max_tokens in range(7, 40):
+            sampling = SamplingParams(temperature=1, seed=max_tokens, max_tokens=max_tokens, logit_bias={0: -100})
+            assert re.fullmatch("[a-c]{6}(; [a-c]{6})*", answer(engine, sampling, grammar).text)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) -> None:
+    request = make_request([1, 2, 3], sampling=SamplingParams(temperature=temperature), grammar=GRAMMAR)
+    matcher = Grammars(TOKENIZER, VOCAB_SIZE).matcher(Grammar("regex", "[a-z]+"))
+    decoder = Decoder([EOS_ID], can_force=True)
+    decoder.open(request, matcher)
+    matcher.error = "too many states"
+    part = Slice(request, 0, 3, wants_token=True)
+    outcome = decoder.decode(part, Rows(np.ones((1, VOCAB_SIZE), np.float32)), 0)
+    assert isinstance(outcome.error, RequestError)
+    assert (outcome.tokens, part.has_failed, request.num_output) == ([], True, 0)
 
 
 def test_a_regex_and_its_end() -> None:

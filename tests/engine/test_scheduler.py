@@ -59,6 +59,22 @@ def prompt(length: int, first: int = 0) -> list[int]:
     return list(range(first, first + length))
 
 
+def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> None:
+    loop = Loop(make_scheduler())
+    first = loop.add("first", prompt(32))
+    loop.step()
+    loop.finish(first)
+    request = loop.add("second", prompt(8))
+    step = loop.scheduler.schedule(loop.now)
+    loop.scheduler.extend(step.slices[0], [70, 71, 72, 73, 74, 75], [True] * 6)
+    request.token_ids.extend(range(8, 24))  # one sampled, and a run of forced ones that the tree knows
+    loop.scheduler.update(step)
+    loop.scheduler.check()
+    known = loop.scheduler.tree.match(request.token_ids[:20])
+    assert loop.step() == {"second": (20, 24)}
+    assert list(request.block_ids)[:5] == known
+
+
 def test_a_prompt_is_read_whole_then_a_token_a_step() -> None:
     loop = Loop(make_scheduler())
     request = loop.add("a", prompt(10))

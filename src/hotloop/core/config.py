@@ -15,7 +15,15 @@ ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
 
 
-_COUNTS = ("max_running", "max_waiting", "max_step_tokens", "max_context", "max_draft_tokens", "max_grammars")
+_COUNTS = (
+    "max_running",
+    "max_waiting",
+    "max_step_tokens",
+    "max_context",
+    "max_draft_tokens",
+    "draft_history_tokens",
+    "max_grammars",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,16 @@ class ServerConfig:
     """How the model writes tool calls; `auto` tells from its chat template."""
     strict_tools: bool = True
     """Whether tool calls must follow their schema where the request does not say; if not, they are only looked for."""
+    exact_turns: bool = True
+    """Whether an answer that comes back in a prompt keeps the very tokens, and calls the words, it was generated in."""
+    prompt_memory_tokens: int = 4_000_000
+    """How many tokens of past prompts and answers are remembered, so that they need not be cut again."""
+    canonical_tools: bool = True
+    """Whether tools are sorted by name, and the keywords of their schemas put in one order, for the model to read."""
+    move_nonces: bool = True
+    """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
+    word_late_system: bool = True
+    """Whether later system messages become words of the user's where the chat template would refuse or move them."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
 

@@ -88,6 +88,7 @@ def _is_idle(key: str, value: Any) -> bool:
         key in _ANNOTATIONS
         or (key == "format" and (not isinstance(value, str) or value not in _FORMATS))
         or (key == "uniqueItems" and value is False)
+        or (key == "propertyNames" and value in (True, {}, {"type": "string"}))  # as every name is
         or key == "x-guidance"
     )
 

@@ -125,6 +125,8 @@ class EngineCore:
         """End a request now, if it has not ended already."""
         request = self._find(request_id)
         if request:
+            num_told = request.num_tokens - len(self._listeners[request_id].untold)
+            del request.token_ids[num_told:]
             self._end(request, FinishReason.ABORT)
 
     def fail(self, error: HotloopError) -> None:
@@ -152,7 +154,7 @@ class EngineCore:
             if part.wants_token:
                 outcomes.append((part, self._decoder.decode(part, rows, index)))
                 index += 1 + len(part.draft_ids)
-                part.request.num_drafted += part.num_guesses
+                part.request.num_drafted += sum(part.is_guess)
                 part.request.num_accepted += part.num_right
         return outcomes
 
@@ -192,7 +194,8 @@ class EngineCore:
         if token_id in params.stop_token_ids and num_output > params.min_tokens:
             return FinishReason.STOP, token_id
         if token_id in self._tokenizer.eos_ids and (not params.ignore_eos or request.grammar):
-            return FinishReason.STOP, None
+            guide = self._decoder.guide(request)
+            return FinishReason.LENGTH if guide and guide.is_cut else FinishReason.STOP, None
         if num_output >= request.max_tokens:
             return FinishReason.LENGTH, None
         return None, None

@@ -18,7 +18,10 @@ from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.sampler import Rows, Sampled, Sampler
 from hotloop.engine.scheduler import Slice
 
-_SPARE = 16  # tokens left when an answer that must be closed is closed
+_MAX_CERTAIN = 512  # tokens foreseen at a time; the loop waits for no more than that
+_FAR = 512  # tokens left, from where on the room is watched
+_NEAR = 8  # tokens to spare, below which each further one is looked at before it is taken
+_LARGE = 3  # certain tokens after a sampled one that tell that something with parts has begun
 
 
 @dataclass(slots=True)
@@ -29,8 +32,10 @@ class Guide:
 
     matcher: Matcher
     certain: deque[int] = field(default_factory=deque)
-    look_at: int = 256
-    """How many tokens may be left before it is time to see how the answer can be closed."""
+    look_at: int = _FAR
+    """How many tokens may be left before it is time to see whether the answer can still be completed."""
+    is_cut: bool = False
+    """Whether the answer ends as it does for lack of room."""
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class Decoder:
     def open(self, request: Request, matcher: Matcher) -> list[Sampled]:
         """Let a request follow a grammar. What is certain before the first step is appended, but for the last of it."""
         guide = self._guides[request.id] = Guide(matcher)
-        self._foresee(guide)
+        self._foresee(guide, request.max_tokens)
         if not self._forces(request):
             return []
         num_forced = max(0, min(len(guide.certain), request.max_tokens) - 1)
@@ -73,9 +78,10 @@ class Decoder:
             row = index + len(tokens)
             if not rows.is_sound[row]:
                 return _failed(part, BackendError("the model computed logits that are not numbers"))
-            tokens += self._next(request, guide, rows, row)
-            if guide and guide.matcher.error:
-                return _failed(part, RequestError(f"the grammar failed: {guide.matcher.error}", param="grammar"))
+            try:
+                tokens += self._next(request, guide, rows, row)
+            except RequestError as error:
+                return _failed(part, error)
             if tokens[-1].token_id in self._eos_ids or not self._is_as_drafted(part, tokens):
                 break
         return Outcome(tokens)
@@ -86,7 +92,7 @@ class Decoder:
             is_drafted = part.num_accepted < len(part.draft_ids)
             if not is_drafted or part.draft_ids[part.num_accepted] != tokens[part.num_accepted].token_id:
                 return False
-            part.num_right += not tokens[part.num_accepted].is_forced
+            part.num_right += part.is_guess[part.num_accepted]
             part.num_accepted += 1
         return True
 
@@ -96,15 +102,13 @@ class Decoder:
             token = self._sampler.sample(rows, row, request)
             request.token_ids.append(token.token_id)
             return [token]
-        if not guide.certain:
-            self._close_in_time(request, guide)
         if guide.certain:
             token = self._sampler.given(rows, row, request, guide.certain.popleft())
         else:
             token = self._sampler.sample(rows, row, request, guide.matcher)
-            guide.matcher.advance(token.token_id)
-            if token.token_id not in self._eos_ids:
-                self._foresee(guide)
+            token_id = self._take(request, guide, token.token_id)
+            if token_id != token.token_id:
+                token = self._sampler.given(rows, row, request, token_id)
         request.token_ids.append(token.token_id)
         if not self._forces(request):
             return [token]
@@ -116,26 +120,52 @@ class Decoder:
         request.token_ids.append(token_id)
         return Sampled(token_id, is_forced=True)
 
-    def _foresee(self, guide: Guide) -> None:
-        for token_id in guide.matcher.forced():
-            guide.certain.append(token_id)
-            guide.matcher.advance(token_id)
+    def _take(self, request: Request, guide: Guide, token_id: int) -> int:
+        """Let the matcher take a sampled token, unless the answer could then not be completed in the room there is.
 
-    def _close_in_time(self, request: Request, guide: Guide) -> None:
-        """Where the room runs out, end the answer with the shortest ending there is: better short than broken.
-
-        Looked at whenever half the room to spare is gone, at places that depend on the tokens alone.
+        In that case it is the first token of the shortest ending that is taken, and returned, if that closes something:
+        what the model writes may be cut short, but is never replaced by something else. Whether there is room is looked
+        at when half of what is to spare is gone, at every token near the end, and when something larger begins: at
+        places that depend on the tokens alone.
         """
         num_left = request.max_tokens - request.num_output
-        if num_left > guide.look_at:
-            return
-        ending = guide.matcher.ending(num_left) or []
-        if ending and num_left <= len(ending) + _SPARE:
-            request.max_tokens = request.num_output + len(ending)
-            for token_id in ending:
-                guide.certain.append(token_id)
-                guide.matcher.advance(token_id)
-        guide.look_at = (num_left + len(ending)) // 2
+        self._advance(guide, token_id, num_left)
+        is_large = len(guide.certain) >= _LARGE and num_left <= _FAR
+        if num_left > guide.look_at and not is_large:
+            return token_id
+        num_spare = self._num_spare(guide, num_left)
+        if num_spare is not None:
+            guide.look_at = num_left - num_spare // 2 if num_spare > _NEAR else num_left
+            return token_id
+        guide.matcher.rollback(1 + len(guide.certain))
+        guide.certain.clear()
+        ending = guide.matcher.ending(num_left)
+        closing_id = None if ending is None else ending[0] if ending else guide.matcher.eos_id
+        if closing_id is not None and guide.matcher.closes(closing_id):
+            guide.is_cut = True
+            token_id = closing_id
+        elif closing_id is None:  # there was not room enough before, or nobody knows
+            guide.look_at = num_left // 2
+        self._advance(guide, token_id, num_left)
+        return token_id
+
+    def _num_spare(self, guide: Guide, num_left: int) -> int | None:
+        """How many tokens would be left if the answer were completed from here; None if it cannot be."""
+        if guide.matcher.has_ended:
+            return num_left
+        num_left -= 1 + len(guide.certain)
+        ending = guide.matcher.ending(num_left) if num_left >= 0 else None
+        return None if ending is None else num_left - len(ending)
+
+    def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:
+        """Take a token and what is certain after it."""
+        guide.matcher.advance(token_id)
+        self._foresee(guide, num_left - 1)
+
+    def _foresee(self, guide: Guide, num_left: int) -> None:
+        for token_id in guide.matcher.forced()[: min(num_left, _MAX_CERTAIN)]:
+            guide.certain.append(token_id)
+            guide.matcher.advance(token_id)
 
     def _forces(self, request: Request) -> bool:
         """Logprobs need a row for each token."""

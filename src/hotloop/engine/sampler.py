@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.core.errors import RequestError
 from hotloop.core.request import Request, SamplingParams, TokenLogprob
 from hotloop.engine.grammar.matcher import Matcher, apply_mask
 
@@ -53,7 +54,10 @@ class Sampler:
         self._eos_ids = frozenset(eos_ids)
 
     def sample(self, rows: Rows, index: int, request: Request, matcher: Matcher | None = None) -> Sampled:
-        """The request's next token, from this row and among those the matcher allows."""
+        """The request's next token, from this row and among those the matcher allows.
+
+        Raises RequestError if the matcher fails.
+        """
         params = request.sampling
         likeliest = rows.likeliest[index]
         if _is_plain_greedy(request) and (matcher is None or matcher.allows(likeliest)):
@@ -63,6 +67,8 @@ class Sampler:
         if matcher is not None:
             row = row.copy() if row is raw else row
             apply_mask(row, matcher.mask())
+            if matcher.error:
+                raise RequestError(f"the grammar failed: {matcher.error}", param="grammar")
         if params.is_greedy:
             token_id = int(row.argmax())
         else:

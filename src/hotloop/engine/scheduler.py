@@ -33,8 +33,8 @@ class Slice:
     wants_token: bool
     """Whether this brings the request level with its tokens, so that a new one can be sampled."""
     draft_ids: list[int] = field(default_factory=list)
-    num_guesses: int = 0
-    """How many of the drafts are guesses; the others follow from them."""
+    is_guess: list[bool] = field(default_factory=list)
+    """Which of the drafts are guesses; the others follow from them."""
     num_accepted: int = 0
     """How many of the drafts turned out to be the request's tokens."""
     num_right: int = 0
@@ -94,13 +94,14 @@ class Scheduler:
                 budget -= self._advance(plan, request, budget)
         return Step(list(plan.slices.values()))
 
-    def extend(self, part: Slice, draft_ids: list[int]) -> None:
+    def extend(self, part: Slice, draft_ids: list[int], is_guess: list[bool]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nobody gives way for a guess."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
         if num_missing > 0 and (block_ids := self._allocate(num_missing)):
             request.block_ids.extend(block_ids)
-        part.draft_ids = draft_ids[: len(request.block_ids) * self.block_size - part.end]
+        room = len(request.block_ids) * self.block_size - part.end
+        part.draft_ids, part.is_guess = draft_ids[:room], is_guess[:room]
 
     def update(self, step: Step) -> None:
         """The step was computed, and the requests have the tokens that were chosen after it."""
@@ -246,14 +247,17 @@ class Scheduler:
 
     def _adopt(self, request: Request, known: list[int]) -> None:
         """Use blocks of the tree beyond what this request has computed."""
-        adopted = known[len(request.block_ids) :]
+        num_own = request.num_computed // self.block_size
+        adopted = known[num_own:]
         if not adopted:
             return
+        self.pool.release(request.block_ids[num_own:])  # of drafts that came to nothing
+        del request.block_ids[num_own:]
         self.pool.use(adopted)
         request.block_ids.extend(adopted)
         request.num_computed = len(request.block_ids) * self.block_size
-        if not request.num_preemptions:
-            request.num_cached += len(adopted) * self.block_size
+        if not request.num_preemptions:  # of the prompt, that is: what is forced after it may be known as well
+            request.num_cached = min(request.num_cached + len(adopted) * self.block_size, request.num_prompt)
 
     def _is_read_by_another(self, plan: "_Plan", request: Request) -> bool:
         """Whether this step already computes the block this request needs next: then it waits and follows."""

@@ -91,6 +91,8 @@ class Draft:
     part: Slice
     matcher: Matcher | None
     max_guesses: int
+    max_tokens: int
+    """As many as the answer has room for, but for the one that is chosen after them."""
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int | None] = field(default_factory=list)
     num_guesses: int = 0
@@ -161,11 +163,12 @@ class Speculator:
                 break
             for draft, guess in zip(asked, self._drafter.propose([draft.want() for draft in asked]), strict=True):
                 draft.follow(guess)
-        for draft, count in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
+        for draft, worth in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
             draft.undo()
+            count = min(worth, draft.max_tokens)
             if count:
-                scheduler.extend(draft.part, draft.token_ids[:count])
-                draft.part.num_guesses = sum(kind is not None for kind in draft.kinds[: len(draft.part.draft_ids)])
+                is_guess = [kind is not None for kind in draft.kinds[:count]]
+                scheduler.extend(draft.part, draft.token_ids[:count], is_guess)
 
     def learn(self, step: Step, duration_s: float) -> None:
         """What the step took, and which guesses were right."""
@@ -176,6 +179,7 @@ class Speculator:
             for i, kind in enumerate(draft.kinds[:num_tried]):
                 if kind is not None:
                     self._odds.observe(kind, is_right=i < draft.part.num_accepted)
+        self._drafts = []
 
     def forget(self, request: Request) -> None:
         """The request has ended: what it read and wrote may be what others write next."""
@@ -194,10 +198,10 @@ class Speculator:
     def _open(self, part: Slice) -> Draft | None:
         request = part.request
         guide = self._decoder.guide(request)
-        max_guesses = min(self._max_draft_tokens, request.max_tokens - request.num_output - 1)
-        if not request.sampling.shortcuts or max_guesses <= 0 or (guide and guide.certain):
+        max_tokens = request.max_tokens - request.num_output - 1
+        if not request.sampling.shortcuts or max_tokens <= 0 or (guide and guide.certain):
             return None
-        return Draft(part, guide.matcher if guide else None, max_guesses)
+        return Draft(part, guide.matcher if guide else None, min(self._max_draft_tokens, max_tokens), max_tokens)
 
     def _worth(self, drafts: Sequence[Draft], num_tokens: int, num_level: int) -> list[int]:
         """How much of each draft to compute: the likeliest tokens of all, while the tokens a second go up."""

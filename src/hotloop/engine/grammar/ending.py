@@ -20,6 +20,7 @@ _BRACKETS = "}]"
 _SEPARATORS = (", ", ",", ": ", ":")
 _VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
 _TEXT = "a0@.-:/_ " + string.ascii_letters + string.digits + string.punctuation + "\n"
+_MAX_WORDS = 256  # of an ending: the engine's loop waits for it
 _MAX_TRIED = 64  # tokens looked at where no plain character may come
 
 Word = tuple[int, ...]
@@ -54,18 +55,22 @@ class Endings:
         """At most so many tokens that complete the answer; None if none were found. The walker goes along."""
         path: list[int] = []
         tried: Counter[Word] = Counter()
-        while len(path) <= max_tokens:
+        word: Word | None = None
+        for _ in range(_MAX_WORDS):
             run = walker.forced()
             for token_id in run:
                 if token_id in self._eos_ids:
                     return path if len(path) <= max_tokens else None
                 walker.advance(token_id)
                 path.append(token_id)
+            if len(path) > max_tokens:
+                return None
             if run:
+                word = None
                 continue
             if walker.is_complete:
                 return path
-            word = self._choose(walker, tried)
+            word = self._choose(walker, tried, may_close=word != self._quote)
             if word is None:
                 return None
             for token_id in word:
@@ -74,18 +79,25 @@ class Endings:
             tried[word] += 1
         return None
 
-    def _choose(self, walker: Walker, tried: "Counter[Word]") -> Word | None:
+    def _choose(self, walker: Walker, tried: "Counter[Word]", *, may_close: bool) -> Word | None:
         """The word that is likeliest to lead out of here."""
-        is_text = _takes(walker, self._letter)  # outside its strings JSON has no x
+        mask = walker.mask()
+        is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
         closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]
         # A quote that did not lead out of a text is not a string's end: then it is a character among others.
-        if is_text and tried[self._quote] < 2:
+        if is_text and may_close:
             closers.append(self._quote)
-        sure = next((word for word in closers if _takes(walker, word)), None)
+        sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is not None:
             return sure
-        words = [word for word in (self._text if is_text else self._values) if _takes(walker, word)]
-        return min(words or _allowed(walker), key=lambda word: tried[word], default=None)
+        likely = [word for word in (self._text if is_text else self._values) if _begins(mask, word)]
+        words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
+        return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
+
+
+def _begins(mask: NDArray[np.uint8], word: Word) -> bool:
+    """Whether the first token of a word may come."""
+    return bool(word) and bool(mask[word[0] >> 3] >> (word[0] & 7) & 1)
 
 
 def _takes(walker: Walker, word: Word) -> bool:
@@ -99,6 +111,6 @@ def _takes(walker: Walker, word: Word) -> bool:
     return num_taken == len(word)
 
 
-def _allowed(walker: Walker) -> Iterator[Word]:
-    bits = np.unpackbits(walker.mask(), bitorder="little")
+def _allowed(mask: NDArray[np.uint8]) -> Iterator[Word]:
+    bits = np.unpackbits(mask, bitorder="little")
     return ((token_id,) for token_id in np.flatnonzero(bits)[:_MAX_TRIED].tolist())

@@ -54,6 +54,15 @@ class Matcher:
         """What went wrong inside, once something has: a limit, most likely. From then on nothing is allowed."""
 
     @property
+    def eos_id(self) -> int:
+        """The token that ends an answer where one is to be ended."""
+        return self._compiler.eos_id
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    @property
     def is_complete(self) -> bool:
         """Whether the answer could end here, or has."""
         return self._has_ended or self._inner.is_accepting()
@@ -111,6 +120,11 @@ class Matcher:
         may follow, the last of them ends the answer.
         """
         return self._forced_run()[self._at :]
+
+    def closes(self, token_id: int) -> bool:
+        """Whether a token ends something, be it the answer, and says nothing by itself."""
+        text = self._compiler.token_bytes[token_id].lstrip()
+        return token_id in self._compiler.eos_ids or not text or text[:1] in b'"}],:</'
 
     def ending(self, max_tokens: int) -> list[int] | None:
         """A short way from here to a complete answer, its end not included; None if none was found."""

@@ -22,6 +22,7 @@ from hotloop.core.grammar import Grammar
 MAX_CPU_S = 1
 MAX_MEMORY_BYTES = 1 << 30  # of addresses, most of which are never used
 MAX_WAIT_S = 20.0
+MAX_QUEUE_S = 2.0
 # llguidance's own limits keep a step below 20 ms or so, which the engine's thread waits for; patterns as usual as
 # ^.{1,255}$ need that much. A state takes 1 or 2 kB.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -29,7 +30,7 @@ LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 _MAX_PLAIN_BYTES = 16 * 1024
 # What turns into intersected, subtracted, counted or dividing expressions, which is where the time goes; and what looks
 # so and is quick: anything without a certain word, and characters of one class counted.
-_COSTLY = re.compile(r'"(?:pattern|patternProperties|multipleOf)"|[&~]|%regex|%lark|\{\s*\d|\{\s*,')
+_COSTLY = re.compile(r'"(?:pattern|patternProperties|multipleOf)"|[&~]|%regex|%lark|\{\s*\d|\{\s*,|\\u00')
 _QUICK = re.compile(
     r"/\(\?s:\.\*\)/ & ~/\(\?s:\.\*\)(?:\\.|[^\\/()*+?{}\n])*\(\?s:\.\*\)/|(?<=\])\{\d{1,3}(?:,\d{1,3})?\}"
 )
@@ -77,7 +78,7 @@ class Trial:
     def run(self, grammar: Grammar) -> None:
         """Returns if the grammar compiles, or fails to, in good time. Raises `RequestError` if it does neither."""
         task = json.dumps(self._vocabulary | {"kind": grammar.kind, "text": grammar.text})
-        if not self._places.acquire(timeout=MAX_WAIT_S):
+        if not self._places.acquire(timeout=MAX_QUEUE_S):
             raise Overloaded("too many large grammars are being compiled")
         try:
             child = [sys.executable, "-P", "-m", "hotloop.engine.grammar.trial"]
