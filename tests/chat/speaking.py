@@ -141,6 +141,12 @@ def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>'
 
 
+def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head: str = "```json\n") -> str:
+    """A call that a tool's name alone makes one, with this space wherever the model is free to choose it."""
+    opening = f'{{{space}"name":{space}"{tool}"{space},{space}"arguments"{space}: '
+    return f"{head}{opening}{to_json(arguments)}" + ("\n}\n```" if head else "}")
+
+
 def join_calls(name: str, calls: list[str]) -> str:
     if name == "mistral":
         return "[TOOL_CALLS] [" + ", ".join(call[len("[TOOL_CALLS] [") : -1] for call in calls) + "]"

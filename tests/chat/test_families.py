@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS, HERMES, PLAIN, Language, hear, join_calls, to_json, write_call
+from tests.chat.speaking import FORMATS, HERMES, PLAIN, Language, hear, join_calls, to_json, write_call, write_fenced
 
 from hotloop.chat.families import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
 from hotloop.chat.tools import ToolChoice
@@ -127,6 +127,65 @@ def test_a_model_may_think_in_special_tokens() -> None:
     assert not language.accepts("<|im_start|>")
 
 
+fenced_families = pytest.mark.parametrize("name", ["hermes", "hermes_special", "generic", "llama3", "llama3_plain"])
+
+
+@fenced_families
+def test_a_fenced_opening_that_names_a_tool_binds(name: str) -> None:
+    language = Language(name, TOOLS, AUTO)
+    for space in ("", " ", "\n  ", "\r\n\t"):
+        for head in ("```", "```json", "```json\n", "So:\n\n```\n"):
+            assert language.accepts(write_fenced("weather", {"city": "Rome"}, space, head))
+            assert language.accepts(write_fenced("now", {}, space, head).replace("arguments", "parameters"))
+            assert not language.accepts(write_fenced("weather", {"days": 1}, space, head))
+            assert not language.accepts(write_fenced("now", {"days": 1}, space, head))
+            assert not language.accepts(write_fenced("now", {}, space, head)[:-1])
+
+
+@fenced_families
+def test_other_json_in_a_fence_is_prose(name: str) -> None:
+    language = Language(name, TOOLS, AUTO)
+    call = write_fenced("now", {})
+    assert language.accepts("```json\n" + json.dumps({"name": "Alice", "arguments": {"a": [1]}}, indent=2) + "\n```!")
+    for answer in (
+        call.replace("now", "nowhere"),
+        call.replace("json", "python"),
+        call.replace("json", " json"),
+        call.replace("```", "x", 1),
+        call.replace("arguments", "argument"),
+        call.replace(" :", ""),
+    ):
+        assert language.accepts(answer + " And so on.")
+
+
+@fenced_families
+def test_prose_and_calls_may_follow_a_fenced_call_unless_one_was_asked_for(name: str) -> None:
+    call, wrong = write_fenced("now", {}), write_fenced("now", {"days": 1})
+    family = ("<|python_tag|>" if name == "llama3" else "") + paris(name)
+    many, one = Language(name, TOOLS, AUTO), Language(name, TOOLS, ToolChoice(is_parallel=False))
+    for more in (" Done.", f"\n{call}", f"\nAnd:\n{call}!", *([f"\n{family}"] if name != "llama3_plain" else [])):
+        assert many.accepts(call + more)
+        assert not one.accepts(call + more)
+    assert not many.accepts(f"{call}\n{wrong}")
+    assert one.accepts(call)
+    assert one.accepts("So:\n" + call)
+
+
+@pytest.mark.parametrize("name", ["hermes", "hermes_special", "generic"])
+def test_where_the_answer_begins_no_fence_is_needed(name: str) -> None:
+    many, one = Language(name, TOOLS, AUTO), Language(name, TOOLS, ToolChoice(is_parallel=False))
+    call, wrong = write_fenced("now", {}, head=""), write_fenced("now", {"days": 1}, head="")
+    for language in (many, one):
+        assert language.accepts(call)
+        assert language.accepts(f"\n {call}")
+        assert language.accepts(f"So: {wrong}")
+        assert language.accepts('{"name": "Alice"}')
+        assert not language.accepts(wrong)
+    assert many.accepts(f"{call}\n{call} Done.")
+    assert not many.accepts(f"{call}\n{wrong}")
+    assert not one.accepts(f"{call} Done.")
+
+
 def test_qwen_coder_may_forget_the_outer_tag() -> None:
     language = Language("qwen3_coder", TOOLS, AUTO)
     assert language.accepts("Sure." + paris("qwen3_coder").removeprefix("<tool_call>\n"))
@@ -228,6 +287,29 @@ def test_what_is_accepted_is_read_back(
         assert heard.parsed == expected
         assert heard.text == (prose if is_tagged else "")
         assert heard.closed == list(range(len(calls)))
+
+
+SPACES = st.text(" \t\r\n", max_size=3)
+
+
+@fenced_families
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=tools_and_calls(), prose=st.sampled_from(["", "Well.", "`a`"]), space=SPACES, has_label=st.booleans())
+def test_what_is_accepted_in_fences_is_read_back(
+    name: str,
+    case: tuple[tuple[Tool, ...], list[tuple[Tool, dict[str, Any]]]],
+    prose: str,
+    space: str,
+    has_label: bool,
+) -> None:
+    tools, calls = case
+    head = ("```json" if has_label else "```") + space
+    written = [write_fenced(tool.name, arguments, space, head) for tool, arguments in calls]
+    answer = "\n".join([*([prose] if prose else []), *written])
+    assert Language(name, tools, AUTO).accepts(answer)
+    heard = hear(FORMATS[name][0].parser(tools), *answer)
+    assert (heard.text, heard.parsed) == (prose, [(tool.name, arguments) for tool, arguments in calls])
+    assert heard.closed == list(range(len(calls)))
 
 
 def is_unsayable(arguments: dict[str, Any]) -> bool:

@@ -7,19 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, Heard, hear
 
-from hotloop.chat.stream import CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.chat.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.core.message import Tool
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = [("f", '{"a": 1}')]
+PRETTY = '{\n  "name": "f",\n  "arguments": {\n    "a": 1\n  }\n}'
+FENCED = f"```json\n{PRETTY}\n```"
+G = [("f", '{\n    "a": 1\n  }')]
+TOOLS = (Tool("f"), Tool("fg"))
 
 
-def read(name: str, answer: str) -> Heard:
+def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
     """What the whole answer says; the same must be heard however it is cut."""
-    whole = hear(FORMATS[name][0].parser(), answer)
-    assert (letters := hear(FORMATS[name][0].parser(), *answer)).calls == whole.calls
+    whole = hear(FORMATS[name][0].parser(tools), answer)
+    assert (letters := hear(FORMATS[name][0].parser(tools), *answer)).calls == whole.calls
     assert (letters.text, letters.closed) == (whole.text, whole.closed)
     for i in range(1, len(answer)):
-        halves = hear(FORMATS[name][0].parser(), answer[:i], answer[i:])
+        halves = hear(FORMATS[name][0].parser(tools), answer[:i], answer[i:])
         assert (halves.text, halves.calls, halves.closed) == (whole.text, whole.calls, whole.closed)
     return whole
 
@@ -49,6 +54,7 @@ def read(name: str, answer: str) -> Heard:
         ("hermes", "a < b <tool_", "a < b <tool_", []),
         ("hermes", '<tool_call>\n{oops}\n</tool_call> ', '<tool_call>\n{oops}\n</tool_call> ', []),
         ("hermes", f"<tool_call>{CALL}", "<tool_call>", F),
+        ("hermes", CALL.removesuffix("</tool_call>") + CALL, "", F * 2),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', []),
         ("hermes", '\n<tool_call>{"name": "f", "arg', '\n<tool_call>{"name": "f", "arg', []),
@@ -82,6 +88,96 @@ def test_an_answer(name: str, answer: str, text: str | None, calls: list[tuple[s
     assert heard.closed == list(range(len(heard.calls)))
 
 
+@pytest.mark.parametrize("name", ["hermes", "hermes_special", "generic", "llama3"])
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        (FENCED, "", G),
+        (FENCED.replace("json", ""), "", G),
+        (FENCED.replace("arguments", "parameters"), "", G),
+        ('```json{"name":"f","arguments":{"a": 1}}```', "", F),
+        ('```\t{\r\n"name" : "f" , "arguments" : {"a": 1} } ```\n', "", F),
+        (f"Sure:\n{FENCED}\nThis calls f.", "Sure:\nThis calls f.", G),
+        (f"{FENCED}\n{FENCED}\n\n{FENCED}", "", G * 3),
+        (f"```json\n{PRETTY}\n{PRETTY}\n```", "", G * 2),
+        (f"`{FENCED}`", "`\n`", G),
+        (FENCED.replace('"f"', '"fg"'), "", [("fg", G[0][1])]),
+        (FENCED.removesuffix("```"), "", G),
+        (FENCED.removesuffix("`"), "", G),
+        (FENCED.removesuffix("\n}\n```"), "", G),
+        (FENCED.removesuffix("\n```") + " or so", "or so", G),
+        (FENCED.replace("```", "x", 1) + " {", None, []),
+        (FENCED.replace('"f"', '"g"'), None, []),
+        (FENCED.replace('"f"', '"Alice"').replace("arguments", "friends"), None, []),
+        (FENCED.replace('"f",', '"f"'), None, []),
+        (FENCED.replace("arguments", "argument"), None, []),
+        (FENCED.replace("json", " json"), None, []),
+        (FENCED.replace("json", "python"), None, []),
+        (FENCED.replace("{\n    ", "[").replace("\n  }", "]"), None, []),
+        ('```json\n{"names": []}\n```', None, []),
+        ("```json\n[1, 2]\n```\n``", None, []),
+        ('```json\n{"name": "f", "argum', None, []),
+        (f"It is {PRETTY}", None, []),
+    ],
+    ids=str,
+)
+def test_a_fenced_object_that_names_a_tool_is_a_call(
+    name: str, answer: str, text: str | None, calls: list[tuple[str, str]]
+) -> None:
+    heard = read(name, answer, TOOLS)
+    assert (heard.text, heard.calls) == (answer if text is None else text, calls)
+    assert heard.closed == list(range(len(calls)))
+    assert (nobody := read(name, answer)).text + str(nobody.calls) == answer + "[]"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        (PRETTY, "", G),
+        (f"\n {PRETTY}\n", "", G),
+        (f"{PRETTY}\n{PRETTY}", "", G * 2),
+        (f"{PRETTY}\n{FENCED}\n{CALL}", "", [*G, *G, *F]),
+        (f"{PRETTY}, or not", ", or not", G),
+        (f'{PRETTY}\n{{"name": "g"}}', '{"name": "g"}', G),
+        (f"- {PRETTY}", None, []),
+        (PRETTY.replace('"f"', '"Alice"'), None, []),
+        ('{"name": "Alice", "age": 3} ', None, []),
+        ('{"name": "f"}', None, []),
+        ('{"answer": 42}', None, []),
+        ("{}", None, []),
+    ],
+    ids=str,
+)
+def test_where_the_answer_begins_no_fence_is_needed(
+    answer: str, text: str | None, calls: list[tuple[str, str]]
+) -> None:
+    heard = read("hermes", answer, TOOLS)
+    assert (heard.text, heard.calls) == (answer if text is None else text, calls)
+    assert heard.closed == list(range(len(calls)))
+    if CALL not in answer:
+        assert read("hermes", answer).text == answer
+
+
+def test_json_is_held_back_only_while_it_may_be_a_call() -> None:
+    parser = FORMATS["hermes"][0].parser(TOOLS)
+    assert parser.push('See:\n```json\n{"name": "') == [TextDelta("See:")]
+    assert parser.push("A") == [TextDelta('\n```json\n{"name": "A')]
+    assert parser.push('lice"}\n``') == [TextDelta('lice"}')]
+    assert parser.push("` so") == [TextDelta("\n``` so")]
+
+
+def test_arguments_in_a_fence_come_as_they_are_written() -> None:
+    parser = FORMATS["hermes"][0].parser(TOOLS)
+    assert parser.push('```json\n{"name": "fg", "arguments":') == []
+    [opened, begun] = parser.push(' {\n "a"')
+    assert isinstance(opened, CallOpened)
+    assert (opened.name, begun) == ("fg", CallDelta(0, '{\n "a"'))
+    assert parser.push(': "```') == [CallDelta(0, ': "```')]
+    assert parser.push('"}') == [CallDelta(0, '"}')]
+    assert parser.push("\n}\n```") == [CallClosed(0)]
+    assert parser.finish() == []
+
+
 def test_a_call_that_is_cut_off_is_opened_and_never_closed() -> None:
     heard = read("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "x')
     assert (heard.calls, heard.closed, heard.text) == ([("f", '{"a": "x')], [], "")
@@ -104,22 +200,34 @@ def test_every_call_has_its_own_id() -> None:
 
 
 WORDS = '<tool_call> </tool_call> [TOOL_CALLS] <|python_tag|> [ARGS] [CALL_ID] }} null "name" "parameters"'
-PIECES = st.sampled_from([*WORDS.split(), '{"name": "f"', ', "arguments": {', *'"\\{}[],;: \na1'])
+FENCES = '``` ```json "f", "arguments":'
+PIECES = st.sampled_from(
+    [
+        *WORDS.split(),
+        *FENCES.split(),
+        '```json\n{"name": "f", "arguments": {',
+        '{"name": "f"',
+        ', "arguments": {',
+        *'"\\{}[],;: \na1',
+    ]
+)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(["hermes", "llama3", "mistral"]), st.lists(PIECES, max_size=25), st.data())
 def test_nothing_breaks_a_parser_and_no_cut_matters(name: str, pieces: list[str], data: st.DataObject) -> None:
     answer = "".join(pieces)
-    whole = hear(FORMATS[name][0].parser(), answer)
+    tools = data.draw(st.sampled_from([(), TOOLS]))
+    whole = hear(FORMATS[name][0].parser(tools), answer)
     places = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
     cut = [answer[i:j] for i, j in zip([0, *places], [*places, len(answer)], strict=True)]
-    heard = hear(FORMATS[name][0].parser(), *cut)
+    heard = hear(FORMATS[name][0].parser(tools), *cut)
     assert (heard.text, heard.calls, heard.closed) == (whole.text, whole.calls, whole.closed)
     if not whole.calls:
         assert whole.text == answer
 
 
 def test_text_made_to_be_read_again_and_again_is_read_in_time() -> None:
-    answer = '<tool_call>{"a": ["' * 3000 + "x"
-    assert hear(FORMATS["hermes"][0].parser(), answer).text == answer
+    answer = '<tool_call>{"a": ["' * 3000 + '```json\n{"name": "' * 300 + "```" + " " * 3000 + "x"
+    tools = [Tool(f"f{i}") for i in range(100)]
+    assert hear(FORMATS["hermes"][0].parser(tools), answer).text == answer

@@ -1,7 +1,8 @@
 """The families of models that write tool calls in their own ways, one class each.
 
 Each grammar lets the model write prose until the family's opening, unless a call is required; from the opening on it
-must write calls, and after them nothing. Each parser reads what its grammar lets pass, and much that it does not.
+must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on. Each
+parser reads what its grammar lets pass, and much that it does not.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from dataclasses import replace
 from hotloop.chat import lark
 from hotloop.chat.generic import word_messages
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
+from hotloop.chat.openings import alone_rules, fenced_rules
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
 from hotloop.chat.xml_calls import CALL, END_CALL, FUNCTION, XmlCallParser
@@ -44,16 +46,18 @@ class HermesFormat:
         chosen = choice.select(tools)
         opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
         more = f' ( "\\n" {opening} call )*' if choice.is_parallel else ""
+        is_required = choice.mode == "required"
         return lark.grammar(
             [
-                *lark.start(f"call{more}", CALL, choice, tokenizer),
+                *lark.start(f"call{more}", CALL, choice, tokenizer, has_named=True),
                 f'call: "\\n" {_NAME_KEY} {lark.functions(chosen)} "}}\\n" {closing}',
                 *lark.json_functions(chosen, "arguments"),
+                *([] if is_required else [*fenced_rules(chosen), *alone_rules(chosen)]),
             ]
         )
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        return JsonCallParser(JsonMarks(CALL, END_CALL))
+        return JsonCallParser(JsonMarks(CALL, END_CALL, has_fences=True), tools)
 
 
 class GenericFormat(HermesFormat):
@@ -87,25 +91,25 @@ class LlamaFormat:
             return None
         chosen = choice.select(tools)
         more = ' ( "; " call )*' if choice.is_parallel and not self._is_single else ""
-        is_required = choice.mode == "required"
         return lark.grammar(
             [
-                *([f"start: call{more}"] if is_required else self._prose(f"call{more}", f"function{more}", tokenizer)),
+                *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more, tokenizer)),
                 f"call: {_NAME_KEY} function",
                 f'function: {lark.functions(chosen)} "}}"',
                 *lark.json_functions(chosen, "parameters"),
             ]
         )
 
-    def _prose(self, calls: str, functions: str, tokenizer: Tokenizer) -> list[str]:
+    def _prose(self, tools: Sequence[Tool], more: str, tokenizer: Tokenizer) -> list[str]:
         """An answer that begins like a call must be one: nothing marks it but its first words."""
-        ways, rules = lark.prose(calls, PYTHON_TAG, tokenizer)
-        ways += [f'named ": \\"" {functions}', f'typed ", \\"name\\": \\"" {functions}']
+        ways, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
+        fenced = f"fenced* {lark.either(ways)}" if more else lark.either([*ways, "fenced"])
+        begun = [f'named ": \\"" function{more}', f'typed ", \\"name\\": \\"" function{more}']
         rules += [r'named[lazy]: /\s*\{\s*"name"/', r'typed[lazy]: /\s*\{\s*"type"\s*:\s*"function"/']
-        return [f"start: {lark.either(ways)}", *rules]
+        return [f"start: {lark.either([fenced, *begun])}", *rules, *fenced_rules(tools)]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        return JsonCallParser(JsonMarks(PYTHON_TAG, joiner=";", is_bare=True))
+        return JsonCallParser(JsonMarks(PYTHON_TAG, joiner=";", is_bare=True, has_fences=True), tools)
 
 
 class MistralFormat:

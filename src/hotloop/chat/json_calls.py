@@ -6,9 +6,12 @@ keys nobody asked for, a closing word that never comes. Within the arguments onl
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hotloop.chat.openings import FENCE, CallOpening
 from hotloop.chat.stream import Answer, MarkedParser
+from hotloop.core.message import Tool
 
 _ARGUMENTS = ("arguments", "parameters")
 # A name as Mistral's newer models write it: [TOOL_CALLS]name[CALL_ID]123[ARGS]{...}
@@ -28,36 +31,63 @@ class JsonMarks:
     """Whether an answer that begins with an object may be a call, without the opening."""
     has_names: bool = False
     """Whether the opening may be followed by the name itself, and the arguments by themselves."""
+    has_fences: bool = False
+    """Whether an object that names a tool is a call in a fence, or where the answer begins, without the opening."""
 
 
 class JsonCallParser(MarkedParser):
     """Prose, and calls that are JSON objects."""
 
-    def __init__(self, marks: JsonMarks) -> None:
-        super().__init__(marks.opening)
+    def __init__(self, marks: JsonMarks, tools: Sequence[Tool] = ()) -> None:
+        self._names = [tool.name for tool in tools if marks.has_fences]
+        super().__init__(marks.opening, *([FENCE] if self._names else []))
         self._marks = marks
+        self._closing = marks.closing
+        self._opening: CallOpening | None = None
         self._object: _CallObject | None = None
         self._value: _Value | None = None
         self._tail = ""
-        if marks.is_bare:
+        if marks.is_bare or self._names:
             self.state = self._start
 
     def opened(self, opening: str) -> None:
-        self.state = self._before
+        is_fenced = opening == FENCE
+        self._closing = FENCE if is_fenced else self._marks.closing
+        self._opening = CallOpening(self._names, is_fenced=True) if is_fenced else None
+        self.state = self._in_opening if is_fenced else self._before
 
     def cut(self) -> None:
         if self._object:
             self._object.cut()
 
     def _start(self, char: str) -> None:
-        if char == "{":
+        if char == "{" and self._marks.is_bare:
             self.raw = char
             self._begin_object(is_bare=True)
+        elif char == "{":
+            self.raw, self._closing = char, ""
+            self._begin_opening()
         elif char.isspace():
             self.answer.text(char)
         else:
             self.to_prose()
             self.again(char)
+
+    def _begin_opening(self) -> None:
+        self._opening = CallOpening(self._names, is_fenced=False)
+        self._opening.push("{")
+        self.state = self._in_opening
+
+    def _in_opening(self, char: str) -> None:
+        """In an object that is a call if it names a tool."""
+        assert self._opening is not None
+        self.raw += char
+        if not self._opening.push(char):
+            self.give_back()
+        elif self._opening.is_whole:
+            self._begin_object()
+            for known in self.raw[self.raw.index("{") + 1 :]:
+                self._in_object(known)
 
     def _before(self, char: str) -> None:
         self.raw += char
@@ -99,15 +129,21 @@ class JsonCallParser(MarkedParser):
         if not tail or tail == self._marks.joiner:
             self._tail = tail
         elif tail.removeprefix(self._marks.joiner).lstrip() == "{":
-            self.raw = tail
-            self._begin_object()
-        elif tail == self._marks.closing:
+            self._begin_next(tail)
+        elif tail == self._closing:
             self.to_prose()
-        elif self._marks.closing.startswith(tail) or (self._is_joined and char.isspace()):
+        elif self._closing.startswith(tail) or (self._is_joined and char.isspace()):
             self._tail = tail
         else:
-            self.raw = tail
-            self.give_back()
+            self.to_prose()
+            self.again(tail)
+
+    def _begin_next(self, tail: str) -> None:
+        self.raw = tail
+        if self._opening is None:
+            self._begin_object()
+        else:
+            self._begin_opening()
 
     @property
     def _is_joined(self) -> bool:

@@ -47,11 +47,18 @@ def grammar(rules: Iterable[str]) -> Grammar:
 
 
 def start(
-    body: str, opening: str, choice: ToolChoice, tokenizer: Tokenizer, *, bare: tuple[str, str] | None = None
+    body: str,
+    opening: str,
+    choice: ToolChoice,
+    tokenizer: Tokenizer,
+    *,
+    bare: tuple[str, str] | None = None,
+    has_named: bool = False,
 ) -> list[str]:
     """The opening and the body behind it, at once if a call is required; else prose, which may lead to an opening.
 
-    `bare` is a second opening and its body, for models that leave out the first.
+    `bare` is a second opening and its body, for models that leave out the first. `has_named`: there are the rules
+    `alone` and `fenced`, calls known by a tool's name alone. Prose may go on behind those, as it does by habit.
     """
     if choice.mode == "required":
         return [f"start: {marker(opening, tokenizer)} {body}"]
@@ -61,7 +68,11 @@ def start(
         rules += [f"bare[lazy]: TEXT {literal(bare[0])}"]
     thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
     thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
-    return [f"start: {thoughts}{either(ways)}", *rules]
+    if not has_named:
+        return [f"start: {thoughts}{either(ways)}", *rules]
+    if choice.is_parallel:
+        return [f"start: alone* {thoughts}fenced* {either(ways)}", *rules]
+    return [f"start: alone | {thoughts}{either([*ways, 'fenced'])}", *rules]
 
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
@@ -81,9 +92,12 @@ def functions(tools: Sequence[Tool]) -> str:
 
 
 def json_functions(tools: Sequence[Tool], key: str) -> list[str]:
-    """For each tool what stands in its object behind `{"name": "`, but for the last brace."""
-    begin = (f'{tool.name}", "{key}": ' for tool in tools)
-    return [f"f{i}: {literal(text)} {arguments(tool)}" for i, (text, tool) in enumerate(zip(begin, tools, strict=True))]
+    """For each tool what stands in its object behind `{"name": "`, but for the last brace; `a0`, ... are arguments."""
+    rules: list[str] = []
+    for i, tool in enumerate(tools):
+        begin = f'{tool.name}", "{key}": '
+        rules += [f"f{i}: {literal(begin)} a{i}", f"a{i}: {arguments(tool)}"]
+    return rules
 
 
 def embed(schema: Mapping[str, Any]) -> str:

@@ -63,6 +63,7 @@ class Answer:
         self.num_calls = 0
         self.is_calling = False
         self._is_prose = False  # whether there was text since the last call
+        self._has_prose = False  # or ever
         self._space = ""
         self._pieces: list[str] = []
         self._events: list[StreamEvent] = []
@@ -72,7 +73,7 @@ class Answer:
             if char.isspace():
                 self._space += char
             else:
-                self._write(self._space + char if self._is_prose or not self.num_calls else char)
+                self._write(self._lead() + char)
                 self._space = ""
 
     def open_call(self, name: str) -> None:
@@ -111,7 +112,13 @@ class Answer:
     def _write(self, text: str) -> None:
         if text:
             self._pieces.append(text)
-            self._is_prose = True
+            self._is_prose = self._has_prose = True
+
+    def _lead(self) -> str:
+        """The space before the next word of text."""
+        if self._is_prose or not self.num_calls:
+            return self._space
+        return "\n" if self._has_prose else ""
 
     def _flush(self) -> None:
         text = "".join(self._pieces)
@@ -174,9 +181,9 @@ class MarkedParser:
         self.answer.text(raw[:num_text])
         self._queue.extendleft(reversed(raw[num_text:]))
 
-    def again(self, char: str) -> None:
-        """Look at this character again, in the state that is now."""
-        self._queue.appendleft(char)
+    def again(self, text: str) -> None:
+        """Look at these characters again, in the state that is now."""
+        self._queue.extendleft(reversed(text))
 
     def opened(self, opening: str) -> None:
         raise NotImplementedError
