@@ -2,26 +2,17 @@
 
 import json
 
-from hotloop.chat.generic import canonical, word_messages, word_tools
+from hotloop.chat.generic import word_messages, word_tools
 from hotloop.core.message import Message, Tool, ToolCall
 
 TOOL = Tool("f", "Does {this}.", {"type": "object", "properties": {"b": {"type": "null"}, "a": {}}, "required": ["b"]})
 CALLS = (ToolCall("1", "f", '{"b":null}'), ToolCall("2", "g", ""))
 
 
-def test_tools_are_worded_once_whatever_the_order_of_their_keywords() -> None:
-    parameters = dict(reversed(TOOL.parameters.items()))
-    assert word_tools([TOOL]) == word_tools([Tool(TOOL.name, TOOL.description, parameters)])
+def test_tools_are_worded_in_the_order_they_are_given_in() -> None:
     line = word_tools([TOOL, Tool("g")]).splitlines()[1]
     assert list(json.loads(line)["parameters"]["properties"]) == ["b", "a"]
     assert json.loads(line)["description"] == "Does {this}."
-
-
-def test_a_schema_is_sorted_but_not_what_it_lists() -> None:
-    schema = {"title": "x", "anyOf": [{"type": "object", "const": {"b": 1, "a": 2}}], "$defs": {"z": True, "y": {}}}
-    assert json.dumps(canonical(schema)) == (
-        '{"$defs": {"z": true, "y": {}}, "anyOf": [{"const": {"b": 1, "a": 2}, "type": "object"}], "title": "x"}'
-    )
 
 
 def test_instructions_follow_the_system_message_or_stand_for_one() -> None:

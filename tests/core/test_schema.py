@@ -56,6 +56,13 @@ def test_unknown_formats_are_annotations(name: str, is_kept: bool):
     assert ("format" in reduced({"type": "string", "format": name})) == is_kept
 
 
+@pytest.mark.parametrize(
+    ("names", "is_kept"), [({"type": "string"}, False), ({}, False), (True, False), ({"maxLength": 3}, True)]
+)
+def test_a_name_is_a_string_whether_or_not_the_schema_says_so(names: Any, is_kept: bool):
+    assert ("propertyNames" in reduced({"type": "object", "propertyNames": names})) == is_kept
+
+
 def test_before_2019_a_reference_stands_alone():
     schema = {"$ref": "#/definitions/a", "maxItems": 2}
     root = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}}

@@ -44,7 +44,7 @@ async def run(call: Call, meanwhile: dict[int, Callable[[], None]]) -> Wire:
     wording = CompletionWording(TOKENIZER, [""], 1)
     writer = ChunkWriter(Envelope("cmpl-1", 0, "m", "fp"), wording, has_usage=False)
     wire = Wire(meanwhile)
-    await EventStream(call, writer, 1, "req")({"type": "http"}, wire.receive, wire.send)
+    await EventStream(call, writer, "req")({"type": "http"}, wire.receive, wire.send)
     return wire
 
 

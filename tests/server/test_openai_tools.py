@@ -32,7 +32,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ("auto", ToolChoice("auto")),
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
-        (NAMED, ToolChoice("required", "f")),
+        (NAMED, ToolChoice("required", "f", is_parallel=False)),
         (allowed("auto", "f", "g"), ToolChoice("auto")),
         (allowed("required", "f", "g"), ToolChoice("required")),
     ],

@@ -19,7 +19,7 @@ from hotloop.core.message import Tool
 from hotloop.core.schema import json_schema
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.template import ChatTemplate
-from hotloop.server.openai_chat import ChatBody, parse_answer_constraint
+from hotloop.server.openai_chat import ChatBody, constrain
 from hotloop.server.openai_completions import CompletionBody
 from hotloop.server.openai_structure import JsonObjectFormat, either, parse_constraint
 from hotloop.server.openai_tools import Calling
@@ -183,7 +183,7 @@ def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     chat = ChatBody(messages=[], response_format=JsonObjectFormat())
     calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
-        parse_answer_constraint(chat, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
+        constrain(parse_constraint(chat), calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
 
 
 @pytest.mark.parametrize("name", ["generic", "hermes", "qwen3_coder"])

@@ -4,7 +4,7 @@ The same tools always give the same text, and a later turn only adds to it, so w
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -50,7 +50,7 @@ def _word_tool(tool: Tool) -> str:
     words: dict[str, Any] = {"name": tool.name}
     if tool.description:
         words["description"] = tool.description
-    words["parameters"] = canonical(tool.parameters)
+    words["parameters"] = dict(tool.parameters)
     return json.dumps(words, ensure_ascii=False)
 
 
@@ -70,16 +70,3 @@ def _word_results(results: Iterable[Message]) -> list[Message]:
     """The results of one turn's calls, as one message."""
     words = (f"<tool_response>\n{result.content}\n</tool_response>" for result in results)
     return [Message("user", "\n".join(words))]
-
-
-def canonical(schema: Any) -> Any:
-    """A schema with its keywords sorted. Properties keep their order: the grammar asks for them in it."""
-    if not isinstance(schema, Mapping):
-        return [canonical(part) for part in schema] if isinstance(schema, list) else schema
-    return {key: _canonical_part(key, schema[key]) for key in sorted(schema)}
-
-
-def _canonical_part(key: str, part: Any) -> Any:
-    if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, Mapping):
-        return {name: canonical(schema) for name, schema in part.items()}
-    return part if key in ("enum", "const", "default", "examples", "required") else canonical(part)

@@ -1,72 +1,191 @@
 """From a conversation to the tokens the model reads.
 
 The model's own template words the prompt and its own tokenizer cuts it; nothing here knows either format, a wire or an
-engine. `Prompt` is all that is known about a prompt before it becomes a request.
+engine. `Prompt` is all that is known about a prompt before it becomes a request. What is done on the way, so that a
+prompt begins as the one before it did, is in `assembly`; each of it is told in `Prompt.changes` and can be left out.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
+from hotloop.chat.assembly.canonical import canonical_tools
+from hotloop.chat.assembly.nonces import Nonces
+from hotloop.chat.assembly.recall import WrittenCalls
+from hotloop.chat.assembly.spans import Place, Reword, Span, find_places, find_spans
+from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
+from hotloop.chat.assembly.system_turns import keeps_system_turns, word_system_turns
 from hotloop.chat.formats import ToolFormat
+from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
+Turns = tuple[Message, ...]
+Tools = tuple[Tool, ...]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Prompt:
     """What the model reads: the tokens, and the text they were cut from."""
 
     token_ids: Sequence[int]
     text: str
+    changes: tuple[str, ...] = ()
+    """What was done to the conversation so that it begins as it did before."""
+    num_exact: int = 0
+    """Tokens that are there because they were generated so, not because the tokenizer would cut them so."""
+    find_spans: Callable[[], tuple[Span, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Where its tokens came from; empty if it came as tokens."""
+        return self.find_spans()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """Everything a chat prompt depends on."""
 
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
+    messages: Turns
+    tools: Tools = ()
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
 
 
-def chat_prompt(
-    conversation: Conversation,
-    template: ChatTemplate | None,
-    tokenizer: Tokenizer,
-    tool_format: ToolFormat | None = None,
-) -> Prompt:
-    """The conversation in the model's own words. Raises RequestError where the model has no template, or it refuses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRules:
+    """What may be done to a prompt so that it begins as the one before it did."""
 
-    The format words tools and calls where the template does not; None leaves everything to the template.
+    exact_turns: bool = True
+    """Answers that come back keep the tokens they were generated as."""
+    memory_tokens: int = MAX_TOKENS
+    canonical_tools: bool = True
+    move_nonces: bool = True
+    word_late_system: bool = True
+
+
+class Prompts:
+    """Makes the prompts of one model, and remembers what that takes. Used from any thread.
+
+    `scope` keeps apart those who must not notice each other: what was remembered under one is not found under another.
     """
-    if template is None:
-        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
-    messages, tools = conversation.messages, conversation.tools
-    if tool_format:
-        messages, tools = tool_format.prepare(messages, tools)
-    text = template.render(
-        messages,
-        tools=tools,
-        add_generation_prompt=conversation.is_answer_next,
-        extra=conversation.extra,
-    )
-    return Prompt(tokenizer.encode(text), text)
+
+    def __init__(
+        self,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
+        tool_format: ToolFormat | None = None,
+        rules: PromptRules | None = None,
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._format = tool_format
+        self._rules = rules or PromptRules()
+        self._splicer = Splicer(tokenizer, self._rules.memory_tokens)
+        self._nonces = Nonces()
+        self._calls = WrittenCalls()
+        self._words_late_system = (
+            self._rules.word_late_system and template is not None and not keeps_system_turns(template)
+        )
+
+    def chat(self, conversation: Conversation, *, scope: str = "") -> Prompt:
+        """The conversation in the model's own words. Raises RequestError where there is no template, or it refuses.
+
+        The format words tools and calls where the template does not; without one the template is left to it.
+        """
+        messages, changes = self._settle(conversation.messages, scope)
+        tools = self.order(conversation.tools)
+        if repr(tools) != repr(conversation.tools):  # which, unlike equality, tells the order of keys
+            changes += ("tools: put into a canonical order",)
+        reword = partial(self._word, conversation)
+        messages, text, verbatim = self._word_verbatim(messages, tools, reword)
+        encoded = self._splicer.encode(text, scope=scope)
+
+        def spans() -> tuple[Span, ...]:
+            places = find_places(encoded.text, messages, tools, reword)
+            return find_spans(_as_given(places, tools, conversation.tools), encoded, self._tokenizer)
+
+        return Prompt(encoded.token_ids, encoded.text, changes + verbatim, encoded.num_exact, spans)
+
+    def text(self, text: str, *, has_bos: bool = True, scope: str = "") -> Prompt:
+        """Plain text, as a completion continues it; it begins as the model wants a text to, unless told otherwise."""
+        encoded = self._splicer.encode(text, add_bos=has_bos and self._tokenizer.wants_bos, scope=scope)
+        places = [Place("text", 0, 0, len(encoded.text))]
+        spans = partial(find_spans, places, encoded, self._tokenizer)
+        return Prompt(encoded.token_ids, encoded.text, num_exact=encoded.num_exact, find_spans=spans)
+
+    def tokens(self, token_ids: Sequence[int], *, param: str = "prompt") -> Prompt:
+        """Tokens a client has cut itself. Raises RequestError where the model has no such token."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._tokenizer.vocab_size:
+                raise RequestError(f"{param}: the model has no token {token_id}", param=param)
+        return Prompt(token_ids, self._tokenizer.decode(token_ids, keep_special=True))
+
+    def order(self, tools: Sequence[Tool]) -> Tools:
+        """The tools as prompt and grammar should have them."""
+        return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
+
+    def parser(self, tools: Sequence[Tool]) -> CallParser:
+        """The format's parser for an answer; what it finds is known again when it comes back."""
+        assert self._format
+        parser = self._format.parser(tools)
+        return self._calls.watch(parser) if self._rules.exact_turns else parser
+
+    def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
+        """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
+        if self._rules.exact_turns:
+            self._splicer.remember(prompt_ids, output_ids, scope=scope)
+
+    def _settle(self, messages: Turns, scope: str) -> tuple[Turns, tuple[str, ...]]:
+        messages, changes = self._calls.restore(messages)
+        if self._rules.move_nonces:
+            messages, moved = self._nonces.settle(messages, scope=scope)
+            changes += moved
+        if self._words_late_system and _has_late_system(messages):
+            changes += ("messages: later system messages are worded as the user's, since the template refuses them",)
+        return messages, changes
+
+    def _word_verbatim(self, messages: Turns, tools: Tools, reword: Reword) -> tuple[Turns, str, tuple[str, ...]]:
+        """The text, with answers in their own words unless the template minds that; and from which messages."""
+        verbatim, changes = self._calls.verbatim(messages, self._word_alone)
+        try:
+            return verbatim, reword(verbatim, tools), changes
+        except RequestError:
+            if not changes:
+                raise
+            return messages, reword(messages, tools), ()
+
+    def _word_alone(self, message: Message) -> str:
+        return self._word(Conversation(messages=(), is_answer_next=False), (Message("user", "."), message), ())
+
+    def _word(self, conversation: Conversation, messages: Turns, tools: Tools) -> str:
+        if self._template is None:
+            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        if self._words_late_system:
+            messages = word_system_turns(messages)
+        if self._format:
+            messages, tools = self._format.prepare(messages, tools)
+        return self._template.render(
+            messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
+        )
 
 
-def text_prompt(text: str, tokenizer: Tokenizer, *, has_bos: bool = True) -> Prompt:
-    """Plain text, as a completion continues it; it begins as the model wants a text to begin, unless told otherwise."""
-    return Prompt(tokenizer.encode(text, add_bos=has_bos and tokenizer.wants_bos), text)
+def _as_given(places: Iterable[Place], tools: Tools, given: Tools) -> list[Place]:
+    """The places of tools by where a tool stood in the request, not in the prompt."""
+    indexes = {tool.name: i for i, tool in enumerate(given)}
+    return [
+        replace(place, index=indexes[tools[place.index].name])
+        if place.kind == "tool" and place.index is not None
+        else place
+        for place in places
+    ]
 
 
-def token_prompt(token_ids: Sequence[int], tokenizer: Tokenizer, *, param: str = "prompt") -> Prompt:
-    """Tokens a client has cut itself. Raises RequestError where the model has no such token."""
-    for token_id in token_ids:
-        if not 0 <= token_id < tokenizer.vocab_size:
-            raise RequestError(f"{param}: the model has no token {token_id}", param=param)
-    return Prompt(token_ids, tokenizer.decode(token_ids, keep_special=True))
+def _has_late_system(messages: Turns) -> bool:
+    roles = [message.role for message in messages]
+    return "system" in roles[1:]

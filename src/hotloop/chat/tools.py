@@ -36,8 +36,11 @@ class ToolChoice:
         return tuple(tool for tool in tools if self.name is None or tool.name == self.name)
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet."""
+def check_tools(tools: Sequence[Tool], choice: ToolChoice, *, schema_field: str = "parameters") -> None:
+    """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet.
+
+    `schema_field` is what the wire calls a tool's parameters.
+    """
     names: set[str] = set()
     for i, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
@@ -46,15 +49,14 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
         if tool.name in names:
             raise RequestError(f"tools[{i}]: there is another tool named {tool.name!r}", param=f"tools[{i}]")
         names.add(tool.name)
-        _check_parameters(i, tool)
+        _check_parameters(f"tools[{i}].{schema_field}", tool)
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
     if choice.name is not None and choice.name not in names:
         raise RequestError(f"tool_choice names {choice.name!r:.100}, which is not among the tools", param="tool_choice")
 
 
-def _check_parameters(index: int, tool: Tool) -> None:
-    place = f"tools[{index}].parameters"
+def _check_parameters(place: str, tool: Tool) -> None:
     kind = tool.parameters.get("type", "object")
     if kind not in ("object", ["object"]):
         raise RequestError(f"{place}: the type must be 'object', not {kind!r:.100}", param=place)

@@ -93,18 +93,26 @@ class EngineSpeaker:
     """Answers from an engine in this process."""
 
     def __init__(self, engine: "Engine", sampling: SamplingParams) -> None:
+        from hotloop.chat.prompt import Prompts
+
         self._engine = engine
         self._sampling = sampling
+        self._prompts = Prompts(engine.template, engine.tokenizer)
 
     async def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
         from hotloop.bench.client import Delta
-        from hotloop.chat.prompt import Conversation, chat_prompt
+        from hotloop.chat.prompt import Conversation
 
-        prompt = chat_prompt(Conversation(messages=messages), self._engine.template, self._engine.tokenizer)
+        prompt = self._prompts.chat(Conversation(messages=messages))
         events = self._engine.stream(prompt.token_ids, self._sampling, session_id="chat")
+        output_ids: list[int] = []
         async with aclosing(events):
-            async for event in events:
-                yield Delta(event.text, event.usage if event.finish_reason else None)
+            try:
+                async for event in events:
+                    output_ids += event.token_ids
+                    yield Delta(event.text, event.usage if event.finish_reason else None)
+            finally:
+                self._prompts.remember(prompt.token_ids, output_ids)
 
 
 @dataclass(slots=True)

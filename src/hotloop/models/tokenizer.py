@@ -7,7 +7,7 @@ bytes in GPT-2's alphabet, and SentencePiece ones, which write a space as ▁ an
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
@@ -55,16 +55,34 @@ class Tokenizer:
         self._has_space_prefix = "Strip" in steps or "Metaspace" in steps
         if not self._is_byte_level and not steps & {"ByteFallback", "Metaspace", "Replace"}:
             raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
+        self._cuts = _cut_pattern([token for token in added.values() if not token.normalized])
+        self._special_ids = named
+        self.can_split = self._cuts is not None and self._is_exact("a b")
+        """Whether `split` can tell the pieces of a text, and a text is its tokens' bytes without a space added."""
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """Token ids of a text; special tokens written in it are recognised."""
         begin = [self.bos_id] if add_bos and self.bos_id is not None else []
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can carry and UTF-8 cannot
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         # The batch call, unlike the plain one, lets other threads run meanwhile and skips the offsets.
-        return begin + self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return begin + self._inner.encode_batch_fast([readable(text)], add_special_tokens=False)[0].ids
+
+    def split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """The special tokens written in a text, and the pieces between them, which are cut into tokens independently.
+
+        Joined, the tokens of the pieces are those of the text. Only for a tokenizer that `can_split`.
+        """
+        assert self._cuts
+        begin = 0
+        for match in self._cuts.finditer(text):
+            token_id = self._special_ids.get(match[0])
+            if token_id is None:
+                continue
+            if match.start() > begin:
+                yield text[begin : match.start()], None
+            yield match[0], token_id
+            begin = match.end()
+        if begin < len(text):
+            yield text[begin:], None
 
     def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of whole token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -98,6 +116,29 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
+
+    def _is_exact(self, text: str) -> bool:
+        return b"".join(map(self.token_bytes, self.encode(text))) == text.encode()
+
+
+def readable(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can carry and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _cut_pattern(tokens: Sequence[tokenizers.AddedToken]) -> re.Pattern[str] | None:
+    """Finds the tokens that are looked for before all else, of two at one place the longer, as `tokenizers` does.
+
+    None if there are none, or one that takes the whitespace around it too.
+    """
+    if not tokens or any(token.lstrip or token.rstrip or token.single_word for token in tokens):
+        return None
+    names = sorted((token.content for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)))
 
 
 def _decoder_steps(inner: tokenizers.Tokenizer) -> set[str]:

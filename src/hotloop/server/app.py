@@ -9,6 +9,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import generate, info
+from hotloop.server import anthropic_messages, generate, info, responses_api
 from hotloop.server.border import REQUEST_ID_HEADER, KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.service import Service
@@ -30,6 +31,9 @@ from hotloop.server.service import Service
 ROUTES = (
     Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
     Route("/v1/completions", generate.completions, methods=["POST"]),
+    Route("/v1/messages", anthropic_messages.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", anthropic_messages.count_tokens, methods=["POST"]),
+    *responses_api.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
     Route("/health", info.health),
@@ -60,10 +64,13 @@ def _cors(origins: tuple[str, ...]) -> Middleware:
     return Middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=(REQUEST_ID_HEADER, "retry-after"),
     )
+
+
+_MAX_JOBS = 32  # prompts and grammars in the making
 
 
 class HttpServer(uvicorn.Server):
@@ -103,6 +110,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        # Most of a slow grammar's time its thread only waits: plain prompts must not queue behind it.
+        self._loop.set_default_executor(ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="hotloop-job"))
         await super().startup(sockets)
         assert sockets
         url = _url(sockets[0])

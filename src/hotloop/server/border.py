@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.server import anthropic_errors
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 
@@ -39,13 +40,16 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._mark(message, request_id)
+                self._mark(message, request_id, scope["path"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
-    def _mark(self, start: MutableMapping[str, Any], request_id: str) -> None:
-        MutableHeaders(scope=start)[REQUEST_ID_HEADER] = request_id
+    def _mark(self, start: MutableMapping[str, Any], request_id: str, path: str) -> None:
+        headers = MutableHeaders(scope=start)
+        headers[REQUEST_ID_HEADER] = request_id
+        if anthropic_errors.is_spoken_at(path):
+            headers[anthropic_errors.REQUEST_ID_HEADER] = request_id
         if start["status"] >= 400:
             self._metrics.count_http_error(start["status"])
 
@@ -55,20 +59,22 @@ class KeyCheck:
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._expected = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
             await self._app(scope, receive, send)
             return
-        message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+        message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
         error = HttpError(401, message, headers={"www-authenticate": "Bearer"})
-        await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+        await error_response(error, scope["state"]["request_id"], scope["path"])(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         """The scheme's name may be in any case; how long the comparison takes tells nothing about the key."""
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        return hmac.compare_digest(scheme.capitalize() + b" " + key.strip(), self._expected)
+        headers = dict(scope["headers"])
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        keys = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
+        return any(hmac.compare_digest(key, self._expected) for key in keys)
 
 
 def parse_request_id(given: str | None) -> str:

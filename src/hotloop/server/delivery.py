@@ -16,6 +16,7 @@ from itertools import chain
 
 from starlette.types import Receive
 
+from hotloop.chat.prompt import Prompts
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.engine import Engine
@@ -129,9 +130,10 @@ class _Route:
 class Mailroom:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, prompts: Prompts) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._prompts = prompts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._routes: dict[str, _Route] = {}
         self._pending: deque[TokenEvent] = deque()
@@ -176,4 +178,5 @@ class Mailroom:
             if event.finish_reason:
                 del self._routes[event.request_id]
                 self._metrics.observe_finish(route.request, route.endpoint, event.finish_reason)
+                self._prompts.remember(route.request.prompt_ids, route.request.output_ids)
             route.call.add(route.index, event)

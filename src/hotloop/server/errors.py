@@ -1,4 +1,4 @@
-"""How every failure looks on the wire: one table, one shape.
+"""How every failure looks on the wire: one table, one shape, but for the paths where Anthropic's is spoken.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ..., "request_id": ...}}
 
@@ -24,6 +24,7 @@ from hotloop.core.errors import (
     RequestError,
     UnknownModel,
 )
+from hotloop.server import anthropic_errors
 
 CLIENT_GONE = 499
 
@@ -44,6 +45,24 @@ class Disconnected(HttpError):
         super().__init__(CLIENT_GONE, "the client closed the connection")
 
 
+class Cancelled(HttpError):
+    """Somebody asked for a response to be cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, "the response was cancelled")
+
+
+class UnknownResponse(RequestError):
+    """Never made here or not stored, deleted, or so long unused that it had to make room."""
+
+    def __init__(self, response_id: str, *, param: str | None = None) -> None:
+        super().__init__(f"there is no response {response_id!r:.100}, or no longer", param=param)
+
+
+class UnknownPrevious(UnknownResponse):
+    """The response that another one was to continue."""
+
+
 class Kind(NamedTuple):
     """What a client's code can tell failures apart by."""
 
@@ -55,6 +74,8 @@ class Kind(NamedTuple):
 _KINDS: dict[type[HotloopError], Kind] = {
     PromptTooLong: Kind(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
+    UnknownPrevious: Kind(404, "invalid_request_error", "previous_response_not_found"),
+    UnknownResponse: Kind(404, "invalid_request_error", "response_not_found"),
     RequestError: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     EngineClosed: Kind(503, "server_error", "shutting_down"),
@@ -86,23 +107,28 @@ def render_error(error: HotloopError, request_id: str) -> dict[str, Any]:
     return {"error": body}
 
 
-def error_response(error: HotloopError, request_id: str) -> Response:
+def error_response(error: HotloopError, request_id: str, path: str = "") -> Response:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    body = msgspec.json.encode(render_error(error, request_id))
-    return Response(body, kind_of(error).status, headers, media_type="application/json")
+    status, body = kind_of(error).status, render_error(error, request_id)
+    if anthropic_errors.is_spoken_at(path):
+        status = anthropic_errors.translate_status(status)
+        body = anthropic_errors.render_failure(status, error, request_id)
+        headers[anthropic_errors.REQUEST_ID_HEADER] = request_id
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's hook: whatever an endpoint or the routing raises becomes a response here."""
-    return error_response(_as_hotloop(request, error), request.state.request_id)
+    return error_response(_as_hotloop(request, error), request.state.request_id, request.url.path)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """The last resort. The client learns no details; Starlette raises the error again, so that the log has them."""
     request_id = request.state.request_id
-    response = error_response(HotloopError("the server made a mistake; its log says more"), request_id)
+    mistake = HotloopError("the server made a mistake; its log says more")
+    response = error_response(mistake, request_id, request.url.path)
     response.headers["x-request-id"] = request_id
     return response
 

@@ -4,7 +4,9 @@ and one for streams. Nothing here knows a field of either body.
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -12,13 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong
-from hotloop.core.request import Request, SamplingParams
+from hotloop.core.request import Priority, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
-from hotloop.server.errors import render_error
-from hotloop.server.jobs import Job, chat_job, completion_job
+from hotloop.server.jobs import CompletionJob, Job, chat_job, completion_job
 from hotloop.server.openai_chat import ChatBody
 from hotloop.server.openai_completions import CompletionBody
-from hotloop.server.openai_render import ChunkWriter, render_answer, render_usage, write_error
+from hotloop.server.openai_render import ChunkWriter, render_answer, render_usage
 from hotloop.server.openai_wire import GenerateBody, decode, parse_priority, parse_session_id
 from hotloop.server.service import Service
 
@@ -47,31 +48,30 @@ async def completions(http: HttpRequest) -> Response:
     return await _generate(http, body, await asyncio.to_thread(completion_job, body, service))
 
 
-async def _generate(http: HttpRequest, body: GenerateBody, job: Job) -> Response:
+async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -> Response:
     service = Service.of(http)
     envelope = service.envelope(f"{job.id_prefix}-{secrets.token_hex(12)}")
-    call = _submit(http, body, job, envelope.id)
+    priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
+    call = submit(service, job, envelope.id, priority, session_id)
     if body.stream:
-        writer = ChunkWriter(envelope, job.wording, has_usage=body.has_usage_chunk)
-        return EventStream(call, writer, body.num_choices, http.state.request_id)
+        writer = ChunkWriter(envelope, job.wording, num_choices=job.num_choices, has_usage=body.has_usage_chunk)
+        return EventStream(call, writer, http.state.request_id)
     async with call.attended(http.receive):
         events = await call.take_all()
-    answer = render_answer(envelope, job.wording, events, render_usage(call.usages, body.num_choices))
+    answer = render_answer(envelope, job.wording, events, render_usage(call.usages, job.num_choices))
     return Response(answer, media_type="application/json")
 
 
-def _submit(http: HttpRequest, body: GenerateBody, job: Job, answer_id: str) -> Call:
+def submit(service: Service, job: Job, answer_id: str, priority: Priority, session_id: str) -> Call:
     """One request a choice, the choices of a prompt next to each other."""
-    priority = parse_priority(body, http.headers)
-    session_id = parse_session_id(body, http.headers)
-    samplings = [_vary_seed(job.sampling, i) for i in range(body.num_choices)]
+    samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
         Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id, job.grammar)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     try:
-        return Service.of(http).mailroom.submit(requests, job.endpoint)
+        return service.mailroom.submit(requests, job.endpoint)
     except PromptTooLong as error:
         error.param = job.prompt_param
         raise
@@ -82,17 +82,32 @@ def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
 
 
+class StreamWriter(Protocol):
+    """Words one answer as server-sent events, in the shape of one API."""
+
+    def write(self, events: Sequence[tuple[int, TokenEvent]]) -> bytes:
+        """What a step gave, each event with its choice."""
+        ...
+
+    def close(self, usages: Sequence[Usage]) -> bytes:
+        """The last words of a stream that went well."""
+        ...
+
+    def fail(self, error: HotloopError, request_id: str) -> bytes:
+        """The last words of one that failed after it began."""
+        ...
+
+
 class EventStream(Response):
     """An answer as server-sent events: one write for everything a step gave.
 
     The status goes out with the first event, so what fails before that still has a status of its own.
     """
 
-    def __init__(self, call: Call, writer: ChunkWriter, num_choices: int, request_id: str) -> None:
+    def __init__(self, call: Call, writer: StreamWriter, request_id: str) -> None:
         super().__init__()
         self._call = call
         self._writer = writer
-        self._num_choices = num_choices
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,9 +120,9 @@ class EventStream(Response):
                     if data := self._writer.write(events):
                         await send(_body(data, more=True))
                     events = await call.take()
-                last = self._writer.write(events) + self._writer.close(render_usage(call.usages, self._num_choices))
+                last = self._writer.write(events) + self._writer.close(call.usages)
             except HotloopError as error:
-                last = write_error(render_error(error, self._request_id))
+                last = self._writer.fail(error, self._request_id)
             await send(_body(last, more=False))
 
 

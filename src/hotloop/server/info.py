@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hotloop import __version__
-from hotloop.chat.prompt import Conversation, Prompt, chat_prompt, text_prompt, token_prompt
+from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.openai_chat import Messages, parse_messages
@@ -90,13 +90,12 @@ async def detokenize(request: Request) -> Response:
     service = Service.of(request)
     body = decode(_detokenize_body, await service.read(request))
     service.check_model(body.model)
-    return JSONResponse({"prompt": token_prompt(body.tokens, service.engine.tokenizer, param="tokens").text})
+    return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 
 def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
-    engine = service.engine
     if body.prompt is not None and body.messages is None:
-        return text_prompt(body.prompt, engine.tokenizer, has_bos=body.add_special_tokens is not False)
+        return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False)
     if body.messages is None or body.prompt is not None:
         raise RequestError("give either prompt or messages", param="prompt")
     conversation = Conversation(
@@ -105,7 +104,7 @@ def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
         is_answer_next=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )
-    return chat_prompt(conversation, engine.template, engine.tokenizer, service.tool_format)
+    return service.prompts.chat(conversation)
 
 
 def _render_model(service: Service) -> Json:

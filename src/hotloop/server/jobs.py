@@ -3,18 +3,20 @@
 Cutting a long history into tokens and compiling a schema take a while, so jobs are made off the event loop.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
-from hotloop.chat.prompt import Prompt, chat_prompt
+from hotloop.chat.prompt import Prompt
+from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
 from hotloop.server.openai_chat import (
     ChatBody,
+    constrain,
     each_tool,
-    parse_answer_constraint,
     parse_calling,
     parse_chat_sampling,
     parse_conversation,
@@ -31,54 +33,95 @@ from hotloop.server.openai_structure import Constraint, blaming, parse_constrain
 from hotloop.server.openai_tools import Calling
 from hotloop.server.service import Service
 
+_MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an endpoint makes of its body."""
+    """What the engine is asked to do, whatever API asks. Each prompt is answered `num_choices` times."""
 
     endpoint: str
-    id_prefix: str
     prompt_param: str
+    """The field that is at fault if a prompt is too long."""
     prompts: Sequence[Prompt]
     sampling: SamplingParams
-    wording: Wording
     grammar: Grammar | None
+    num_choices: int = 1
 
 
-def chat_job(body: ChatBody, service: Service) -> Job:
-    engine, tool_format = service.engine, service.tool_format
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionJob(Job):
+    """A job of OpenAI's chat or plain completions."""
+
+    id_prefix: str
+    wording: Wording
+
+
+def chat_job(body: ChatBody, service: Service) -> CompletionJob:
+    engine = service.engine
     calling = parse_calling(body, is_strict=service.strict_tools)
-    keep_special = calling.is_possible and tool_format.keep_special
+    keep_special = shows_special(calling, service)
     sampling = parse_chat_sampling(body, engine.tokenizer.vocab_size, keep_special=keep_special)
-    grammar = _chat_grammar(body, calling, service)
-    prompt = chat_prompt(parse_conversation(body, calling), engine.template, engine.tokenizer, tool_format)
+    grammar = answer_grammar(parse_constraint(body), calling, service)
+    prompt = service.prompts.chat(parse_conversation(body, calling))
     wording = ChatWording(
         engine.tokenizer,
         has_logprobs=sampling.logprobs is not None,
-        parser=partial(tool_format.parser, calling.allowed) if calling.is_possible else PlainText,
+        parser=answer_parser(calling, service),
         is_named=calling.choice.name is not None,
     )
-    return Job("chat", "chatcmpl", "messages", [prompt], sampling, wording, grammar)
+    return CompletionJob(
+        endpoint="chat",
+        id_prefix="chatcmpl",
+        prompt_param="messages",
+        prompts=[prompt],
+        num_choices=body.num_choices,
+        sampling=sampling,
+        wording=wording,
+        grammar=grammar,
+    )
 
 
-def completion_job(body: CompletionBody, service: Service) -> Job:
+def completion_job(body: CompletionBody, service: Service) -> CompletionJob:
     tokenizer = service.engine.tokenizer
     sampling = parse_completion_sampling(body, tokenizer.vocab_size)
     grammar = _compile(parse_constraint(body), service)
-    prompts = parse_prompts(body, tokenizer)
+    prompts = parse_prompts(body, service.prompts)
     echoes = [prompt.text if body.echo else "" for prompt in prompts]
-    wording = CompletionWording(tokenizer, echoes, body.num_choices)
-    return Job("completions", "cmpl", "prompt", prompts, sampling, wording, grammar)
+    return CompletionJob(
+        endpoint="completions",
+        id_prefix="cmpl",
+        prompt_param="prompt",
+        prompts=prompts,
+        num_choices=body.num_choices,
+        sampling=sampling,
+        wording=CompletionWording(tokenizer, echoes, body.num_choices),
+        grammar=grammar,
+    )
 
 
-def _chat_grammar(body: ChatBody, calling: Calling, service: Service) -> Grammar | None:
-    """What the answer must look like. If that is impossible, the one tool at fault is named: there may be many."""
+def shows_special(calling: Calling, service: Service) -> bool:
+    """Whether the text must show special tokens, since calls are marked with them."""
+    return calling.is_possible and service.tool_format.keep_special
+
+
+def answer_parser(calling: Calling, service: Service) -> Callable[[], CallParser]:
+    """What makes the parser of an answer: without tools to call, all of it is text."""
+    return partial(service.prompts.parser, calling.allowed) if calling.is_possible else PlainText
+
+
+def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
+    """What the answer must look like; `asked` is what the body wants of one that is not a call.
+
+    If that is impossible, the one tool at fault is named: there may be many.
+    """
     tool_format, tokenizer = service.tool_format, service.engine.tokenizer
     try:
-        return _compile(parse_answer_constraint(body, calling, tool_format, tokenizer), service)
+        ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
+        return _compile(constrain(asked, ordered, tool_format, tokenizer), service)
     except RequestError:
         if calling.is_possible:
-            for constraint in each_tool(calling, tool_format, tokenizer):
+            for constraint in islice(each_tool(calling, tool_format, tokenizer), _MAX_BLAMED):
                 _compile(constraint, service)
         raise
 

@@ -14,7 +14,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, ToolCall
 from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.openai_structure import Constraint, blaming, either, parse_constraint
+from hotloop.server.openai_structure import Constraint, blaming, either
 from hotloop.server.openai_tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
 from hotloop.server.openai_wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
 
@@ -71,11 +71,10 @@ def parse_calling(body: ChatBody, *, is_strict: bool) -> Calling:
     return choose_tools(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
 
 
-def parse_answer_constraint(
-    body: ChatBody, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
+def constrain(
+    asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> Constraint | None:
     """What the answer must look like: calls, what the body asks for, or either of them."""
-    asked = parse_constraint(body)
     if not calling.is_possible:
         return asked
     if asked is None or calling.is_certain:
@@ -94,7 +93,7 @@ def parse_answer_constraint(
 def each_tool(calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer) -> Iterator[Constraint]:
     """Calls of each tool by itself, under the tool's own place in the body."""
     for tool in calling.allowed:
-        param = f"tools[{calling.tools.index(tool)}].function.parameters"
+        param = calling.place(tool)
         with blaming(param):
             grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
         assert grammar, "calls that must come have a grammar"

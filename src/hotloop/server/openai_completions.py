@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hotloop.chat.prompt import Prompt, text_prompt, token_prompt
+from hotloop.chat.prompt import Prompt, Prompts
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams, TokenEvent, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
@@ -27,17 +27,17 @@ class CompletionBody(GenerateBody, kw_only=True):
     best_of: int | None = None
 
 
-def parse_prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[Prompt]:
+def parse_prompts(body: CompletionBody, prompts: Prompts) -> list[Prompt]:
     """One prompt or several: text, texts, tokens, or lists of tokens."""
     _check_supported(body)
     given = body.prompt
     several = given if isinstance(given, list) and not all(isinstance(part, int) for part in given) else [given]
     if len(several) * body.num_choices > MAX_CHOICES:
         raise RequestError(f"prompts times n may be at most {MAX_CHOICES}", param="prompt")
-    prompts = [_parse_prompt(one, tokenizer) for one in several]
-    if not all(prompt.token_ids for prompt in prompts):
+    parsed = [_parse_prompt(one, prompts) for one in several]
+    if not all(prompt.token_ids for prompt in parsed):
         raise RequestError("a prompt is empty", param="prompt")
-    return prompts
+    return parsed
 
 
 def parse_completion_sampling(body: CompletionBody, vocab_size: int) -> SamplingParams:
@@ -54,12 +54,12 @@ def _check_supported(body: CompletionBody) -> None:
         raise RequestError("echo is not supported together with logprobs", param="echo")
 
 
-def _parse_prompt(given: PromptBody | int | list[int], tokenizer: Tokenizer) -> Prompt:
+def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts) -> Prompt:
     if isinstance(given, str):
-        return text_prompt(given, tokenizer)
+        return prompts.text(given)
     if isinstance(given, int):
         raise RequestError("prompt: text and tokens cannot be mixed", param="prompt")
-    return token_prompt([part for part in given if isinstance(part, int)], tokenizer)
+    return prompts.tokens([part for part in given if isinstance(part, int)])
 
 
 class CompletionWording:

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import TokenEvent, TokenLogprob, Usage
+from hotloop.server.errors import render_error
 
 Json = dict[str, Any]
 
@@ -73,13 +75,18 @@ def render_usage(usages: Sequence[Usage], num_choices: int) -> Json:
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in prompts)},
-        "hotloop": {
-            "sampled_tokens": sum(usage.num_sampled for usage in usages),
-            "forced_tokens": sum(usage.num_forced for usage in usages),
-            "drafted_tokens": sum(usage.num_drafted for usage in usages),
-            "accepted_tokens": sum(usage.num_accepted for usage in usages),
-            "steps": sum(usage.num_steps for usage in usages),
-        },
+        "hotloop": render_work(usages),
+    }
+
+
+def render_work(usages: Sequence[Usage]) -> Json:
+    """How the tokens of all choices came about, which no other API tells."""
+    return {
+        "sampled_tokens": sum(usage.num_sampled for usage in usages),
+        "forced_tokens": sum(usage.num_forced for usage in usages),
+        "drafted_tokens": sum(usage.num_drafted for usage in usages),
+        "accepted_tokens": sum(usage.num_accepted for usage in usages),
+        "steps": sum(usage.num_steps for usage in usages),
     }
 
 
@@ -95,10 +102,11 @@ class ChunkWriter:
     | head                                 | encoded each time  | tail        |
     """
 
-    def __init__(self, envelope: Envelope, wording: Wording, *, has_usage: bool) -> None:
+    def __init__(self, envelope: Envelope, wording: Wording, *, num_choices: int = 1, has_usage: bool) -> None:
         constant = _encode(envelope.render(wording.chunk_object))
         self._head = b"data: " + constant.removesuffix(b"}") + b',"choices":'
         self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+        self._num_choices = num_choices
         self._has_usage = has_usage
         self._wording = wording
         self._opened: set[int] = set()
@@ -106,11 +114,16 @@ class ChunkWriter:
     def write(self, events: Iterable[tuple[int, TokenEvent]]) -> bytes:
         return b"".join(self._chunk([choice]) for index, event in events for choice in self._choices(index, event))
 
-    def close(self, usage: Json) -> bytes:
+    def close(self, usages: Sequence[Usage]) -> bytes:
         """The usage, if it was asked for, and the end of the stream."""
         if not self._has_usage:
             return DONE
+        usage = render_usage(usages, self._num_choices)
         return self._head + b'[],"usage":' + _encode(usage) + b"}\n\n" + DONE
+
+    def fail(self, error: HotloopError, request_id: str) -> bytes:
+        """A failure after the stream began; nothing follows it."""
+        return b"data: " + _encode(render_error(error, request_id)) + b"\n\n"
 
     def _chunk(self, choices: list[Json]) -> bytes:
         return self._head + _encode(choices) + self._tail
@@ -123,11 +136,6 @@ class ChunkWriter:
         yield from self._wording.deltas(index, event)
         if event.finish_reason:
             yield self._wording.closing(index, event)
-
-
-def write_error(error: Json) -> bytes:
-    """A failure after the stream began; nothing follows it."""
-    return b"data: " + _encode(error) + b"\n\n"
 
 
 def clamp(logprob: float) -> float:

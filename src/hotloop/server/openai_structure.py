@@ -44,13 +44,19 @@ FormatBody = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As vLLM has it. What is not known here is refused: ignored, it would leave the answer without its structure."""
+    """As vLLM has it. What is not known here is refused: ignored, it would leave the answer without its structure. The
+    last four are about how vLLM does it, and change nothing here.
+    """
 
     json: Schema | None = None
     json_object: bool | None = None
     regex: Name | None = None
     choice: Choices | None = None
     grammar: Name | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class StructureBody(msgspec.Struct, kw_only=True):
@@ -109,7 +115,7 @@ def _asked(body: StructureBody) -> Iterator[tuple[str, str, Any]]:
     elif isinstance(body.response_format, JsonSchemaFormat):
         yield "response_format", "json", body.response_format.json_schema.schema or {}
     if body.structured_outputs:
-        for kind in StructuredOutputs.__struct_fields__:
+        for kind in ("json", "json_object", "regex", "choice", "grammar"):
             if value := getattr(body.structured_outputs, kind):
                 yield f"structured_outputs.{kind}", kind, value
     for kind in ("json", "regex", "choice", "grammar"):

@@ -3,8 +3,8 @@
 Everything here is about the wire: what a tool call looks like to the model is the tool format's business.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -58,6 +58,8 @@ class Calling:
     tools: tuple[Tool, ...]
     allowed: tuple[Tool, ...]
     choice: ToolChoice
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where in the body a tool's schema is, by the tool's name, for APIs that do not have it where a chat does."""
 
     @property
     def is_possible(self) -> bool:
@@ -68,6 +70,10 @@ class Calling:
     def is_certain(self) -> bool:
         """Whether the answer is nothing but calls."""
         return self.choice.mode == "required"
+
+    def place(self, tool: Tool) -> str:
+        """Where in the body a tool's schema is."""
+        return self.places.get(tool.name) or f"tools[{self.tools.index(tool)}].function.parameters"
 
 
 def parse_tools(bodies: Sequence[ToolBody] | None, *, is_strict: bool) -> tuple[Tool, ...]:
@@ -96,6 +102,6 @@ def _parse_tool(body: FunctionBody, is_strict: bool) -> Tool:
 
 def _parse_choice(choice: ChoiceBody | None, is_parallel: bool) -> ToolChoice:
     if isinstance(choice, NamedBody):
-        return ToolChoice("required", choice.function.name, is_parallel)
+        return ToolChoice("required", choice.function.name, is_parallel=False)
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedToolsBody) else choice or "auto"
     return ToolChoice(mode, is_parallel=is_parallel)

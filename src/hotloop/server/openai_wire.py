@@ -6,7 +6,7 @@ means "not given". Ranges that the core checks are not repeated here.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -100,17 +100,29 @@ def decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
         raise RequestError("the body is nested too deeply") from None
 
 
+def convert(value: Any, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
+    """As `decode`, for a part of a body that says itself what it is; `place` is where in the body it was.
+
+    Not `strict`: numbers may be written as texts, as a query has them.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), within=place)
+        raise RequestError(message, param=param) from None
+
+
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
-def _explain(complaint: str) -> tuple[str, str | None]:
+def _explain(complaint: str, within: str = "") -> tuple[str, str | None]:
     """Msgspec's complaint as a sentence about a field, and the field.
 
     Expected `int`, got `str` - at `$.stop[0]`  ->  stop[0]: expected int, got str
     """
     place = _PLACE.search(complaint)
-    path = place["path"] if place else ""
+    path = ".".join(filter(None, (within, place["path"] if place else "")))
     what = complaint[: place.start()] if place else complaint
     if missing := _MISSING.search(what):
         path = f"{path}.{missing['name']}" if path else missing["name"]
@@ -161,7 +173,22 @@ def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None
             raise RequestError(f"{param}: the model has no token {token_id}", param=param)
 
 
-def parse_priority(body: GenerateBody, headers: Mapping[str, str]) -> Priority:
+class Asking(Protocol):
+    """What a body of any API says about whose it is and how urgent."""
+
+    @property
+    def priority(self) -> str | None: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def prompt_cache_key(self) -> str | None: ...
+    @property
+    def user(self) -> str | None: ...
+
+
+def parse_priority(body: Asking, headers: Mapping[str, str]) -> Priority:
     """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
     name = body.priority or headers.get(PRIORITY_HEADER)
     if name:
@@ -172,7 +199,7 @@ def parse_priority(body: GenerateBody, headers: Mapping[str, str]) -> Priority:
     return Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
 
 
-def parse_session_id(body: GenerateBody, headers: Mapping[str, str]) -> str:
+def parse_session_id(body: Asking, headers: Mapping[str, str]) -> str:
     """Which conversation this belongs to, as far as the client lets on; empty if it does not."""
     named = (body.session_id, *map(headers.get, SESSION_HEADERS), body.prompt_cache_key, body.user)
     return next((name for name in named if name), "")[:MAX_SESSION_ID]

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from hotloop import __version__
 from hotloop.chat.formats import ToolFormat, choose_format
+from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.engine.engine import Engine
@@ -15,6 +16,7 @@ from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom
 from hotloop.server.metrics import Metrics
 from hotloop.server.openai_render import Envelope
+from hotloop.server.responses_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,11 @@ class Service:
     metrics: Metrics
     mailroom: Mailroom
     tool_format: ToolFormat
+    prompts: Prompts
     strict_tools: bool
     fingerprint: str
     max_body_bytes: int
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -41,13 +45,16 @@ class Service:
     def build(cls, engine: Engine, config: ServerConfig) -> "Service":
         model = config.served_name or engine.name
         metrics = Metrics(engine, model)
+        tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
+        prompts = Prompts(engine.template, engine.tokenizer, tool_format, _rules(config))
         digest = hashlib.sha256(f"{__version__} {engine.name}".encode()).hexdigest()
         return cls(
             engine=engine,
             model=model,
             metrics=metrics,
-            mailroom=Mailroom(engine, metrics),
-            tool_format=choose_format(engine.template, engine.tokenizer, config.tool_format),
+            mailroom=Mailroom(engine, metrics, prompts),
+            tool_format=tool_format,
+            prompts=prompts,
             strict_tools=config.strict_tools,
             fingerprint=f"fp_{digest[:10]}",
             max_body_bytes=parse_bytes(config.max_body),
@@ -63,3 +70,13 @@ class Service:
 
     def envelope(self, answer_id: str) -> Envelope:
         return Envelope(answer_id, int(time.time()), self.model, self.fingerprint)
+
+
+def _rules(config: ServerConfig) -> PromptRules:
+    return PromptRules(
+        exact_turns=config.exact_turns,
+        memory_tokens=config.prompt_memory_tokens,
+        canonical_tools=config.canonical_tools,
+        move_nonces=config.move_nonces,
+        word_late_system=config.word_late_system,
+    )

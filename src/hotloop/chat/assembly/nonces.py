@@ -1,0 +1,139 @@
+"""What clients put at the top of a prompt although it changes with every request, so that nothing could be reused.
+
+The list is short and literal: each entry is what a known client writes in the system message that begins its prompts.
+What means nothing to the model is dropped. What does mean something, the time of day, is moved behind the newest
+message once it is seen to change; there it stays while the conversation grows, and the next time goes behind the next:
+
+    given   system: <10:01> You are ...   user: hi                       system: <10:02> You are ...   user: hi   ...
+    read    system: You are ...           user: hi <10:01>               system: You are ...           user: hi <10:01>
+                                                                         assistant: hello              user: bye <10:02>
+"""
+
+import hashlib
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from hotloop.chat.assembly.shelf import Shelf
+from hotloop.core.message import Message
+
+_MAX_CHARS = 1_000_000
+
+Turns = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nonce:
+    """A known one. `is_news`: the model should still hear of it."""
+
+    name: str
+    pattern: re.Pattern[str]
+    is_news: bool
+
+
+_CLOCK = r"[^\n]*\d{1,2}:\d{2}[^\n]*"
+
+KNOWN = (
+    # Claude Code: a hash of the request as the first system block; other text may follow on the same line.
+    Nonce(
+        "billing header", re.compile(r"^x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)+[ \t]*\n?", re.M), False
+    ),
+    # LibreChat, pi and many others, in one line: `Current date and time: Tuesday, June 9, 2026, 03:04:20 PM +03:00`.
+    Nonce(
+        "time of day",
+        re.compile(
+            rf"^[ \t]*(?:- )?(?:The )?current (?:date(?: and |/| & )?)?time(?: is)?:?[ \t]{_CLOCK}\n?", re.M | re.I
+        ),
+        True,
+    ),
+    # OpenClaw, nanobot and their kin, as a section of two lines.
+    Nonce("time of day", re.compile(rf"^## Current (?:Date (?:&|and) )?Time\n+{_CLOCK}\n?", re.M | re.I), True),
+    # goose: `The current date is 2025-05-04 10:20:30.`
+    Nonce(
+        "time of day", re.compile(r"^The current date is \d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?\.?[ \t]*\n?", re.M), True
+    ),
+)
+
+
+class Nonces:
+    """Takes nonces out of the prefix, and remembers where it put those it moved. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._notes: Shelf[bytes, str] = Shelf(_MAX_CHARS)
+        self._times: Shelf[bytes, tuple[str, bool]] = Shelf(_MAX_CHARS)
+        self._lock = threading.Lock()
+
+    def settle(self, messages: Sequence[Message], *, scope: str = "") -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        """The messages as they are read, and what was done to them."""
+        system = tuple(takewhile(lambda message: message.role == "system", messages))
+        rest = tuple(messages[len(system) :])
+        system, changes = _without(system, [nonce for nonce in KNOWN if not nonce.is_news])[::2]
+        timeless, news, moved = _without(system, [nonce for nonce in KNOWN if nonce.is_news])
+        if not self._is_changing(timeless, news, scope):
+            return system + rest, changes
+        return self._move(timeless + rest, news, scope), changes + moved
+
+    def _is_changing(self, timeless: Turns, news: str, scope: str) -> bool:
+        """Whether the same words were ever seen with another time. A time that stands still is part of the story."""
+        if not news:
+            return False
+        place = _digest(scope, timeless)
+        with self._lock:
+            before, is_changing = self._times.get(place) or (news, False)
+            is_changing = is_changing or before != news
+            self._times.put(place, (news, is_changing), len(news))
+        return is_changing
+
+    def _move(self, messages: Turns, news: str, scope: str) -> Turns:
+        """Behind the newest message; and behind older ones what was put there when they were the newest."""
+        places = [i for i, message in enumerate(messages) if message.role in ("user", "tool")]
+        moved, last = list(messages), ""
+        chain = hashlib.blake2b(_digest(scope, ()), digest_size=16)
+        for i, message in enumerate(messages):
+            chain.update(_bytes(message))
+            if i not in places:
+                continue
+            is_newest = i == places[-1]
+            note = self._note(chain.digest(), news if is_newest and news != last else "")
+            if note and note != last:
+                moved[i] = replace(message, content=f"{message.content}\n\n<system>\n{note}\n</system>")
+                last = note
+        return tuple(moved)
+
+    def _note(self, place: bytes, news: str) -> str:
+        with self._lock:
+            if news:
+                self._notes.put(place, news, len(news))
+            return self._notes.get(place) or ""
+
+
+def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tuple[str, ...]]:
+    """The messages without these nonces, what those were, and what is to be said about it."""
+    news: list[str] = []
+    changes: list[str] = []
+    bare = []
+    for i, message in enumerate(messages):
+        content = message.content
+        for nonce in nonces:
+            if match := nonce.pattern.search(content):
+                content = content[: match.start()] + content[match.end() :]
+                news.append(match[0].strip())
+                changes.append(_describe(nonce, i))
+        bare.append(replace(message, content=content))
+    return tuple(bare), "\n".join(news), tuple(changes)
+
+
+def _digest(scope: str, messages: Turns) -> bytes:
+    data = repr(scope).encode() + b"".join(map(_bytes, messages))
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _bytes(message: Message) -> bytes:
+    return repr(message).encode(errors="backslashreplace")
+
+
+def _describe(nonce: Nonce, index: int) -> str:
+    done = "moved behind the newest message" if nonce.is_news else "dropped"
+    return f"messages[{index}]: the {nonce.name} was {done}"

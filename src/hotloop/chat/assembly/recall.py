@@ -1,0 +1,151 @@
+"""Tool calls as the model wrote them, for clients that send them back in other words and templates that have others.
+
+Many clients parse the JSON of a call and write it anew: other spaces, other escapes. Where a call comes back with the
+id it was given and arguments of the same value, it is the text that counts which the model has already read. And where
+the template would word the calls otherwise than the model did, the whole answer is given to it as plain text.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hotloop.chat.assembly.shelf import Shelf
+from hotloop.chat.stream import CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Message, ToolCall
+
+_MAX_CHARS = 4_000_000
+
+Word = Callable[[Message], str]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer with calls, and what a client was told of it."""
+
+    text: str = ""
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    is_reworded: bool | None = None
+    """Whether the template has other words for it; None until that was tried."""
+
+    def is_told_by(self, message: Message) -> bool:
+        """Whether the message says what this answer said; its calls may have got their ids from another API."""
+        same_calls = [(call.name, call.arguments) for call in message.tool_calls]
+        return message.content == self.content and same_calls == [(call.name, call.arguments) for call in self.calls]
+
+
+class WrittenCalls:
+    """Answers with calls, by the ids of the calls. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._answers: Shelf[str, _Answer] = Shelf(_MAX_CHARS)
+        self._lock = threading.Lock()
+
+    def watch(self, parser: CallParser) -> CallParser:
+        """A parser that tells us of the calls it has found."""
+        return _Watched(parser, self)
+
+    def keep(self, answer: _Answer) -> None:
+        with self._lock:
+            for call in answer.calls:
+                self._answers.put(_key(call.id), answer, len(answer.text))
+
+    def restore(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        """The messages with the arguments of their calls as they were written, and what was done to them."""
+        restored = tuple(
+            replace(message, tool_calls=tuple(map(self._restore, message.tool_calls)))
+            if message.tool_calls
+            else message
+            for message in messages
+        )
+        return restored, _changes(messages, restored, "arguments are as the model wrote them")
+
+    def verbatim(self, messages: Sequence[Message], word: Word) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        """The messages, those as plain text whose calls `word` would word differently, and what was done to them."""
+        given = tuple(self._verbatim(message, word) for message in messages)
+        return given, _changes(messages, given, "calls are worded as the model did")
+
+    def _find(self, call: ToolCall) -> _Answer | None:
+        with self._lock:
+            return self._answers.get(_key(call.id))
+
+    def _restore(self, call: ToolCall) -> ToolCall:
+        answer = self._find(call)
+        known = (other.arguments for other in answer.calls if _key(other.id) == _key(call.id)) if answer else iter(())
+        written = next(known, call.arguments)
+        return (
+            call
+            if written == call.arguments or not _is_same(written, call.arguments)
+            else replace(call, arguments=written)
+        )
+
+    def _verbatim(self, message: Message, word: Word) -> Message:
+        answer = self._find(message.tool_calls[0]) if message.tool_calls else None
+        if answer is None or not answer.is_told_by(message):
+            return message
+        plain = replace(message, content=answer.text, tool_calls=())
+        if answer.is_reworded is None:
+            answer.is_reworded = not _says(word, message, answer.text) and _says(word, plain, answer.text)
+        return plain if answer.is_reworded else message
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A parser, and the answer it is in."""
+
+    parser: CallParser
+    written: WrittenCalls
+    _answer: _Answer = field(default_factory=_Answer)
+
+    @property
+    def num_calls(self) -> int:
+        return self.parser.num_calls
+
+    def push(self, text: str) -> list[StreamEvent]:
+        self._answer.text += text
+        return self._note(self.parser.push(text))
+
+    def finish(self) -> list[StreamEvent]:
+        events = self._note(self.parser.finish())
+        self.written.keep(self._answer)
+        return events
+
+    def _note(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        answer = self._answer
+        for event in events:
+            match event:
+                case TextDelta():
+                    answer.content += event.text
+                case CallOpened():
+                    answer.calls.append(ToolCall(event.id, event.name, ""))
+                case CallDelta():
+                    call = answer.calls[event.index]
+                    answer.calls[event.index] = replace(call, arguments=call.arguments + event.arguments)
+        return events
+
+
+def _says(word: Word, message: Message, text: str) -> bool:
+    try:
+        return text in word(message)
+    except RequestError:  # it cannot be said by itself: the template is left to it
+        return False
+
+
+def _changes(given: Sequence[Message], changed: Sequence[Message], what: str) -> tuple[str, ...]:
+    return tuple(
+        f"messages[{i}]: {what}" for i, pair in enumerate(zip(given, changed, strict=True)) if pair[0] != pair[1]
+    )
+
+
+def _key(call_id: str) -> str:
+    """What is random in an id: each API has its own word in front of it."""
+    return call_id.rpartition("_")[2]
+
+
+def _is_same(written: str, given: str) -> bool:
+    try:
+        return bool(json.loads(written) == json.loads(given))
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,219 @@
+"""Where each token of a prompt came from: which message, which tool, or the template itself.
+
+A template may trim, reorder and leave out, so nothing is searched for: the conversation is worded once more with a mark
+of one private character around each part of it, and the marks are read off. If the text without the marks is not the
+prompt's, the template minded them; then contents are looked for, one after the other. Worked out only when asked for.
+
+    marked   <|im_start|>user⏎ [0 hi 0] <|im_end|>
+    chars    0               17   17 19
+    spans    [template ......][message 0][template
+"""
+
+import json
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+from typing import Literal
+
+from hotloop.chat.assembly.splice import Encoded
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Message, Tool
+from hotloop.models.tokenizer import Tokenizer
+
+SpanKind = Literal["template", "system", "message", "call", "tool", "text"]
+Reword = Callable[[tuple[Message, ...], tuple[Tool, ...]], str]
+
+_OPEN, _CLOSE, _CALL, _TOOL = 0xF0000, 0xF4000, 0xF8000, 0xFC000
+_MAX_MARKS = 0x3FFD  # of a kind: the last two of the plane are no characters
+_MARK = re.compile("[\U000f0000-\U000ffffd]")
+_MAX_GAP = 100  # characters between the name of a call and its arguments, or a tool's name and its first brace
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a prompt's text. `index` is the message's, or for a tool the tool's; None for what nobody sent."""
+
+    kind: SpanKind
+    index: int | None
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a prompt, in tokens `begin` to `end`; `place` has the characters.
+
+    Spans follow each other without a gap. A token belongs to the part in which it begins.
+    """
+
+    kind: SpanKind
+    index: int | None
+    begin: int
+    end: int
+    place: Place
+
+
+def find_places(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> list[Place]:
+    """The parts of a text that `reword` gave for these messages and tools, in order and without gaps."""
+    found = [*_read_marks(text, messages, tools, reword)] or [*_search(text, messages, tools)]
+    return [*_fill_gaps(found, len(text))]
+
+
+def find_spans(places: Iterable[Place], encoded: Encoded, tokenizer: Tokenizer) -> tuple[Span, ...]:
+    index = _TokenIndex(encoded, tokenizer)
+    spans, begin = [], 0
+    for place in places:
+        end = index.token_at(place.end)
+        spans.append(Span(place.kind, place.index, begin, end, place))
+        begin = end
+    return tuple(spans)
+
+
+def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> Iterator[Place]:
+    calls = [(i, call) for i, message in enumerate(messages) for call in message.tool_calls]
+    if max(len(messages), len(calls), len(tools)) > _MAX_MARKS or _MARK.search(text):
+        return
+    try:
+        marked = reword(_mark_messages(messages), _mark_tools(tools))
+    except RequestError:
+        return
+    if _MARK.sub("", marked) != text:
+        return
+    marks: dict[int, int] = {}
+    for num_before, match in enumerate(_MARK.finditer(marked)):
+        marks.setdefault(ord(match[0]), match.start() - num_before)
+    for i, message in enumerate(messages):
+        yield from _message_place(text, message, i, marks.get(_OPEN + i), marks.get(_CLOSE + i))
+    for j, (i, call) in enumerate(calls):
+        if (at := marks.get(_CALL + j)) is not None:
+            yield Place("call", i, at, _call_end(text, at + len(call.name), call.arguments))
+    edges = sorted({*marks.values(), len(text)})
+    for i in range(len(tools)):
+        if (at := marks.get(_TOOL + i)) is not None:
+            begin, end = _object_around(text, at) or (at, edges[bisect_right(edges, at)])
+            yield Place("tool", i, begin, end)
+
+
+def _mark_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    marked, num_calls = [], 0
+    for i, message in enumerate(messages):
+        words = message.content.strip()
+        # Inside the whitespace, which a template may trim; and none around nothing, which it may leave out.
+        content = message.content.replace(words, f"{chr(_OPEN + i)}{words}{chr(_CLOSE + i)}", 1) if words else ""
+        calls = tuple(
+            replace(call, name=chr(_CALL + num_calls + j) + call.name) for j, call in enumerate(message.tool_calls)
+        )
+        num_calls += len(calls)
+        marked.append(replace(message, content=content or message.content, tool_calls=calls))
+    return tuple(marked)
+
+
+def _mark_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    return tuple(replace(tool, name=chr(_TOOL + i) + tool.name) for i, tool in enumerate(tools))
+
+
+def _message_place(text: str, message: Message, index: int, begin: int | None, end: int | None) -> Iterator[Place]:
+    """A template may have cut off one end of the content, and its mark with it: thoughts, for one."""
+    words = message.content.strip()
+    if begin is None and end is not None:
+        begin = end - _num_common(reversed(words), reversed(text[:end]))
+    elif begin is not None and end is None:
+        end = begin + _num_common(words, text[begin:])
+    if begin is not None and end is not None:
+        yield Place("system" if message.role == "system" else "message", index, begin, end)
+
+
+def _num_common(one: Iterable[str], other: Iterable[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _call_end(text: str, name_end: int, arguments: str) -> int:
+    begin = text.find(arguments, name_end, name_end + _MAX_GAP + len(arguments))
+    return name_end if begin < 0 else begin + len(arguments)
+
+
+def _object_around(text: str, at: int) -> tuple[int, int] | None:
+    """The outermost JSON object that has a tool's name near its beginning."""
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"\{", text[max(0, at - _MAX_GAP) : at]):
+        begin = max(0, at - _MAX_GAP) + match.start()
+        try:
+            _, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            continue
+        if end > at:
+            return begin, end
+    return None
+
+
+def _search(text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Place]:
+    cursor = 0
+    for i, message in enumerate(messages):
+        words = message.content.strip()
+        begin = text.find(words, cursor) if words else -1
+        if begin >= 0:
+            cursor = begin + len(words)
+            yield Place("system" if message.role == "system" else "message", i, begin, cursor)
+    for i, tool in enumerate(tools):
+        at = text.find(json.dumps(tool.name))
+        if at >= 0 and (around := _object_around(text, at)):
+            yield Place("tool", i, *around)
+
+
+def _fill_gaps(places: Iterable[Place], num_chars: int) -> Iterator[Place]:
+    cursor = 0
+    for place in sorted(places, key=lambda place: (place.begin, place.end)):
+        begin = max(place.begin, cursor)
+        if place.end <= begin:
+            continue
+        if begin > cursor:
+            yield Place("template", None, cursor, begin)
+        yield replace(place, begin=begin)
+        cursor = place.end
+    if cursor < num_chars:
+        yield Place("template", None, cursor, num_chars)
+
+
+class _TokenIndex:
+    """From a character of a text to the first token that begins at it or behind it."""
+
+    def __init__(self, encoded: Encoded, tokenizer: Tokenizer) -> None:
+        self._encoded = encoded
+        self._tokenizer = tokenizer
+        self._chars = [char for char, _ in encoded.starts]
+        self._tokens = [token for _, token in encoded.starts]
+        self._offsets: tuple[int, list[int]] = -1, []
+        self._sizes: dict[int, int] = {}
+
+    def token_at(self, char: int) -> int:
+        text, token_ids = self._encoded.text, self._encoded.token_ids
+        if char >= len(text):
+            return len(token_ids)
+        i = bisect_right(self._chars, char) - 1
+        offsets = self._piece_offsets(i)
+        piece_end = self._chars[i + 1] if i + 1 < len(self._chars) else len(text)
+        before, piece = text[self._chars[i] : char], text[self._chars[i] : piece_end]
+        if len(piece.encode()) != offsets[-1]:  # the tokenizer has normalised it
+            before = unicodedata.normalize("NFC", before)
+        return self._tokens[i] + bisect_left(offsets, len(before.encode()))
+
+    def _piece_offsets(self, i: int) -> list[int]:
+        """The byte at which each token of a piece begins, and where the last one ends."""
+        if self._offsets[0] != i:
+            end = self._tokens[i + 1] if i + 1 < len(self._tokens) else None
+            token_ids = self._encoded.token_ids[self._tokens[i] : end]
+            self._offsets = i, [0, *accumulate(map(self._num_bytes, token_ids))]
+        return self._offsets[1]
+
+    def _num_bytes(self, token_id: int) -> int:
+        size = self._sizes.get(token_id)
+        if size is None:
+            is_special = self._tokenizer.is_special(token_id)
+            data = (
+                self._tokenizer.token_text(token_id).encode() if is_special else self._tokenizer.token_bytes(token_id)
+            )
+            size = self._sizes[token_id] = len(data)
+        return size

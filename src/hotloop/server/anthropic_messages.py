@@ -1,0 +1,130 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's way of asking, over the same engine.
+
+A body becomes a `MessageJob` off the event loop, since cutting a long history into tokens takes a while; from there on
+it is one request.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from hotloop.chat.prompt import Conversation, Prompt
+from hotloop.chat.stream import CallParser
+from hotloop.core.errors import RequestError
+from hotloop.core.grammar import Grammar
+from hotloop.server.anthropic_cache import CacheHint
+from hotloop.server.anthropic_errors import ThreadUnsupported
+from hotloop.server.anthropic_render import EventWriter, Frame, Silence, render_message
+from hotloop.server.anthropic_turns import Turns, parse_turns
+from hotloop.server.anthropic_wire import (
+    MessagesBody,
+    PromptBody,
+    parse_calling,
+    parse_output_constraint,
+    parse_sampling,
+    parse_template_variables,
+)
+from hotloop.server.generate import EventStream, submit
+from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
+from hotloop.server.openai_tools import Calling
+from hotloop.server.openai_wire import decode, parse_priority, parse_session_id
+from hotloop.server.service import Service
+
+_messages_body = msgspec.json.Decoder(MessagesBody)
+_prompt_body = msgspec.json.Decoder(PromptBody)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageJob(Job):
+    """A job of Anthropic's messages: one prompt, one answer."""
+
+    frame: Frame
+    parser: CallParser
+    hints: tuple[CacheHint, ...]
+    """What of the prompt the client wants kept."""
+
+
+async def messages(http: HttpRequest) -> Response:
+    service = Service.of(http)
+    body = decode(_messages_body, await service.read(http))
+    service.check_model(body.model)
+    job = await asyncio.to_thread(message_job, body, service)
+    priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
+    call = submit(service, job, job.frame.id, priority, session_id)
+    if body.stream:
+        return EventStream(call, EventWriter(job.frame, job.parser), http.state.request_id)
+    async with call.attended(http.receive):
+        [(_, event)] = await call.take_all()
+    return Response(render_message(job.frame, job.parser, event), media_type="application/json")
+
+
+async def count_tokens(http: HttpRequest) -> Response:
+    service = Service.of(http)
+    body = decode(_prompt_body, await service.read(http))
+    service.check_model(body.model)
+    prompt = await asyncio.to_thread(_count_prompt, body, service)
+    return JSONResponse({"input_tokens": len(prompt.token_ids)})
+
+
+def message_job(body: MessagesBody, service: Service) -> MessageJob:
+    if body.thread is not None:
+        raise ThreadUnsupported
+    calling = parse_calling(body, is_strict=service.strict_tools)
+    turns = parse_turns(body)
+    if turns.messages[-1].role == "assistant":
+        reason = "messages: the last turn is the assistant's, and cannot be continued here"
+        raise RequestError(reason, param="messages")
+    grammar = _make_grammar(body, calling, service)
+    prompt = _make_prompt(body, turns, calling, service)
+    num_left = _num_left(prompt, service)
+    max_tokens = min(max(body.max_tokens, 1), num_left)
+    frame = Frame(
+        id=f"msg_{secrets.token_hex(12)}",
+        model=service.model,
+        ttl=turns.hints[-1].ttl if turns.hints else None,
+        limit="model_context_window_exceeded" if body.max_tokens > num_left else "max_tokens",
+        is_silent=body.is_warming,
+    )
+    return MessageJob(
+        endpoint="messages",
+        prompt_param="messages",
+        prompts=[prompt],
+        sampling=parse_sampling(body, max_tokens=max_tokens, keep_special=shows_special(calling, service)),
+        grammar=grammar,
+        frame=frame,
+        parser=Silence() if body.is_warming else answer_parser(calling, service)(),
+        hints=tuple(turns.hints),
+    )
+
+
+def _make_grammar(body: MessagesBody, calling: Calling, service: Service) -> Grammar | None:
+    return None if body.is_warming else answer_grammar(parse_output_constraint(body), calling, service)
+
+
+def _make_prompt(body: PromptBody, turns: Turns, calling: Calling, service: Service) -> Prompt:
+    conversation = Conversation(
+        messages=tuple(turns.messages),
+        tools=calling.tools,
+        is_answer_next=turns.messages[-1].role != "assistant",
+        extra=parse_template_variables(body),
+    )
+    return service.prompts.chat(conversation)
+
+
+def _num_left(prompt: Prompt, service: Service) -> int:
+    """How long the answer can be: clients ask for tens of thousands of tokens, whatever the model.
+
+    They know the words of this refusal: they make the conversation shorter and try again.
+    """
+    num_prompt, max_prompt = len(prompt.token_ids), service.engine.max_context - 1
+    if num_prompt > max_prompt:
+        raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_prompt} maximum", param="messages")
+    return service.engine.max_context - num_prompt
+
+
+def _count_prompt(body: PromptBody, service: Service) -> Prompt:
+    return _make_prompt(body, parse_turns(body), parse_calling(body, is_strict=service.strict_tools), service)

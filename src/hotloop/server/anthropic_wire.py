@@ -1,0 +1,180 @@
+"""The bodies Anthropic's clients send to `/v1/messages`, as they are spelt on the wire.
+
+A known field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always
+means "not given". Ranges that the core checks are not repeated here.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hotloop.chat.tools import ToolChoice, check_tools
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Tool
+from hotloop.core.request import SamplingParams
+from hotloop.core.schema import json_schema
+from hotloop.server.anthropic_cache import CacheControlBody
+from hotloop.server.openai_structure import Constraint, blaming
+from hotloop.server.openai_tools import Calling
+from hotloop.server.openai_wire import MAX_STOPS, Count, Int64, PriorityName, StopString
+
+
+class PartBody(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class BlockBody(msgspec.Struct, kw_only=True):
+    """A content block of any type; which of the fields it has depends on the type."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[PartBody] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControlBody | None = None
+
+
+class TurnBody(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[BlockBody]
+
+
+class ToolBody(msgspec.Struct, kw_only=True):
+    type: str | None = None
+    name: str = ""
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: CacheControlBody | None = None
+
+
+class ChoiceBody(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingBody(msgspec.Struct, kw_only=True):
+    type: str
+
+
+class FormatBody(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputBody(msgspec.Struct, kw_only=True):
+    format: FormatBody | None = None
+
+
+class MetadataBody(msgspec.Struct, kw_only=True):
+    user_id: str | None = None
+
+
+class PromptBody(msgspec.Struct, kw_only=True):
+    """What a prompt is made from: all that `/v1/messages/count_tokens` takes."""
+
+    model: str | None = None
+    messages: Annotated[list[TurnBody], Meta(min_length=1)]
+    system: str | list[BlockBody] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ChoiceBody | None = None
+    thinking: ThinkingBody | None = None
+    output_config: OutputBody | None = None
+    cache_control: CacheControlBody | None = None
+
+
+class MessagesBody(PromptBody, kw_only=True):
+    """The last lines are hotloop's own, and OpenAI's words for the same things."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    metadata: MetadataBody | None = None
+    service_tier: str | None = None
+    thread: dict[str, Any] | None = None
+
+    seed: Int64 | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    shortcuts: bool | None = None
+    priority: PriorityName | None = None
+    session_id: str | None = None
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the prompt is only to be read, so that it is in the cache when it comes again."""
+        return self.max_tokens == 0
+
+    @property
+    def user(self) -> str | None:
+        return self.metadata.user_id if self.metadata else None
+
+    @property
+    def prompt_cache_key(self) -> None:
+        return None
+
+
+_SPELT_ALIKE = ("temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "shortcuts")
+
+
+def parse_sampling(body: MessagesBody, *, max_tokens: int, keep_special: bool) -> SamplingParams:
+    """`max_tokens` is what the context leaves of the body's own."""
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SPELT_ALIKE if getattr(body, name) is not None}
+    return SamplingParams(
+        **given, max_tokens=max_tokens, stop=tuple(body.stop_sequences or ()), keep_special=keep_special
+    )
+
+
+def parse_calling(body: PromptBody, *, is_strict: bool) -> Calling:
+    """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
+    tools = tuple(_parse_tool(f"tools[{i}]", tool, is_strict) for i, tool in enumerate(body.tools or ()))
+    choice = _parse_choice(body.tool_choice)
+    check_tools(tools, choice, schema_field="input_schema")
+    return Calling(tools, tools, choice, {tool.name: f"tools[{i}].input_schema" for i, tool in enumerate(tools)})
+
+
+def parse_output_constraint(body: PromptBody) -> Constraint | None:
+    """The schema that an answer in words must follow, if one is given."""
+    param = "output_config.format.schema"
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    with blaming(param):
+        return Constraint(param, json_schema(body.output_config.format.schema))
+
+
+def parse_template_variables(body: PromptBody) -> dict[str, Any]:
+    """Models that can think are told when they should not. What else is said about thinking is up to the model."""
+    return {"enable_thinking": False} if body.thinking and body.thinking.type == "disabled" else {}
+
+
+def _parse_tool(place: str, body: ToolBody, is_strict: bool) -> Tool:
+    if body.type not in (None, "custom"):
+        raise RequestError(f"{place}: there is no built-in tool {body.type!r} here, only custom tools", param=place)
+    if body.input_schema is None:
+        raise RequestError(f"{place}.input_schema is missing", param=f"{place}.input_schema")
+    strict = is_strict if body.strict is None else body.strict
+    return Tool(body.name, body.description or "", body.input_schema, strict)
+
+
+def _parse_choice(body: ChoiceBody | None) -> ToolChoice:
+    if body is None:
+        return ToolChoice()
+    if body.type == "tool" and not body.name:
+        raise RequestError("tool_choice.name is missing", param="tool_choice.name")
+    is_parallel = not body.disable_parallel_tool_use
+    match body.type:
+        case "tool":
+            return ToolChoice("required", body.name, is_parallel=False)
+        case "any":
+            return ToolChoice("required", is_parallel=is_parallel)
+        case "auto" | "none" as mode:
+            return ToolChoice(mode, is_parallel=is_parallel)

@@ -1,0 +1,127 @@
+"""Content blocks become turns, and `cache_control` breakpoints between them."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from hotloop.core.message import Message, ToolCall
+from hotloop.server.anthropic_cache import CacheHint
+from hotloop.server.anthropic_turns import Turns, parse_turns
+from hotloop.server.anthropic_wire import PromptBody, parse_template_variables
+
+FIVE: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def text(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
+
+
+def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
+
+
+def body(*messages: tuple[str, Any], **fields: Any) -> PromptBody:
+    turns = [{"role": role, "content": content} for role, content in messages]
+    return msgspec.json.decode(json.dumps({"messages": turns, **fields}), type=PromptBody)
+
+
+def parse(*messages: tuple[str, Any], **fields: Any) -> Turns:
+    return parse_turns(body(*messages, **fields))
+
+
+def test_texts_are_joined() -> None:
+    turns = parse(("user", [text("a"), text("b")]), ("assistant", [text("c"), text("d")]), ("user", "e"))
+    assert turns.messages == [Message("user", "a\nb"), Message("assistant", "cd"), Message("user", "e")]
+    assert not turns.hints
+
+
+def test_turns_of_one_role_are_one() -> None:
+    assert parse(("user", "a"), ("user", [text("b")]), ("user", "")).messages == [Message("user", "a\nb")]
+
+
+def test_the_system_prompt_is_the_first_message() -> None:
+    for system in ("a\nb", [text("a"), text("b")]):
+        assert parse(("user", "c"), system=system).messages == [Message("system", "a\nb"), Message("user", "c")]
+    for system in ("", [], None):
+        assert parse(("user", "c"), system=system).messages == [Message("user", "c")]
+
+
+def test_a_late_system_turn_stays_where_it_is() -> None:
+    roles = [message.role for message in parse(("user", "a"), ("system", "b"), ("user", "c"), system="s").messages]
+    assert roles == ["system", "user", "system", "user"]
+
+
+def test_calls_and_results() -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"b": 1, "a": "é"}}
+    turns = parse(
+        ("user", "go"),
+        ("assistant", [text("I look."), call, {**call, "id": "toolu_2", "input": {}}]),
+        ("user", [result("toolu_1", "one"), result("toolu_2", [text("two"), text("lines")]), text("and?")]),
+    )
+    assert turns.messages[1:] == [
+        Message(
+            "assistant",
+            "I look.",
+            tool_calls=(ToolCall("toolu_1", "f", '{"b": 1, "a": "é"}'), ToolCall("toolu_2", "f", "{}")),
+        ),
+        Message("tool", "one", tool_call_id="toolu_1"),
+        Message("tool", "two\nlines", tool_call_id="toolu_2"),
+        Message("user", "and?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_error", "expected"),
+    [
+        ("boom", True, "Error: boom"),
+        ("boom", False, "boom"),
+        ("boom", None, "boom"),
+        ([text("boom")], True, "Error: boom"),
+        ("Error: boom", True, "Error: boom"),
+        ("<tool_use_error>boom</tool_use_error>", True, "<tool_use_error>boom</tool_use_error>"),
+        (None, True, "Error: "),
+        (None, None, ""),
+    ],
+)
+def test_a_result_that_is_an_error_says_so(content: Any, is_error: bool | None, expected: str) -> None:
+    assert parse(("user", [result("t", content, is_error=is_error)])).messages == [
+        Message("tool", expected, tool_call_id="t")
+    ]
+
+
+def test_thinking_is_dropped_and_its_turn_is_not() -> None:
+    thought = [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, {"type": "redacted_thinking", "data": "x"}]
+    turns = parse(("user", "a"), ("assistant", thought), ("user", "b"), ("assistant", [*thought, text("c")]))
+    assert [message.content for message in turns.messages] == ["a", "", "b", "c"]
+
+
+def test_breakpoints_know_where_they_are() -> None:
+    tools = [{"name": name, "input_schema": {}} for name in "fgh"]
+    tools[1] |= HOUR
+    turns = parse(
+        ("user", [text("one", **FIVE), text("two")]),
+        ("assistant", [text("three"), {"type": "tool_use", "id": "t", "name": "f", "input": {}, **FIVE}]),
+        ("user", [result("t", "four"), text("five", **HOUR)]),
+        system=[text("six", **HOUR), text("seven", **FIVE)],
+        tools=tools,
+        cache_control={"type": "ephemeral", "ttl": "5m"},
+    )
+    assert turns.hints == [
+        CacheHint("tools", 1, None, "1h"),
+        CacheHint("messages", 0, 3, "1h"),
+        CacheHint("messages", 0, 9, "5m"),
+        CacheHint("messages", 1, 3, "5m"),
+        CacheHint("messages", 2, 5, "5m"),
+        CacheHint("messages", 4, 4, "1h"),
+        CacheHint("messages", 4, 4, "5m"),
+    ]
+    assert [hint.ttl_s for hint in turns.hints[:3]] == [3600, 3600, 300]
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])
+def test_thinking_can_be_forbidden(kind: str) -> None:
+    variables = parse_template_variables(body(("user", "a"), thinking={"type": kind, "budget_tokens": 1024}))
+    assert variables == ({"enable_thinking": False} if kind == "disabled" else {})

@@ -1,0 +1,52 @@
+"""What `/v1/responses` answers, held against OpenAI's own description of it; HOTLOOP_OPENAI_SPEC says where that is."""
+
+from typing import Any
+
+import pytest
+from tests.server.asking import TOOLS, ask, check_events
+from tests.server.calls import WEATHER
+from tests.server.serving import Serving, only
+from tests.server.test_openai_schema import SPEC, Check, check
+from tests.server.test_responses_codex import APPLY_PATCH
+
+__all__ = ["check"]
+
+pytestmark = pytest.mark.skipif(not SPEC, reason="HOTLOOP_OPENAI_SPEC is not set")
+
+CASES: dict[str, dict[str, Any]] = {
+    "text": only("a"),
+    "logprobs": {"top_logprobs": 2, **only("a")},
+    "calls": {"tools": TOOLS, "tool_choice": "required", "max_output_tokens": 300},
+    "custom": {"tools": [APPLY_PATCH], "tool_choice": "required", "max_output_tokens": 300},
+    "shape": {"text": {"format": {"type": "json_schema", "name": "w", "schema": WEATHER}}, "max_output_tokens": 300},
+    "echo": {"instructions": "x", "metadata": {"a": "b"}, "user": "u", "prompt_cache_key": "k", "service_tier": "flex"},
+}
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_responses(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+    made = ask(serving, **fields).json()
+    check("Response", made)
+    check("Response", serving.http.get(f"/v1/responses/{made['id']}").json())
+    for event in check_events(ask(serving, stream=True, **fields).text):
+        check("ResponseStreamEvent", event)
+
+
+def test_input_items(serving: Serving, check: Check) -> None:
+    items = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I see."},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "x"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "x"},
+    ]
+    made = ask(serving, input=items).json()
+    listed = serving.http.get(f"/v1/responses/{made['id']}/input_items").json()
+    assert len(listed["data"]) == len(items)
+    check("ResponseItemList", listed)
+
+
+def test_errors(serving: Serving, check: Check) -> None:
+    for response in (ask(serving, input=7), serving.http.get("/v1/responses/resp_1")):
+        check("ErrorResponse", response.json())

@@ -1,0 +1,113 @@
+"""The store of responses: whose they are, which of them go, and that it never grows too large."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.server.serving import TOKENIZER
+
+from hotloop.core.errors import RequestError
+from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
+from hotloop.server.delivery import Call
+from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
+from hotloop.server.openai_message import PlainText
+from hotloop.server.responses_items import Item, Said
+from hotloop.server.responses_render import Composer
+from hotloop.server.responses_store import ResponseStore, Run
+from hotloop.server.responses_tools import parse_toolbox
+
+TOOLBOX = parse_toolbox((), None, is_strict=True, is_parallel=True)
+USAGE = Usage(1, 0, 1)
+
+
+def make_run(response_id: str, text: str = "hello", *, items: tuple[Item, ...] = (), **fields: Any) -> Run:
+    """One that has said everything and is not settled yet."""
+    composer = Composer({"id": response_id}, PlainText(), TOOLBOX, TOKENIZER)
+    composer.add(TokenEvent(response_id, (1,), text, USAGE, finish_reason=FinishReason.STOP))
+    composer.finish(USAGE)
+    return Run(**{"owner": "me", "items": items, "call": make_call(), "composer": composer, "is_stored": True} | fields)
+
+
+def make_call() -> Call:
+    return Call([Request("r", [1], SamplingParams())], lambda *ids: None)
+
+
+def settle(store: ResponseStore, *runs: Run) -> None:
+    for run in runs:
+        store.start(run)
+        store.settle(run)
+        store.check()
+
+
+def test_what_was_settled_is_found_by_its_owner_alone() -> None:
+    store = ResponseStore()
+    settle(store, make_run("a"), make_run("b", is_stored=False))
+    assert msgspec.json.decode(store.find("a", "me").encode())["status"] == "completed"
+    for response_id, owner in (("a", "you"), ("b", "me"), ("c", "me")):
+        with pytest.raises(UnknownResponse):
+            store.find(response_id, owner)
+        with pytest.raises(UnknownResponse):
+            store.delete(response_id, owner)
+        with pytest.raises(UnknownPrevious):
+            store.find_previous(response_id, owner)
+
+
+def test_a_chain_needs_nothing_but_its_last_response() -> None:
+    store = ResponseStore()
+    settle(store, make_run("a", "one", items=(Said("user", "1"),)))
+    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), Said("user", "2"))))
+    store.delete("a", "me")
+    store.check()
+    said = [item.text for item in store.find_previous("b", "me") if isinstance(item, Said)]
+    assert said == ["1", "one", "2", "two"]
+
+
+def test_a_running_one_can_be_cancelled_though_it_is_not_stored() -> None:
+    store = ResponseStore()
+    run = make_run("a", is_stored=False)
+    store.start(run)
+    assert store.find_running("a", "me") is run
+    assert store.find_running("a", "you") is None
+    with pytest.raises(UnknownResponse):
+        store.find("a", "me")
+    store.forget(run)
+    assert store.find_running("a", "me") is None
+
+
+def test_only_what_has_ended_well_is_continued() -> None:
+    store = ResponseStore()
+    store.start(make_run("running"))
+    cancelled = make_run("cancelled")
+    cancelled.composer.fail(Cancelled())
+    settle(store, cancelled)
+    for response_id in ("running", "cancelled"):
+        with pytest.raises(RequestError, match="cannot be continued"):
+            store.find_previous(response_id, "me")
+
+
+def test_the_one_not_asked_for_longest_goes_first() -> None:
+    store = ResponseStore(max_responses=2)
+    settle(store, make_run("a"), make_run("b"))
+    store.find("a", "me")
+    settle(store, make_run("c"))
+    with pytest.raises(UnknownResponse):
+        store.find("b", "me")
+    assert {store.find(name, "me").owner for name in ("a", "c")} == {"me"}
+
+
+def test_one_that_is_too_large_is_not_kept() -> None:
+    store = ResponseStore(max_bytes=1000)
+    settle(store, make_run("a", "x" * 1000))
+    assert len(store) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2000), st.booleans())))
+def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, bool]]) -> None:
+    store = ResponseStore(max_responses=3, max_bytes=5000)
+    for i, (name, size, is_deleted) in enumerate(steps):
+        settle(store, make_run(f"{name}{i}", "x" * size))
+        if is_deleted and len(store):
+            store.delete(next(iter(store._ended)), "me")
+        store.check()
