@@ -145,7 +145,7 @@ def test_the_queue_of_leaves_stays_small_however_often_they_are_used() -> None:
     life.remember(1, 1)
     for _ in range(1000):
         life.tree.match(tokens(1, 1))
-    assert len(life.tree._oldest) < 100
+    assert len(life.tree._leaves) < 100
 
 
 sequences = st.lists(st.integers(0, 1), min_size=0, max_size=6).map(

@@ -56,6 +56,8 @@ class EngineConfig:
     """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
+    pinned_share: float = 0.5
+    """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True
     """Whether tokens that a grammar leaves no choice about are appended without sampling them one by one."""
     drafts: bool = True
@@ -76,6 +78,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not 0 <= self.pinned_share <= 1:
+            raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
         parse_bytes(self.kv_memory)
 
     @property

@@ -151,7 +151,7 @@ class TokenEvent:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `grammar` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `salt` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -159,6 +159,8 @@ class Request:
     priority: Priority = Priority.INTERACTIVE
     session_id: str = ""
     grammar: Grammar | None = None
+    salt: str = ""
+    """Prefixes are shared with requests of the same salt only."""
 
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0

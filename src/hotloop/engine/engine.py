@@ -7,6 +7,7 @@ import asyncio
 import logging
 import secrets
 import threading
+from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -20,16 +21,16 @@ from hotloop.core.config import DEFAULT_MODEL, EngineConfig, Precision, WeightFo
 from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
-from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
+from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
+from hotloop.engine.drafting.model import open_drafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-_MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Engine:
         for note in loaded.notes:
             log.warning("%s: %s", loaded.name, note)
         backend = open_backend(loaded, config, weight_format=weights, precision=precision)
-        drafter = _open_drafter(loaded.tokenizer, backend.vocab_size, config, weights, precision)
+        drafter = open_drafter(loaded.tokenizer, backend.vocab_size, config, weights=weights, precision=precision)
         return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template, drafter=drafter)
 
     def start(self) -> Self:
@@ -173,6 +174,13 @@ class Engine:
         """End requests early; each hears of it by its terminal event. Unknown ids have ended already."""
         with self._wake:
             self._inbox.append(lambda: self._abort(request_ids))
+            self._wake.notify()
+
+    def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "") -> None:
+        """Tell when a prefix is wanted again, on the clock of `time.monotonic`."""
+        tokens = array("i", token_ids)
+        with self._wake:
+            self._inbox.append(lambda: self._core.scheduler.tree.hold(tokens, hold, salt))
             self._wake.notify()
 
     async def stream(
@@ -376,18 +384,3 @@ class Engine:
     def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._core.abort(request_id)
-
-
-def _open_drafter(
-    tokenizer: Tokenizer, vocab_size: int, config: EngineConfig, weights: WeightFormat, precision: Precision
-) -> Drafter | None:
-    """The draft model, if there is to be one, asked where the past has nothing like it."""
-    if config.draft_model is None:
-        return None
-    from hotloop.engine.drafting.model import open_draft_model  # noqa: PLC0415 - as in `load`
-
-    model = open_draft_model(config.draft_model, tokenizer, config, weights=weights, precision=precision)
-    if not config.drafts:
-        return model
-    past = PastDrafter(tokenizer, vocab_size, config.draft_history_tokens, min_match=_MIN_MATCH)
-    return EitherDrafter(past, model)

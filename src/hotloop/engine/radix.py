@@ -6,19 +6,24 @@ Each edge carries whole blocks, as the raw bytes of their token ids: a long comm
                                  └────[user b]── leaf
 
 Invariants: siblings differ in their first block; what the tree keeps is computed, never about to be; a request that
-uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle, least recently
-used leaf first.
+uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle; which leaf goes
+first is for `Retention` to say. Prefixes under different salts share nothing.
 """
 
+import hashlib
 import heapq
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
+from hotloop.engine.retention import Rank, Retention
 
 _TOKEN_BYTES = array("i").itemsize
+_MAX_EVICTIONS = 4096  # that are remembered, so that a miss can be explained
 
 
 @dataclass(slots=True, eq=False)
@@ -29,28 +34,62 @@ class Node:
     key: bytes
     block_ids: list[int]
     last_used: int
+    used_at: float = 0.0
+    hold: Hold | None = None
+    """What is known about the prefix that ends here."""
+    queued: Rank | None = None
+    """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
     children: "dict[bytes, Node]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """When a prefix was given up, and for whose sake."""
+
+    at: float
+    beneficiary: str
 
 
 class RadixTree:
     """Prefixes shared by all requests. It takes blocks from nobody: it keeps them in the pool beside their users."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, retention: Retention | None = None) -> None:
         self._pool = pool
+        self._block_size = block_size
         self._block_bytes = block_size * _TOKEN_BYTES
-        self._root = Node(None, b"", [], 0)
+        self._roots: dict[str, Node] = {}
         self._clock = 0
         self._num_nodes = 0
-        self._oldest: list[tuple[int, int, Node]] = []
+        self._leaves: list[tuple[Rank, int, Node]] = []
+        self._expiring: list[tuple[float, int, Node]] = []
+        self._pinned: set[Node] = set()
         self._tickets = count()
+        self._evictions: OrderedDict[bytes, Eviction] = OrderedDict()
+        self.retention = retention or Retention(0)
         self.num_blocks = 0
         self.num_evicted = 0
 
-    def match(self, token_ids: "array[int]") -> list[int]:
+    def match(self, token_ids: "array[int]", salt: str = "") -> list[int]:
         """The blocks of the longest known prefix, in order. The caller uses them before anything else happens."""
-        return [block_id for node in self._walk(token_ids.tobytes()) for block_id in node.block_ids]
+        return [block_id for node in self._walk(token_ids.tobytes(), salt) for block_id in node.block_ids]
 
-    def insert(self, token_ids: "array[int]", block_ids: list[int]) -> list[int]:
+    def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
+        """Tell when the known part of this prefix is wanted again."""
+        nodes = [*self._walk(token_ids.tobytes(), salt)]
+        if not nodes or not self._can_hold(nodes[-1], hold):
+            return
+        node = nodes[-1]
+        self._set_hold(node, hold)
+        expires_at = self.retention.expires_at(hold)
+        if expires_at is not None:
+            heapq.heappush(self._expiring, (expires_at, next(self._tickets), node))
+
+    def eviction(self, token_ids: "array[int]", num_known: int, salt: str = "") -> Eviction | None:
+        """If and when the block after the first `num_known` tokens was given up, as far as is remembered."""
+        end = num_known + self._block_size
+        return self._evictions.get(_digest(salt, [token_ids[:end].tobytes()])) if len(token_ids) >= end else None
+
+    def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
 
         Where the tree knew a block already, its own block is kept and the caller's copy is superfluous: the two lists
@@ -59,17 +98,18 @@ class RadixTree:
         assert len(token_ids) * _TOKEN_BYTES == len(block_ids) * self._block_bytes
         key = token_ids.tobytes()
         known: list[int] = []
-        node = self._root
-        for node in self._walk(key):
+        node = self._roots.get(salt)
+        for node in self._walk(key, salt):
             known += node.block_ids
         new_ids = block_ids[len(known) :]
         if new_ids:
+            node = node or self._roots.setdefault(salt, Node(None, b"", [], 0))
             self._append(node, key[len(known) * self._block_bytes :], new_ids)
         return known + new_ids
 
-    def forget(self, token_ids: "array[int]") -> None:
+    def forget(self, token_ids: "array[int]", salt: str = "") -> None:
         """Give up whatever builds on the first block along these tokens that nobody uses: all of it is idle."""
-        for node in self._walk(token_ids.tobytes()):
+        for node in self._walk(token_ids.tobytes(), salt):
             num_used = sum(self._pool.num_users(block_id) > 0 for block_id in node.block_ids)
             if num_used < len(node.block_ids):
                 if num_used:
@@ -77,15 +117,16 @@ class RadixTree:
                 self._cut(node)
                 return
 
-    def evict(self, num_wanted: int) -> int:
-        """Give up at least that many blocks, oldest leaves first; returns how many could be freed."""
+    def evict(self, num_wanted: int, beneficiary: str = "") -> int:
+        """Give up at least that many blocks, those least worth keeping first; returns how many could be freed."""
         freed = 0
         in_use: list[Node] = []
-        while freed < num_wanted and self._oldest:
-            last_used, _, node = heapq.heappop(self._oldest)
-            if node.children or not node.block_ids or node.last_used != last_used:
+        self._expire()
+        while freed < num_wanted and self._leaves:
+            rank, _, node = heapq.heappop(self._leaves)
+            if node.children or not node.block_ids or node.queued != rank:
                 continue
-            freed += self._trim(node, num_wanted - freed)
+            freed += self._trim(node, num_wanted - freed, beneficiary)
             if not node.block_ids:
                 self._remove(node)
             elif freed < num_wanted:
@@ -106,23 +147,30 @@ class RadixTree:
             assert node.parent is not None
             assert len(node.key) == len(node.block_ids) * self._block_bytes > 0
             assert node.parent.children[node.key[: self._block_bytes]] is node
-            assert node.parent is self._root or node.parent.last_used >= node.last_used
+            assert node.parent.parent is None or node.parent.last_used >= node.last_used
             assert all(self._pool.is_kept(block_id) for block_id in node.block_ids)
             assert seen.isdisjoint(node.block_ids), "a block is in the tree twice"
             seen.update(node.block_ids)
         assert (num_blocks, num_nodes) == (self.num_blocks, self._num_nodes)
-        known = {id(node) for last_used, _, node in self._oldest if last_used == node.last_used}
+        known = {id(node) for rank, _, node in self._leaves if rank == node.queued}
         assert all(node.children or id(node) in known for node in self._nodes()), "a leaf cannot be evicted"
+        assert self._pinned == {node for node in self._nodes() if node.hold and node.hold.kind is HoldKind.PINNED}
+        assert all(root.children for root in self._roots.values())
 
-    def _walk(self, key: bytes) -> Iterator[Node]:
+    def _walk(self, key: bytes, salt: str) -> Iterator[Node]:
         """Each node along the key, marked as used now; an edge the key leaves midway is split, and its rest ages on."""
+        root = self._roots.get(salt)
+        if root is None:
+            return
         self._clock += 1
         size = self._block_bytes
-        node, begin = self._root, 0
+        node, begin = root, 0
         while child := node.children.get(key[begin : begin + size]):
             if not key.startswith(child.key, begin):
                 child = self._split(child, self._num_common(child.key, key, begin))
-            child.last_used = self._clock
+            child.last_used, child.used_at = self._clock, self.retention.now
+            if child.hold:
+                self._set_hold(child, self.retention.after_use(child.hold))
             if not child.children:
                 self._remember_leaf(child)
             yield child
@@ -141,14 +189,14 @@ class RadixTree:
         return low
 
     def _append(self, parent: Node, key: bytes, block_ids: list[int]) -> None:
-        """New blocks after `parent`: its own edge grows if nothing hangs below it yet, else a new leaf."""
+        """New blocks after `parent`: its own edge grows if nothing hangs below it and holds it, else a new leaf."""
         self._pool.keep(block_ids)
         self.num_blocks += len(block_ids)
-        if parent is not self._root and not parent.children:
+        if parent.parent and not parent.children and not parent.hold:
             parent.key += key
             parent.block_ids += block_ids
             return
-        leaf = Node(parent, key, list(block_ids), self._clock)
+        leaf = Node(parent, key, list(block_ids), self._clock, self.retention.now)
         parent.children[key[: self._block_bytes]] = leaf
         self._num_nodes += 1
         self._remember_leaf(leaf)
@@ -157,20 +205,22 @@ class RadixTree:
         """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
         assert node.parent is not None
         size = num_blocks * self._block_bytes
-        upper = Node(node.parent, node.key[:size], node.block_ids[:num_blocks], node.last_used)
+        upper = Node(node.parent, node.key[:size], node.block_ids[:num_blocks], node.last_used, node.used_at)
         node.parent.children[node.key[: self._block_bytes]] = upper
         node.parent, node.key, node.block_ids = upper, node.key[size:], node.block_ids[num_blocks:]
         upper.children[node.key[: self._block_bytes]] = node
         self._num_nodes += 1
         return upper
 
-    def _trim(self, leaf: Node, num_wanted: int) -> int:
+    def _trim(self, leaf: Node, num_wanted: int, beneficiary: str) -> int:
         """Give up at most that many blocks from the end of a leaf, as long as nobody uses them."""
         keep = len(leaf.block_ids)
         least = max(0, keep - num_wanted)
         while keep > least and self._pool.num_users(leaf.block_ids[keep - 1]) == 0:
             keep -= 1
         freed = leaf.block_ids[keep:]
+        if freed:
+            self._remember_eviction(leaf, keep, beneficiary)
         self._pool.drop(freed)
         self.num_blocks -= len(freed)
         del leaf.block_ids[keep:]
@@ -181,9 +231,14 @@ class RadixTree:
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         del leaf.parent.children[leaf.key[: self._block_bytes]]
+        self._set_hold(leaf, None)
         self._num_nodes -= 1
-        if leaf.parent is not self._root and not leaf.parent.children:
+        if leaf.parent.children:
+            return
+        if leaf.parent.parent:
             self._remember_leaf(leaf.parent)
+        else:
+            self._roots = {salt: root for salt, root in self._roots.items() if root is not leaf.parent}
 
     def _cut(self, top: Node) -> None:
         """Give up a node and all below it."""
@@ -191,19 +246,84 @@ class RadixTree:
             self._pool.drop(node.block_ids)
             self.num_blocks -= len(node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it
+            self._set_hold(node, None)
             self._num_nodes -= node is not top
         self._remove(top)
 
     def _remember_leaf(self, leaf: Node) -> None:
-        """Queue a leaf for eviction. Entries are stale once their leaf is used again; too many, and all are remade."""
-        heapq.heappush(self._oldest, (leaf.last_used, next(self._tickets), leaf))
-        if len(self._oldest) > 2 * self._num_nodes + 64:
-            self._oldest = [(node.last_used, next(self._tickets), node) for node in self._nodes() if not node.children]
-            heapq.heapify(self._oldest)
+        """Queue a leaf for eviction. Entries are stale once their leaf is ranked anew; too many, and all are remade."""
+        leaf.queued = self._rank(leaf)
+        heapq.heappush(self._leaves, (leaf.queued, next(self._tickets), leaf))
+        if len(self._leaves) > 2 * self._num_nodes + 64:
+            leaves = [node for node in self._nodes() if not node.children]
+            for node in leaves:
+                node.queued = self._rank(node)
+            self._leaves = [(node.queued, next(self._tickets), node) for node in leaves if node.queued]
+            heapq.heapify(self._leaves)
+
+    def _rank(self, leaf: Node) -> Rank:
+        depth = sum(len(node.block_ids) for node in _path(leaf)) * self._block_size
+        return self.retention.rank(leaf.hold, leaf.used_at, leaf.last_used, depth)
+
+    def _can_hold(self, node: Node, hold: Hold) -> bool:
+        if hold.kind is not HoldKind.PINNED:
+            return node.hold is None or node.hold.kind is not HoldKind.PINNED
+        num_pinned = sum(len(pinned.block_ids) for pinned in self._pinned if pinned is not node)
+        return num_pinned + len(node.block_ids) <= self.retention.max_pinned
+
+    def _set_hold(self, node: Node, hold: Hold | None) -> None:
+        node.hold = hold
+        if hold and hold.kind is HoldKind.PINNED:
+            self._pinned.add(node)
+        else:
+            self._pinned.discard(node)
+        if node.block_ids and not node.children:
+            self._remember_leaf(node)
+
+    def _expire(self) -> None:
+        """Holds whose time is up mean nothing any more."""
+        while self._expiring and self._expiring[0][0] <= self.retention.now:
+            _, _, node = heapq.heappop(self._expiring)
+            expires_at = self.retention.expires_at(node.hold) if node.hold else None
+            if expires_at is not None and expires_at <= self.retention.now:
+                self._set_hold(node, None)
+            elif expires_at is not None:  # it was used meanwhile
+                heapq.heappush(self._expiring, (expires_at, next(self._tickets), node))
+
+    def _remember_eviction(self, leaf: Node, num_kept: int, beneficiary: str) -> None:
+        """Under the prefix that ends with the first block given up."""
+        first = leaf.key[: (num_kept + 1) * self._block_bytes]
+        above = [node.key for node in _path(leaf)][1:]
+        salt = next(salt for salt, root in self._roots.items() if root is _root_of(leaf))
+        self._evictions[_digest(salt, [*reversed(above), first])] = Eviction(self.retention.now, beneficiary)
+        if len(self._evictions) > _MAX_EVICTIONS:
+            self._evictions.popitem(last=False)
 
     def _nodes(self) -> Iterator[Node]:
-        for child in self._root.children.values():
-            yield from _subtree(child)
+        for root in self._roots.values():
+            for child in root.children.values():
+                yield from _subtree(child)
+
+
+def _digest(salt: str, parts: list[bytes]) -> bytes:
+    digest = hashlib.blake2b(salt.encode(), digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _path(node: Node) -> Iterator[Node]:
+    """A node and those above it, but for the root."""
+    above: Node | None = node
+    while above and above.parent:
+        yield above
+        above = above.parent
+
+
+def _root_of(node: Node) -> Node:
+    while node.parent:
+        node = node.parent
+    return node
 
 
 def _subtree(top: Node) -> Iterator[Node]:

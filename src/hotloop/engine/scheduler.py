@@ -17,6 +17,7 @@ from hotloop.core.request import FinishReason, Request
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.fairness import Fairness
 from hotloop.engine.radix import RadixTree
+from hotloop.engine.retention import Retention
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Scheduler:
         self.config = config
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.tree = RadixTree(self.pool, block_size)
+        self.tree = self._new_tree()
         self.fairness = Fairness()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -78,7 +79,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Step:
         """The next step; empty if there is nothing to do."""
-        self.fairness.now = now
+        self.fairness.now = self.tree.retention.now = now
         plan = _Plan()
         behind = []
         for request in list(self.running.values()):
@@ -98,7 +99,7 @@ class Scheduler:
         """Let a slice compute guesses as well, as far as there are blocks: nobody gives way for a guess."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
-        if num_missing > 0 and (block_ids := self._allocate(num_missing)):
+        if num_missing > 0 and (block_ids := self._allocate(num_missing, request)):
             request.block_ids.extend(block_ids)
         room = len(request.block_ids) * self.block_size - part.end
         part.draft_ids, part.is_guess = draft_ids[:room], is_guess[:room]
@@ -125,7 +126,7 @@ class Scheduler:
         use it. Should that be to blame, they fail too, and the last of them takes it along.
         """
         self.finish(request, FinishReason.ERROR)
-        self.tree.forget(request.token_ids)
+        self.tree.forget(request.token_ids, request.salt)
 
     def reset(self) -> list[Request]:
         """Trust nothing that was computed, after a failed step. Returns the requests that are lost: those who ran or,
@@ -138,7 +139,7 @@ class Scheduler:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
         num_evicted = self.tree.num_evicted
         self.pool = BlockPool(self.pool.num_blocks)
-        self.tree = RadixTree(self.pool, self.block_size)
+        self.tree = self._new_tree()
         self.tree.num_evicted = num_evicted
         return requests
 
@@ -181,7 +182,7 @@ class Scheduler:
         end = begin + count
         num_missing = self._num_blocks_for(end) - len(request.block_ids)
         while num_missing > 0:
-            block_ids = self._allocate(num_missing)
+            block_ids = self._allocate(num_missing, request)
             if block_ids is not None:
                 request.block_ids.extend(block_ids)
                 break
@@ -192,9 +193,12 @@ class Scheduler:
         plan.slices[request.id] = Slice(request, begin, end, end == len(request.token_ids))
         return True
 
-    def _allocate(self, count: int) -> list[int] | None:
+    def _new_tree(self) -> RadixTree:
+        return RadixTree(self.pool, self.block_size, Retention(int(self.config.pinned_share * self.pool.num_blocks)))
+
+    def _allocate(self, count: int, request: Request) -> list[int] | None:
         if count > self.pool.num_free:
-            self.tree.evict(count - self.pool.num_free)
+            self.tree.evict(count - self.pool.num_free, request.id)
         return self.pool.allocate(count)
 
     def _admit(self, plan: "_Plan", request: Request) -> bool:
@@ -243,7 +247,7 @@ class Scheduler:
         """What the tree has of a request's tokens; the last token is always left to compute, for its logits."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return []
-        return self.tree.match(request.token_ids[: request.num_tokens - 1])
+        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt)
 
     def _adopt(self, request: Request, known: list[int]) -> None:
         """Use blocks of the tree beyond what this request has computed."""
@@ -263,7 +267,7 @@ class Scheduler:
         """Whether this step already computes the block this request needs next: then it waits and follows."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return False
-        prefix = request.token_ids[: request.num_computed + self.block_size].tobytes()
+        prefix = request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
         is_known = prefix in plan.prefixes
         plan.prefixes.add(prefix)
         return is_known
@@ -274,7 +278,7 @@ class Scheduler:
             return
         num_full = request.num_computed // self.block_size
         own = request.block_ids[:num_full].tolist()
-        shared = self.tree.insert(request.token_ids[: num_full * self.block_size], own)
+        shared = self.tree.insert(request.token_ids[: num_full * self.block_size], own, request.salt)
         if shared == own:
             return
         for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):

@@ -22,14 +22,28 @@ from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request
 from hotloop.engine.batch import make_batch
 from hotloop.engine.blocks import BlockPool
-from hotloop.engine.drafting.drafter import Guess, Want
+from hotloop.engine.drafting.drafter import Drafter, EitherDrafter, Guess, Want
+from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Slice, Step
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model's
 MAX_TAIL = 1024  # tokens that one of two vocabularies may have beyond the other: padding, and markers added later
+
+
+def open_drafter(
+    target: Tokenizer, vocab_size: int, config: EngineConfig, *, weights: WeightFormat, precision: Precision
+) -> Drafter | None:
+    """The draft model, if there is to be one, asked where the past has nothing like it."""
+    if config.draft_model is None:
+        return None
+    model = open_draft_model(config.draft_model, target, config, weights=weights, precision=precision)
+    if not config.drafts:
+        return model
+    return EitherDrafter(PastDrafter(target, vocab_size, config.draft_history_tokens, min_match=MIN_MATCH), model)
 
 
 def open_draft_model(

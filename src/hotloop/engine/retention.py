@@ -1,0 +1,59 @@
+"""Which of the idle prefixes to give up first: the one least likely to save work. Numbers only; the tree asks.
+
+    FINISHED   the run has ended; the longest ago first
+    ORDINARY   chance of return x cost of reading it again, least first. The chance falls by e every `FADE_S` since the
+               last use, and a token costs more the more come before it
+    AWAY       expected back from a tool; the one that returns last goes first. One that is overdue is ordinary
+    PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
+
+Holds are soft: they decide who goes first, never whether new work finds room. Pinned blocks may be a share of the pool
+at most; what is asked for beyond that is ordinary.
+"""
+
+import math
+
+from hotloop.core.retention import Hold, HoldKind
+
+FADE_S = 60.0
+ATTENTION_TOKENS = 4000.0  # before a token, that make it cost twice as much
+GRACE_S = 5.0  # how late an agent may be
+
+Rank = tuple[int, float, int]
+
+
+class Retention:
+    """Ranks prefixes. `now` is set by whoever has a clock."""
+
+    def __init__(self, max_pinned: int) -> None:
+        self.now = 0.0
+        self.max_pinned = max_pinned
+        """Most blocks that may be pinned."""
+
+    def rank(self, hold: Hold | None, used_at: float, last_used: int, depth: int) -> Rank:
+        """Lowest goes first; `depth` is the number of tokens up to the prefix's end."""
+        kind = self._kind(hold)
+        if kind is HoldKind.ORDINARY:
+            worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS)
+            return kind, round(worth, 1), last_used  # what is nearly equal goes by its last use
+        assert hold
+        if kind is HoldKind.FINISHED:
+            return kind, 0.0, last_used
+        return kind, -hold.until if kind is HoldKind.AWAY else hold.until, last_used
+
+    def expires_at(self, hold: Hold) -> float | None:
+        """When a hold will mean nothing any more."""
+        if hold.kind is HoldKind.AWAY:
+            return hold.until + GRACE_S
+        return hold.until if hold.kind is HoldKind.PINNED else None
+
+    def after_use(self, hold: Hold) -> Hold | None:
+        """What is left of a hold once its prefix was used again."""
+        if hold.kind is HoldKind.PINNED and self.now < hold.until:
+            return Hold(hold.kind, self.now + hold.ttl_s, hold.ttl_s)
+        return None
+
+    def _kind(self, hold: Hold | None) -> HoldKind:
+        if hold is None:
+            return HoldKind.ORDINARY
+        expires_at = self.expires_at(hold)
+        return HoldKind.ORDINARY if expires_at is not None and self.now >= expires_at else hold.kind
