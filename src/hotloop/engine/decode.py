@@ -21,6 +21,7 @@ from hotloop.engine.scheduler import Slice
 _MAX_CERTAIN = 512  # tokens foreseen at a time; the loop waits for no more than that
 _FAR = 512  # tokens left, from where on the room is watched
 _NEAR = 8  # tokens to spare, below which each further one is looked at before it is taken
+_MAX_RESERVED = 16  # tokens kept for what the model has still to choose when something must be closed
 _LARGE = 3  # certain tokens after a sampled one that tell that something with parts has begun
 
 
@@ -133,8 +134,8 @@ class Decoder:
         is_large = len(guide.certain) >= _LARGE and num_left <= _FAR
         if num_left > guide.look_at and not is_large:
             return token_id
-        num_spare = self._num_spare(guide, num_left)
-        if num_spare is not None:
+        num_spare = self._num_spare(guide, num_left, num_reserved=min(request.max_tokens // 32, _MAX_RESERVED))
+        if num_spare >= 0:
             guide.look_at = num_left - num_spare // 2 if num_spare > _NEAR else num_left
             return token_id
         guide.matcher.rollback(1 + len(guide.certain))
@@ -142,20 +143,22 @@ class Decoder:
         ending = guide.matcher.ending(num_left)
         closing_id = None if ending is None else ending[0] if ending else guide.matcher.eos_id
         if closing_id is not None and guide.matcher.closes(closing_id):
-            guide.is_cut = True
+            guide.is_cut |= token_id != closing_id
             token_id = closing_id
         elif closing_id is None:  # there was not room enough before, or nobody knows
             guide.look_at = num_left // 2
         self._advance(guide, token_id, num_left)
         return token_id
 
-    def _num_spare(self, guide: Guide, num_left: int) -> int | None:
-        """How many tokens would be left if the answer were completed from here; None if it cannot be."""
+    def _num_spare(self, guide: Guide, num_left: int, *, num_reserved: int) -> int:
+        """How many tokens would be left if the answer were completed from here; less than none if it cannot be."""
         if guide.matcher.has_ended:
             return num_left
         num_left -= 1 + len(guide.certain)
         ending = guide.matcher.ending(num_left) if num_left >= 0 else None
-        return None if ending is None else num_left - len(ending)
+        if ending is None:
+            return -1
+        return num_left - len(ending) - num_reserved if ending else num_left
 
     def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:
         """Take a token and what is certain after it."""

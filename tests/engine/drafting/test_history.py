@@ -19,8 +19,8 @@ def learn(history: SuffixHistory | PastDrafter, token_ids: list[int], num_cached
     history.learn(request)
 
 
-def guess(history: SuffixHistory, token_ids: list[int], max_tokens: int = 4, session_id: str = "") -> Guess:
-    return history.guess(array("i", token_ids), max_tokens, session_id)
+def guess(history: SuffixHistory, token_ids: list[int], max_tokens: int = 4, *owner: str) -> Guess:
+    return history.guess(array("i", token_ids), max_tokens, *owner)
 
 
 def test_a_request_goes_on_as_an_earlier_one_did() -> None:
@@ -52,6 +52,15 @@ def test_a_session_is_asked_first() -> None:
     learn(history, [3, 4, 12], session_id="yours")
     assert guess(history, [3, 4], 1, "mine") == Guess([11], 2)
     assert guess(history, [3, 4], 1) == guess(history, [3, 4], 1, "new") == Guess([12], 2)
+
+
+def test_nothing_is_guessed_from_the_past_of_another_salt() -> None:
+    history = SuffixHistory(100)
+    learn(history, [3, 4, 11], session_id="mine", salt="a")
+    for session_id in ("mine", "", "a"):
+        assert guess(history, [3, 4], 1, session_id) == Guess()
+        assert guess(history, [3, 4], 1, session_id, "b") == Guess()
+        assert guess(history, [3, 4], 1, session_id, "a") == Guess([11], 2)
 
 
 def test_what_was_cached_is_remembered_once_but_for_a_bridge() -> None:

@@ -4,12 +4,13 @@ Memory is set aside once and never grows: a ring of tokens, and a table from the
 last seen in the ring. What the ring has overwritten the table still points to, and two hashes may share a place in it;
 so what is found is compared token by token before it is believed, and neither does more harm than a guess not made.
 
-One store serves everybody, a session's own past first. Every guess is verified by the model, so no text passes from one
-session to another; how fast an answer comes can tell that something like it was seen before.
+One store serves everybody, a session's own past first, then that of all with the same salt. Every guess is verified by
+the model, so no text passes from one session to another; how fast an answer comes can tell those who share a salt that
+something like it was seen before.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ _SLOTS_PER_TOKEN = 8  # three runs, each for all and for its session, and room s
 _FACTOR = 0x9E3779B97F4A7C15  # odd, and its bits well mixed
 _MASK = (1 << 64) - 1
 
+Owner = tuple[str, str]
+
 
 class SuffixHistory:
     """Remembers the last `max_tokens` tokens, at 36 to 68 bytes each."""
@@ -35,11 +38,11 @@ class SuffixHistory:
         self._bits = (_SLOTS_PER_TOKEN * max_tokens).bit_length()
         self._places = np.full(1 << self._bits, 0, np.int32)  # written now, so that no step waits for its pages
 
-    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "") -> Guess:
+    def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Guess:
         """What followed the longest run that is known; among runs of one size, the session's own first."""
         tail = token_ids[-MAX_MATCH:]
         for size, run in reversed([*_last_runs(tail)]):
-            for owner in dict.fromkeys((session_id, "")):
+            for owner in _owners(session_id, salt):
                 begin = int(self._places[_slot(run, owner, self._bits)])
                 match = _count_match(self._ring[max(0, begin - MAX_MATCH) : begin], tail)
                 if match >= size:
@@ -58,7 +61,7 @@ class SuffixHistory:
         self._head = end + 1
         for size, runs in _all_runs(tokens):
             places = np.arange(head + size, end + 1, dtype=np.int32)
-            for owner in dict.fromkeys((request.session_id, "")):
+            for owner in _owners(request.session_id, request.salt):
                 slots = (runs ^ np.uint64(hash(owner) & _MASK)) * np.uint64(_FACTOR) >> np.uint64(64 - self._bits)
                 self._places[slots] = places  # of equal runs the last stays
 
@@ -89,7 +92,7 @@ class PastDrafter:
         wrong: twice its length keeps most of what is right and half as much of what is not.
         """
         own = self._lookup.guess(want.token_ids, want.max_tokens)
-        past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id)
+        past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
         best = past if past.match > own.match else own
         return Guess(best.token_ids[: 2 * best.match], best.match) if best.match >= self._min_match else Guess()
 
@@ -116,7 +119,12 @@ def _last_runs(token_ids: "array[int]") -> Iterator[tuple[int, int]]:
             yield size, run
 
 
-def _slot(run: int, owner: str, bits: int) -> int:
+def _owners(session_id: str, salt: str) -> Iterable[Owner]:
+    """Whose past it is, or may be guessed from: the session's first, then that of all who share."""
+    return dict.fromkeys(((salt, session_id), (salt, "")))
+
+
+def _slot(run: int, owner: Owner, bits: int) -> int:
     return (((run ^ (hash(owner) & _MASK)) * _FACTOR) & _MASK) >> (64 - bits)
 
 
