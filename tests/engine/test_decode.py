@@ -149,11 +149,9 @@ def test_what_fits_is_not_cut() -> None:
 def test_what_may_end_anywhere_uses_all_its_room() -> None:
     with make_engine() as engine:
         for max_tokens in (10, 100, 400):
-            done = answer(
-                engine, SamplingParams(temperature=1, seed=1, max_tokens=max_tokens), Grammar("regex", "[a-z]*")
-            )
-            if done.finish_reason == FinishReason.LENGTH:
-                assert done.usage.num_output == max_tokens
+            sampling = SamplingParams(temperature=1, seed=1, max_tokens=max_tokens, logit_bias={EOS_ID: -100})
+            done = answer(engine, sampling, Grammar("regex", "[a-z]*"))
+            assert (done.finish_reason, done.usage.num_output) == (FinishReason.LENGTH, max_tokens)
 
 
 def test_the_model_chooses_however_little_room_there_is() -> None:
