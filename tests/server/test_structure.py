@@ -24,7 +24,7 @@ from hotloop.server.openai_completions import CompletionBody
 from hotloop.server.openai_structure import JsonObjectFormat, either, parse_constraint
 from hotloop.server.openai_tools import Calling
 
-REGEX = r"[a-c]{3}-\d\d"
+REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
 LARK = 'start: "<" word ">"\nword: /[xyz]{2}/'
 

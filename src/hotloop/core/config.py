@@ -13,6 +13,7 @@ WeightFormat = Literal["int8", "int4", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
+CacheIsolation = Literal["none", "key"]
 
 
 _COUNTS = (
@@ -117,6 +118,10 @@ class ServerConfig:
     """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
     word_late_system: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
+    retention: bool = True
+    """Whether prompts are kept longer where a client asks for it or runs a tool, and finished runs are let go first."""
+    cache_isolation: CacheIsolation = "none"
+    """Who shares what was read: everybody, or only requests with the same API key (`key`)."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
 

@@ -16,7 +16,7 @@ from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.server.anthropic_cache import CacheHint
+from hotloop.server.anthropic_cache import find_pins
 from hotloop.server.anthropic_errors import ThreadUnsupported
 from hotloop.server.anthropic_render import EventWriter, Frame, Silence, render_message
 from hotloop.server.anthropic_turns import Turns, parse_turns
@@ -44,15 +44,14 @@ class MessageJob(Job):
 
     frame: Frame
     parser: CallParser
-    hints: tuple[CacheHint, ...]
-    """What of the prompt the client wants kept."""
 
 
 async def messages(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_messages_body, await service.read(http))
     service.check_model(body.model)
-    job = await asyncio.to_thread(message_job, body, service)
+    scope = service.scope(http.headers, body.cache_salt)
+    job = await asyncio.to_thread(message_job, body, service, scope)
     priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
     call = submit(service, job, job.frame.id, priority, session_id)
     if body.stream:
@@ -66,11 +65,12 @@ async def count_tokens(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_prompt_body, await service.read(http))
     service.check_model(body.model)
-    prompt = await asyncio.to_thread(_count_prompt, body, service)
+    scope = service.scope(http.headers, body.cache_salt)
+    prompt = await asyncio.to_thread(_count_prompt, body, service, scope)
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
 
-def message_job(body: MessagesBody, service: Service) -> MessageJob:
+def message_job(body: MessagesBody, service: Service, scope: str) -> MessageJob:
     if body.thread is not None:
         raise ThreadUnsupported
     calling = parse_calling(body, is_strict=service.strict_tools)
@@ -79,13 +79,16 @@ def message_job(body: MessagesBody, service: Service) -> MessageJob:
         reason = "messages: the last turn is the assistant's, and cannot be continued here"
         raise RequestError(reason, param="messages")
     grammar = _make_grammar(body, calling, service)
-    prompt = _make_prompt(body, turns, calling, service)
+    prompt = _make_prompt(body, turns, calling, service, scope)
+    pins = find_pins(turns.hints, turns.messages, prompt, service.engine.tokenizer)
+    turn = service.keeper.begin(turns.messages, pins, can_call=calling.is_possible and not body.is_warming)
     num_left = _num_left(prompt, service)
     max_tokens = min(max(body.max_tokens, 1), num_left)
     frame = Frame(
         id=f"msg_{secrets.token_hex(12)}",
         model=service.model,
         ttl=turns.hints[-1].ttl if turns.hints else None,
+        num_kept=max((pin.num_tokens for pin in pins), default=0),
         limit="model_context_window_exceeded" if body.max_tokens > num_left else "max_tokens",
         is_silent=body.is_warming,
     )
@@ -96,8 +99,9 @@ def message_job(body: MessagesBody, service: Service) -> MessageJob:
         sampling=parse_sampling(body, max_tokens=max_tokens, keep_special=shows_special(calling, service)),
         grammar=grammar,
         frame=frame,
-        parser=Silence() if body.is_warming else answer_parser(calling, service)(),
-        hints=tuple(turns.hints),
+        parser=Silence() if body.is_warming else answer_parser(calling, service, turn)(),
+        turn=turn,
+        scope=scope,
     )
 
 
@@ -105,14 +109,14 @@ def _make_grammar(body: MessagesBody, calling: Calling, service: Service) -> Gra
     return None if body.is_warming else answer_grammar(parse_output_constraint(body), calling, service)
 
 
-def _make_prompt(body: PromptBody, turns: Turns, calling: Calling, service: Service) -> Prompt:
+def _make_prompt(body: PromptBody, turns: Turns, calling: Calling, service: Service, scope: str) -> Prompt:
     conversation = Conversation(
         messages=tuple(turns.messages),
         tools=calling.tools,
         is_answer_next=turns.messages[-1].role != "assistant",
         extra=parse_template_variables(body),
     )
-    return service.prompts.chat(conversation)
+    return service.prompts.chat(conversation, scope=scope)
 
 
 def _num_left(prompt: Prompt, service: Service) -> int:
@@ -126,5 +130,6 @@ def _num_left(prompt: Prompt, service: Service) -> int:
     return service.engine.max_context - num_prompt
 
 
-def _count_prompt(body: PromptBody, service: Service) -> Prompt:
-    return _make_prompt(body, parse_turns(body), parse_calling(body, is_strict=service.strict_tools), service)
+def _count_prompt(body: PromptBody, service: Service, scope: str) -> Prompt:
+    calling = parse_calling(body, is_strict=service.strict_tools)
+    return _make_prompt(body, parse_turns(body), calling, service, scope)

@@ -31,6 +31,8 @@ class Frame:
     model: str
     ttl: Ttl | None
     """How long the client wants the prompt kept, if it does."""
+    num_kept: int = 0
+    """How much of the prompt lies before the last breakpoint."""
     limit: Literal["max_tokens", "model_context_window_exceeded"] = "max_tokens"
     """What it means if the answer gets no longer."""
     is_silent: bool = False
@@ -59,7 +61,7 @@ class Frame:
     def render_counts(self, usage: Usage) -> Json:
         """Each token of the prompt is counted once: read from the cache, put there because asked, or neither."""
         num_new = usage.num_prompt - usage.num_cached
-        num_created = num_new if self.ttl else 0
+        num_created = max(self.num_kept - usage.num_cached, 0)
         return {
             "input_tokens": num_new - num_created,
             "cache_creation_input_tokens": num_created,

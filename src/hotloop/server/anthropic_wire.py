@@ -17,7 +17,7 @@ from hotloop.core.schema import json_schema
 from hotloop.server.anthropic_cache import CacheControlBody
 from hotloop.server.openai_structure import Constraint, blaming
 from hotloop.server.openai_tools import Calling
-from hotloop.server.openai_wire import MAX_STOPS, Count, Int64, PriorityName, StopString
+from hotloop.server.openai_wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
 
 
 class PartBody(msgspec.Struct, kw_only=True):
@@ -87,6 +87,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
     thinking: ThinkingBody | None = None
     output_config: OutputBody | None = None
     cache_control: CacheControlBody | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class MessagesBody(PromptBody, kw_only=True):

@@ -124,6 +124,7 @@ class _Route:
     index: int
     request: Request
     endpoint: str
+    on_finish: Callable[[Request], None]
     last_event_at: float | None = None
 
 
@@ -139,11 +140,19 @@ class Mailroom:
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
-    def submit(self, requests: Sequence[Request], endpoint: str) -> Call:
-        """All of the requests or none. Raises what `Engine.submit` raises."""
+    def submit(
+        self,
+        requests: Sequence[Request],
+        endpoint: str,
+        on_finish: Callable[[Request], None] = lambda request: None,
+    ) -> Call:
+        """All of the requests or none. Raises what `Engine.submit` raises.
+
+        `on_finish` hears of each request's end, whatever it is, before anybody who waits for its events.
+        """
         self._loop = asyncio.get_running_loop()
         call = Call(requests, self._engine.abort)
-        routes = {request.id: _Route(call, i, request, endpoint) for i, request in enumerate(requests)}
+        routes = {request.id: _Route(call, i, request, endpoint, on_finish) for i, request in enumerate(requests)}
         self._routes |= routes
         try:
             self._engine.submit(requests, self._post)
@@ -176,7 +185,12 @@ class Mailroom:
                 self._metrics.observe_gap(now - route.last_event_at, len(event.token_ids))
             route.last_event_at = now
             if event.finish_reason:
-                del self._routes[event.request_id]
-                self._metrics.observe_finish(route.request, route.endpoint, event.finish_reason)
-                self._prompts.remember(route.request.prompt_ids, route.request.output_ids)
+                self._settle(route, event.finish_reason)
             route.call.add(route.index, event)
+
+    def _settle(self, route: _Route, finish_reason: FinishReason) -> None:
+        request = route.request
+        del self._routes[request.id]
+        self._metrics.observe_finish(request, route.endpoint, finish_reason)
+        self._prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
+        route.on_finish(request)

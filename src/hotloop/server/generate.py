@@ -37,15 +37,17 @@ async def chat_completions(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_chat_body, await service.read(http))
     service.check_model(body.model)
+    scope = service.scope(http.headers, body.cache_salt)
     # A long history takes a while to cut into tokens, a schema to compile: the other streams should not wait for it.
-    return await _generate(http, body, await asyncio.to_thread(chat_job, body, service))
+    return await _generate(http, body, await asyncio.to_thread(chat_job, body, service, scope))
 
 
 async def completions(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_completion_body, await service.read(http))
     service.check_model(body.model)
-    return await _generate(http, body, await asyncio.to_thread(completion_job, body, service))
+    scope = service.scope(http.headers, body.cache_salt)
+    return await _generate(http, body, await asyncio.to_thread(completion_job, body, service, scope))
 
 
 async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -> Response:
@@ -67,11 +69,11 @@ def submit(service: Service, job: Job, answer_id: str, priority: Priority, sessi
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
-        Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id, job.grammar)
+        Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id, job.grammar, job.scope)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     try:
-        return service.mailroom.submit(requests, job.endpoint)
+        return service.mailroom.submit(requests, job.endpoint, job.turn.finish)
     except PromptTooLong as error:
         error.param = job.prompt_param
         raise

@@ -74,7 +74,7 @@ async def tokenize(request: Request) -> Response:
     service = Service.of(request)
     body = decode(_tokenize_body, await service.read(request))
     service.check_model(body.model)
-    prompt = await asyncio.to_thread(_parse_prompt, body, service)
+    prompt = await asyncio.to_thread(_parse_prompt, body, service, service.scope(request.headers))
     answer: Json = {
         "count": len(prompt.token_ids),
         "max_model_len": service.engine.max_context,
@@ -93,9 +93,9 @@ async def detokenize(request: Request) -> Response:
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 
-def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
+def _parse_prompt(body: TokenizeBody, service: Service, scope: str) -> Prompt:
     if body.prompt is not None and body.messages is None:
-        return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False)
+        return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False, scope=scope)
     if body.messages is None or body.prompt is not None:
         raise RequestError("give either prompt or messages", param="prompt")
     conversation = Conversation(
@@ -104,7 +104,7 @@ def _parse_prompt(body: TokenizeBody, service: Service) -> Prompt:
         is_answer_next=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )
-    return service.prompts.chat(conversation)
+    return service.prompts.chat(conversation, scope=scope)
 
 
 def _render_model(service: Service) -> Json:

@@ -13,6 +13,7 @@ from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
+from hotloop.server.holds import Pin, Turn
 from hotloop.server.openai_chat import (
     ChatBody,
     constrain,
@@ -31,6 +32,7 @@ from hotloop.server.openai_message import ChatWording, PlainText
 from hotloop.server.openai_render import Wording
 from hotloop.server.openai_structure import Constraint, blaming, parse_constraint
 from hotloop.server.openai_tools import Calling
+from hotloop.server.openai_wire import GenerateBody, parse_retention
 from hotloop.server.service import Service
 
 _MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them
@@ -46,6 +48,9 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
+    turn: Turn
+    scope: str
+    """Prompts of other scopes share nothing with these."""
     num_choices: int = 1
 
 
@@ -57,17 +62,24 @@ class CompletionJob(Job):
     wording: Wording
 
 
-def chat_job(body: ChatBody, service: Service) -> CompletionJob:
+def chat_job(body: ChatBody, service: Service, scope: str) -> CompletionJob:
     engine = service.engine
     calling = parse_calling(body, is_strict=service.strict_tools)
     keep_special = shows_special(calling, service)
     sampling = parse_chat_sampling(body, engine.tokenizer.vocab_size, keep_special=keep_special)
     grammar = answer_grammar(parse_constraint(body), calling, service)
-    prompt = service.prompts.chat(parse_conversation(body, calling))
+    conversation = parse_conversation(body, calling)
+    prompt = service.prompts.chat(conversation, scope=scope)
+    turn = service.keeper.begin(
+        conversation.messages,
+        whole_prompt_pins(body, prompt),
+        can_call=calling.is_possible,
+        num_choices=body.num_choices,
+    )
     wording = ChatWording(
         engine.tokenizer,
         has_logprobs=sampling.logprobs is not None,
-        parser=answer_parser(calling, service),
+        parser=answer_parser(calling, service, turn),
         is_named=calling.choice.name is not None,
     )
     return CompletionJob(
@@ -79,14 +91,16 @@ def chat_job(body: ChatBody, service: Service) -> CompletionJob:
         sampling=sampling,
         wording=wording,
         grammar=grammar,
+        turn=turn,
+        scope=scope,
     )
 
 
-def completion_job(body: CompletionBody, service: Service) -> CompletionJob:
+def completion_job(body: CompletionBody, service: Service, scope: str) -> CompletionJob:
     tokenizer = service.engine.tokenizer
     sampling = parse_completion_sampling(body, tokenizer.vocab_size)
     grammar = _compile(parse_constraint(body), service)
-    prompts = parse_prompts(body, service.prompts)
+    prompts = parse_prompts(body, service.prompts, scope)
     echoes = [prompt.text if body.echo else "" for prompt in prompts]
     return CompletionJob(
         endpoint="completions",
@@ -97,6 +111,8 @@ def completion_job(body: CompletionBody, service: Service) -> CompletionJob:
         sampling=sampling,
         wording=CompletionWording(tokenizer, echoes, body.num_choices),
         grammar=grammar,
+        turn=service.keeper.begin(),
+        scope=scope,
     )
 
 
@@ -105,9 +121,19 @@ def shows_special(calling: Calling, service: Service) -> bool:
     return calling.is_possible and service.tool_format.keep_special
 
 
-def answer_parser(calling: Calling, service: Service) -> Callable[[], CallParser]:
+def whole_prompt_pins(body: GenerateBody, prompt: Prompt) -> tuple[Pin, ...]:
+    """OpenAI's clients say how long a prompt is to be kept, not which part of it."""
+    ttl_s = parse_retention(body)
+    return (Pin(len(prompt.token_ids), ttl_s),) if ttl_s else ()
+
+
+def answer_parser(calling: Calling, service: Service, turn: Turn) -> Callable[[], CallParser]:
     """What makes the parser of an answer: without tools to call, all of it is text."""
-    return partial(service.prompts.parser, calling.allowed) if calling.is_possible else PlainText
+    return partial(_watched_parser, calling, service, turn) if calling.is_possible else PlainText
+
+
+def _watched_parser(calling: Calling, service: Service, turn: Turn) -> CallParser:
+    return turn.watch(service.prompts.parser(calling.allowed))
 
 
 def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Grammar | None:

@@ -27,14 +27,14 @@ class CompletionBody(GenerateBody, kw_only=True):
     best_of: int | None = None
 
 
-def parse_prompts(body: CompletionBody, prompts: Prompts) -> list[Prompt]:
+def parse_prompts(body: CompletionBody, prompts: Prompts, scope: str) -> list[Prompt]:
     """One prompt or several: text, texts, tokens, or lists of tokens."""
     _check_supported(body)
     given = body.prompt
     several = given if isinstance(given, list) and not all(isinstance(part, int) for part in given) else [given]
     if len(several) * body.num_choices > MAX_CHOICES:
         raise RequestError(f"prompts times n may be at most {MAX_CHOICES}", param="prompt")
-    parsed = [_parse_prompt(one, prompts) for one in several]
+    parsed = [_parse_prompt(one, prompts, scope) for one in several]
     if not all(prompt.token_ids for prompt in parsed):
         raise RequestError("a prompt is empty", param="prompt")
     return parsed
@@ -54,9 +54,9 @@ def _check_supported(body: CompletionBody) -> None:
         raise RequestError("echo is not supported together with logprobs", param="echo")
 
 
-def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts) -> Prompt:
+def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: str) -> Prompt:
     if isinstance(given, str):
-        return prompts.text(given)
+        return prompts.text(given, scope=scope)
     if isinstance(given, int):
         raise RequestError("prompt: text and tokens cannot be mixed", param="prompt")
     return prompts.tokens([part for part in given if isinstance(part, int)])

@@ -31,15 +31,24 @@ SESSION_HEADERS = (
 PRIORITY_HEADER = "x-hotloop-priority"
 MAX_SESSION_ID = 256
 
+# Kept in memory, so no longer than an hour, whatever is asked for.
+_RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
+
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+CacheSalt = Annotated[str, Meta(min_length=1)]
 PriorityName = Literal["interactive", "workflow", "background"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+
+
+class CacheOptionsBody(msgspec.Struct, kw_only=True):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class GenerateBody(StructureBody, kw_only=True):
@@ -71,6 +80,9 @@ class GenerateBody(StructureBody, kw_only=True):
     service_tier: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptionsBody | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    cache_salt: CacheSalt | None = None
     user: str | None = None
 
     @property
@@ -165,6 +177,15 @@ _SPELT_ALIKE = (
     "ignore_eos",
     "shortcuts",
 )
+
+
+def parse_retention(body: GenerateBody) -> int | None:
+    """For how many seconds the prompt is to be kept, if the body says so. The newer field wins."""
+    options = body.prompt_cache_options or CacheOptionsBody()
+    if options.mode == "explicit":  # nothing but breakpoints, which are not read here
+        return None
+    asked = options.ttl or body.prompt_cache_retention
+    return _RETENTIONS_S[asked] if asked else None
 
 
 def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -5,7 +5,6 @@ in the background, a `Composer` writes the response and the store hears of its e
 """
 
 import asyncio
-import hashlib
 import secrets
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.message import Message
 from hotloop.server.errors import Cancelled
 from hotloop.server.generate import EventStream, submit
-from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
+from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special, whole_prompt_pins
 from hotloop.server.openai_render import Json
 from hotloop.server.openai_wire import convert, decode, parse_priority, parse_session_id
 from hotloop.server.responses_items import Item, make_turns, parse_items, render_items
@@ -37,6 +36,7 @@ from hotloop.server.responses_wire import (
     parse_shape,
 )
 from hotloop.server.service import Service
+from hotloop.server.tenants import name_owner
 
 _responses_body = msgspec.json.Decoder(ResponsesBody)
 
@@ -62,9 +62,10 @@ async def create(http: HttpRequest) -> Response:
     body = decode(_responses_body, await service.read(http))
     service.check_model(body.model)
     check_body(body)
-    owner, store = _owner(http), service.responses
+    owner, store = name_owner(http.headers), service.responses
     previous = store.find_previous(body.previous_response_id, owner) if body.previous_response_id else ()
-    job = await asyncio.to_thread(response_job, body, previous, service)
+    scope = service.scope(http.headers, body.cache_salt)
+    job = await asyncio.to_thread(response_job, body, previous, service, scope)
     priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
     call = submit(service, job, job.composer.id, priority, session_id)
     run = Run(owner, job.items, call, job.composer, body.is_stored)
@@ -84,7 +85,7 @@ async def show(http: HttpRequest) -> Response:
 
 
 async def delete(http: HttpRequest) -> Response:
-    store, response_id, owner = Service.of(http).responses, http.path_params["id"], _owner(http)
+    store, response_id, owner = Service.of(http).responses, http.path_params["id"], name_owner(http.headers)
     run = store.find_running(response_id, owner)
     if run and run.is_stored:
         run.is_stored = False
@@ -96,7 +97,7 @@ async def delete(http: HttpRequest) -> Response:
 
 async def cancel(http: HttpRequest) -> Response:
     """End it within a step of the engine. One that has ended already is answered as it is."""
-    run = Service.of(http).responses.find_running(http.path_params["id"], _owner(http))
+    run = Service.of(http).responses.find_running(http.path_params["id"], name_owner(http.headers))
     if not run:
         return _json(_find(http).encode())
     run.call.fail(Cancelled())
@@ -133,7 +134,7 @@ class ResponseStream(EventStream):
             self._forget()
 
 
-def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Service) -> ResponseJob:
+def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Service, scope: str) -> ResponseJob:
     tokenizer = service.engine.tokenizer
     toolbox = _parse_tools(body, service)
     keep_special = shows_special(toolbox.calling, service)
@@ -141,15 +142,20 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
     grammar = answer_grammar(parse_shape(body), toolbox.calling, service)
     items = previous + parse_items(body.input)
     conversation = _make_conversation(body, items, toolbox)
+    prompt = service.prompts.chat(conversation, scope=scope)
+    can_call = toolbox.calling.is_possible
+    turn = service.keeper.begin(conversation.messages, whole_prompt_pins(body, prompt), can_call=can_call)
     head = render_head(body, toolbox, f"resp_{secrets.token_hex(24)}", service.model)
     return ResponseJob(
         endpoint="responses",
         prompt_param="input",
-        prompts=[service.prompts.chat(conversation)],
+        prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        composer=Composer(head, answer_parser(toolbox.calling, service)(), toolbox, tokenizer),
+        composer=Composer(head, answer_parser(toolbox.calling, service, turn)(), toolbox, tokenizer),
         items=items,
+        turn=turn,
+        scope=scope,
     )
 
 
@@ -197,13 +203,7 @@ async def _compose(run: Run) -> None:
 
 
 def _find(http: HttpRequest) -> Run | Ended:
-    return Service.of(http).responses.find(http.path_params["id"], _owner(http))
-
-
-def _owner(http: HttpRequest) -> str:
-    """Whose responses these are: who carries another key, or none, finds others."""
-    key = http.headers.get("authorization") or http.headers.get("x-api-key") or ""
-    return hashlib.sha256(key.encode()).hexdigest()
+    return Service.of(http).responses.find(http.path_params["id"], name_owner(http.headers))
 
 
 def _render_page(items: list[Json], page: PageQuery) -> Json:

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -9,14 +10,16 @@ from starlette.requests import Request
 from hotloop import __version__
 from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
-from hotloop.core.config import ServerConfig, parse_bytes
+from hotloop.core.config import CacheIsolation, ServerConfig, parse_bytes
 from hotloop.core.errors import UnknownModel
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom
+from hotloop.server.holds import Keeper
 from hotloop.server.metrics import Metrics
 from hotloop.server.openai_render import Envelope
 from hotloop.server.responses_store import ResponseStore
+from hotloop.server.tenants import name_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class Service:
     mailroom: Mailroom
     tool_format: ToolFormat
     prompts: Prompts
+    keeper: Keeper
     strict_tools: bool
+    cache_isolation: CacheIsolation
     fingerprint: str
     max_body_bytes: int
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -55,7 +60,9 @@ class Service:
             mailroom=Mailroom(engine, metrics, prompts),
             tool_format=tool_format,
             prompts=prompts,
+            keeper=Keeper(engine, is_on=config.retention),
             strict_tools=config.strict_tools,
+            cache_isolation=config.cache_isolation,
             fingerprint=f"fp_{digest[:10]}",
             max_body_bytes=parse_bytes(config.max_body),
         )
@@ -67,6 +74,10 @@ class Service:
         """No name means the one model there is."""
         if name is not None and name != self.model:
             raise UnknownModel(name, self.model)
+
+    def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
+        """With whom a request shares what was read and remembered."""
+        return name_scope(headers, cache_salt, self.cache_isolation)
 
     def envelope(self, answer_id: str) -> Envelope:
         return Envelope(answer_id, int(time.time()), self.model, self.fingerprint)

@@ -106,6 +106,18 @@ def test_the_next_turn_reads_only_what_is_new() -> None:
     assert len(batches[0].token_ids) <= BLOCK_SIZE + len(b" more")
 
 
+def test_another_salt_reads_all_of_it_again() -> None:
+    drafter, batches = make_drafter()
+    for salt, num_read in (("a", len(PROMPT)), ("b", len(PROMPT)), ("a", BLOCK_SIZE)):
+        batches.clear()
+        request = make_request(PROMPT, f"{salt}{num_read}", salt=salt)
+        propose(drafter, [want(request, 1)])
+        assert len(batches[0].token_ids) <= num_read
+        assert (len(batches[0].token_ids) == len(PROMPT)) == (num_read == len(PROMPT))
+        drafter.learn(request)
+        drafter.check()
+
+
 def test_one_reads_a_prompt_that_many_have() -> None:
     drafter, batches = make_drafter(max_read_tokens=8)
     requests = [make_request([*PROMPT, i]) for i in range(4)]

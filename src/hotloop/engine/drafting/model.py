@@ -96,6 +96,11 @@ class _Shadow:
         return self.copy.num_tokens - self.copy.num_computed
 
 
+def _shadow(want: Want) -> _Shadow:
+    request = want.request
+    return _Shadow(Request(request.id, want.token_ids, request.sampling, salt=request.salt))
+
+
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
 
@@ -158,7 +163,7 @@ class ModelDrafter:
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        shadow = self._shadows.pop(request, None) or _Shadow(Request(request.id, want.token_ids, request.sampling))
+        shadow = self._shadows.pop(request, None) or _shadow(want)
         self._shadows[request] = shadow
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
@@ -230,7 +235,7 @@ class ModelDrafter:
         """Use what the tree has beyond what this one has computed; the last token is always left, for its logits."""
         if len(copy.block_ids) * self._block_size != copy.num_computed:
             return
-        adopted = self._tree.match(copy.token_ids[:-1])[len(copy.block_ids) :]
+        adopted = self._tree.match(copy.token_ids[:-1], copy.salt)[len(copy.block_ids) :]
         self._pool.use(adopted)
         copy.block_ids.extend(adopted)
         copy.num_computed = len(copy.block_ids) * self._block_size
@@ -241,7 +246,7 @@ class ModelDrafter:
         own = copy.block_ids[:num_full].tolist()
         if not own or self._pool.is_kept(own[-1]):
             return
-        shared = self._tree.insert(copy.token_ids[: num_full * self._block_size], own)
+        shared = self._tree.insert(copy.token_ids[: num_full * self._block_size], own, copy.salt)
         for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
             if mine != theirs:
                 self._pool.use([theirs])

@@ -1,0 +1,70 @@
+"""How long an agent is away when it runs a tool: learnt for each tool from when its results came back.
+
+A call is known again by its id, so nothing is assumed about connections or sessions. Calls made together come back
+together; then the slower tool's time is believed of both, which keeps a prefix too long rather than too short. Bounded;
+used from any thread.
+"""
+
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+DEFAULT_S = 2.0
+MAX_S = 60.0
+
+_QUANTILE = 0.9
+_MAX_RECENT = 32  # times of one tool
+_MAX_TOOLS = 1024
+_MAX_OPEN = 8192  # calls whose results have not come back; many never do
+
+
+class ToolGaps:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._recent: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def leave(self, call_id: str, tool_name: str) -> None:
+        """A call was given out now."""
+        with self._lock:
+            self._open[_key(call_id)] = tool_name, self._clock()
+            if len(self._open) > _MAX_OPEN:
+                self._open.popitem(last=False)
+
+    def come_back(self, call_ids: Iterable[str]) -> None:
+        """Results of these calls are here; those that were here before are known, and those of other servers not."""
+        with self._lock:
+            for call_id in call_ids:
+                if opened := self._open.pop(_key(call_id), None):
+                    tool_name, left_at = opened
+                    self._note(tool_name, self._clock() - left_at)
+
+    def expected_s(self, tool_names: Iterable[str]) -> float:
+        """How long calls of these tools, made together, will probably take at most."""
+        with self._lock:
+            return max(map(self._expected_s, tool_names), default=0.0)
+
+    def check(self) -> None:
+        assert len(self._open) <= _MAX_OPEN
+        assert len(self._recent) <= _MAX_TOOLS
+        assert all(0 < len(recent) <= _MAX_RECENT for recent in self._recent.values())
+
+    def _note(self, tool_name: str, duration_s: float) -> None:
+        self._recent.setdefault(tool_name, deque(maxlen=_MAX_RECENT)).append(duration_s)
+        self._recent.move_to_end(tool_name)
+        if len(self._recent) > _MAX_TOOLS:
+            self._recent.popitem(last=False)
+
+    def _expected_s(self, tool_name: str) -> float:
+        recent = self._recent.get(tool_name)
+        if not recent:
+            return DEFAULT_S
+        return min(sorted(recent)[math.ceil(_QUANTILE * len(recent)) - 1], MAX_S)
+
+
+def _key(call_id: str) -> str:
+    """What is random in an id: each API has its own word in front of it."""
+    return call_id.rpartition("_")[2]

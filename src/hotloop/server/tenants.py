@@ -1,0 +1,31 @@
+"""Who asks, and with whom that one shares what was read.
+
+A scope is a name for those who share: prefixes, and what is remembered of prompts, are found within one scope only. It
+is a hash, so that neither a key nor a salt lies about in what the engine keeps.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from hotloop.core.config import CacheIsolation
+
+
+def find_key(headers: Mapping[str, str]) -> str:
+    """The API key a request carries, by either header; empty if it carries none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return (token.strip() if scheme.lower() == "bearer" else "") or headers.get("x-api-key", "")
+
+
+def name_owner(headers: Mapping[str, str]) -> str:
+    """Whose things are made now: who carries another key, or none, finds others."""
+    return _digest(find_key(headers))
+
+
+def name_scope(headers: Mapping[str, str], cache_salt: str | None, isolation: CacheIsolation) -> str:
+    """Empty where everybody shares."""
+    key = find_key(headers) if isolation == "key" else ""
+    return _digest(key, cache_salt or "") if cache_salt or isolation == "key" else ""
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
