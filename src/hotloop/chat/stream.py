@@ -5,6 +5,7 @@ cannot be the beginning of a call; a call that turns out not to be one becomes p
 """
 
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class Answer:
             self._events.append(CallDelta(self.num_calls - 1, text) if self.is_calling else TextDelta(text))
 
 
-class MarkedParser:
+class MarkedParser(ABC):
     """Prose until one of the openings; from there a family's own states, one character at a time.
 
     A state is a method that takes the next character. A family begins in `opened`; it keeps in `self.raw` what it has
@@ -185,12 +186,13 @@ class MarkedParser:
         """Look at these characters again, in the state that is now."""
         self._queue.extendleft(reversed(text))
 
+    @abstractmethod
     def opened(self, opening: str) -> None:
-        raise NotImplementedError
+        """One of the openings was read: from here on the family's own states see each character."""
 
+    @abstractmethod
     def cut(self) -> None:
         """The text has ended: settle what is under way."""
-        raise NotImplementedError
 
 
 def _begins(text: str, words: Sequence[str]) -> bool:
