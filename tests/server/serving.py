@@ -6,6 +6,7 @@ A token is a byte, so a test can force any text it likes with `logit_bias`, or h
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, Self
 
 import httpx
@@ -57,6 +58,22 @@ class Gate:
         self._is_open.set()
 
 
+class Pause:
+    """Before a certain step the model stops, until somebody has heard what it said so far."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._steps = count()
+        self._is_over = threading.Event()
+
+    def __call__(self, batch: Batch) -> None:
+        if next(self._steps) == self._step:
+            assert self._is_over.wait(30), "nothing was heard of what was said"
+
+    def end(self) -> None:
+        self._is_over.set()
+
+
 class Serving:
     """The server in a thread, and ways to talk to it."""
 
@@ -68,12 +85,13 @@ class Serving:
         has_template: bool = True,
         num_blocks: int = 512,
         script: Sequence[str] | None = None,
+        on_run: Callable[[Batch], None] | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
         size = {"block_size": 16, "num_blocks": num_blocks}
         null = NullBackend(**size, vocab_size=TOKENIZER.vocab_size, max_context=4096, on_run=self.gate)
-        backend = null if script is None else ScriptedBackend(TOKENIZER, script, **size)
+        backend = null if script is None else ScriptedBackend(TOKENIZER, script, **size, on_run=on_run)
         template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True)
         self.engine = Engine(TOKENIZER, backend, engine_config, name=MODEL, template=template)

@@ -17,8 +17,8 @@ from tests.server.serving import HELLO, MODEL, Serving, until
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority
-from hotloop.server.anthropic_wire import MessagesBody
-from hotloop.server.openai_wire import parse_priority, parse_session_id
+from hotloop.server.anthropic.wire import MessagesBody
+from hotloop.server.openai.wire import parse_priority, parse_session_id
 
 PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}

@@ -10,7 +10,7 @@ from anthropic import beta_tool
 from anthropic.types import Message, ToolUseBlock
 from tests.server.calls import check_call, write_call
 from tests.server.claude import TOOLS, ask, blocks_of, claude, post, prompt_tokens, read_events, saying
-from tests.server.serving import HELLO, MODEL, Serving
+from tests.server.serving import HELLO, MODEL, Pause, Serving
 
 PARIS = write_call("weather", city="Paris", days=2)
 CLOCK = write_call("clock")
@@ -48,14 +48,19 @@ def test_every_event_of_a_stream(script: str) -> None:
 
 
 def test_arguments_arrive_as_they_are_written() -> None:
+    pause = Pause(len(PARIS) - 20)
+    pieces = []
     with (
-        saying(PARIS) as client,
+        Serving(script=[PARIS], on_run=pause) as serving,
+        claude(serving) as client,
         client.messages.stream(
             model=MODEL, messages=HELLO, max_tokens=400, tools=TOOLS, extra_body={"shortcuts": False}
         ) as stream,
     ):
-        pieces = [event.partial_json for event in stream if event.type == "input_json"]
-    assert len(pieces) > 5
+        for event in stream:
+            if event.type == "input_json" and event.partial_json:
+                pieces.append(event.partial_json)
+                pause.end()
     assert "".join(pieces) == '{"city": "Paris", "days": 2}'
 
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.anthropic_cache import CacheHint
-from hotloop.server.anthropic_turns import Turns, parse_turns
-from hotloop.server.anthropic_wire import PromptBody, parse_template_variables
+from hotloop.server.anthropic.cache import CacheHint
+from hotloop.server.anthropic.turns import Turns, parse_turns
+from hotloop.server.anthropic.wire import PromptBody, parse_template_variables
 
 FIVE: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

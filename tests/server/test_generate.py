@@ -11,8 +11,8 @@ from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
 from hotloop.server.generate import EventStream
-from hotloop.server.openai_completions import CompletionWording
-from hotloop.server.openai_render import ChunkWriter, Envelope
+from hotloop.server.openai.completions import CompletionWording
+from hotloop.server.openai.render import ChunkWriter, Envelope
 
 
 class Wire:

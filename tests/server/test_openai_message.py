@@ -11,7 +11,7 @@ from tests.server.calls import write_call
 
 from hotloop.chat.formats import choose_format
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
-from hotloop.server.openai_message import ChatWording
+from hotloop.server.openai.message import ChatWording
 
 FORMAT = choose_format(None, TOKENIZER, "generic")
 CALL = write_call("look", at="x")

@@ -8,8 +8,8 @@ import pytest
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.server.openai_chat import ChatBody
-from hotloop.server.openai_tools import Calling, choose_tools, parse_tools
+from hotloop.server.openai.chat import ChatBody
+from hotloop.server.openai.tools import Calling, choose_tools, parse_tools
 
 TOOLS = (Tool("f"), Tool("g"))
 NAMED = {"type": "function", "function": {"name": "f"}}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hotloop.core.request import Priority
-from hotloop.server.openai_chat import ChatBody, parse_chat_sampling
-from hotloop.server.openai_wire import parse_priority, parse_session_id
+from hotloop.server.openai.chat import ChatBody, parse_chat_sampling
+from hotloop.server.openai.wire import parse_priority, parse_session_id
 
 
 def body(**fields: Any) -> ChatBody:

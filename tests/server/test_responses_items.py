@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.responses_items import (
+from hotloop.server.responses.items import (
     Called,
     Item,
     Returned,

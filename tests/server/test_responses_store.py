@@ -12,11 +12,11 @@ from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
-from hotloop.server.openai_message import PlainText
-from hotloop.server.responses_items import Item, Said
-from hotloop.server.responses_render import Composer
-from hotloop.server.responses_store import ResponseStore, Run
-from hotloop.server.responses_tools import parse_toolbox
+from hotloop.server.openai.message import PlainText
+from hotloop.server.responses.items import Item, Said
+from hotloop.server.responses.render import Composer
+from hotloop.server.responses.store import ResponseStore, Run
+from hotloop.server.responses.tools import parse_toolbox
 
 TOOLBOX = parse_toolbox((), None, is_strict=True, is_parallel=True)
 USAGE = Usage(1, 0, 1)

@@ -5,7 +5,7 @@ the n-th text of the script, and how much of it was said is read back. Caching, 
 change nothing, and a grammar is obeyed: where it forbids the script's next token, something else is said.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,14 @@ class ScriptedBackend(NullBackend):
         block_size: int = 16,
         num_blocks: int = 512,
         max_context: int = 1 << 20,
+        on_run: Callable[[Batch], None] | None = None,
     ) -> None:
         super().__init__(
-            block_size=block_size, num_blocks=num_blocks, vocab_size=tokenizer.vocab_size, max_context=max_context
+            block_size=block_size,
+            num_blocks=num_blocks,
+            vocab_size=tokenizer.vocab_size,
+            max_context=max_context,
+            on_run=on_run,
         )
         self._tokenizer = tokenizer
         self._opening = opening.encode()

@@ -23,17 +23,19 @@ from starlette.routing import Route
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import anthropic_messages, generate, info, responses_api
+from hotloop.server import generate, info
+from hotloop.server.anthropic import messages as anthropic
 from hotloop.server.border import REQUEST_ID_HEADER, KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
+from hotloop.server.responses import api as responses
 from hotloop.server.service import Service
 
 ROUTES = (
     Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
     Route("/v1/completions", generate.completions, methods=["POST"]),
-    Route("/v1/messages", anthropic_messages.messages, methods=["POST"]),
-    Route("/v1/messages/count_tokens", anthropic_messages.count_tokens, methods=["POST"]),
-    *responses_api.ROUTES,
+    Route("/v1/messages", anthropic.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    *responses.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
     Route("/health", info.health),

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.server import anthropic_errors
+from hotloop.server.anthropic import errors as anthropic_errors
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 

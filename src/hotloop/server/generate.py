@@ -17,10 +17,10 @@ from hotloop.core.errors import HotloopError, PromptTooLong
 from hotloop.core.request import Priority, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
 from hotloop.server.jobs import CompletionJob, Job, chat_job, completion_job
-from hotloop.server.openai_chat import ChatBody
-from hotloop.server.openai_completions import CompletionBody
-from hotloop.server.openai_render import ChunkWriter, render_answer, render_usage
-from hotloop.server.openai_wire import GenerateBody, decode, parse_priority, parse_session_id
+from hotloop.server.openai.chat import ChatBody
+from hotloop.server.openai.completions import CompletionBody
+from hotloop.server.openai.render import ChunkWriter, render_answer, render_usage
+from hotloop.server.openai.wire import GenerateBody, decode, parse_priority, parse_session_id
 from hotloop.server.service import Service
 
 _SSE_HEADERS = [

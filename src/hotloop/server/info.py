@@ -11,10 +11,10 @@ from hotloop import __version__
 from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.openai_chat import Messages, parse_messages
-from hotloop.server.openai_render import Json
-from hotloop.server.openai_tools import ToolBody, parse_tools
-from hotloop.server.openai_wire import TokenId, decode
+from hotloop.server.openai.chat import Messages, parse_messages
+from hotloop.server.openai.render import Json
+from hotloop.server.openai.tools import ToolBody, parse_tools
+from hotloop.server.openai.wire import TokenId, decode
 from hotloop.server.service import Service
 
 

@@ -14,7 +14,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
 from hotloop.server.holds import Pin, Turn
-from hotloop.server.openai_chat import (
+from hotloop.server.openai.chat import (
     ChatBody,
     constrain,
     each_tool,
@@ -22,17 +22,17 @@ from hotloop.server.openai_chat import (
     parse_chat_sampling,
     parse_conversation,
 )
-from hotloop.server.openai_completions import (
+from hotloop.server.openai.completions import (
     CompletionBody,
     CompletionWording,
     parse_completion_sampling,
     parse_prompts,
 )
-from hotloop.server.openai_message import ChatWording, PlainText
-from hotloop.server.openai_render import Wording
-from hotloop.server.openai_structure import Constraint, blaming, parse_constraint
-from hotloop.server.openai_tools import Calling
-from hotloop.server.openai_wire import GenerateBody, parse_retention
+from hotloop.server.openai.message import ChatWording, PlainText
+from hotloop.server.openai.render import Wording
+from hotloop.server.openai.structure import Constraint, blaming, parse_constraint
+from hotloop.server.openai.tools import Calling
+from hotloop.server.openai.wire import GenerateBody, parse_retention
 from hotloop.server.service import Service
 
 _MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them

@@ -17,8 +17,8 @@ from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom
 from hotloop.server.holds import Keeper
 from hotloop.server.metrics import Metrics
-from hotloop.server.openai_render import Envelope
-from hotloop.server.responses_store import ResponseStore
+from hotloop.server.openai.render import Envelope
+from hotloop.server.responses.store import ResponseStore
 from hotloop.server.tenants import name_scope
 
 

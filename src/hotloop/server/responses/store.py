@@ -14,8 +14,8 @@ import msgspec
 from hotloop.core.errors import RequestError
 from hotloop.server.delivery import Call
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
-from hotloop.server.responses_items import Item, count_bytes, parse_items
-from hotloop.server.responses_render import Composer, Status
+from hotloop.server.responses.items import Item, count_bytes, parse_items
+from hotloop.server.responses.render import Composer, Status
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20

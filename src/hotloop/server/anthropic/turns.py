@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, ToolCall
-from hotloop.server.anthropic_cache import CacheControlBody, CacheHint, message_hint, tool_hint
-from hotloop.server.anthropic_wire import BlockBody, PartBody, PromptBody
+from hotloop.server.anthropic.cache import CacheControlBody, CacheHint, message_hint, tool_hint
+from hotloop.server.anthropic.wire import BlockBody, PartBody, PromptBody
 
 _THINKING = ("thinking", "redacted_thinking")
 # An answer comes back in as many blocks as it was given out in, and was one text; other texts are lines of their own.

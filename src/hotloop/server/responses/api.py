@@ -23,13 +23,13 @@ from hotloop.core.message import Message
 from hotloop.server.errors import Cancelled
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special, whole_prompt_pins
-from hotloop.server.openai_render import Json
-from hotloop.server.openai_wire import convert, decode, parse_priority, parse_session_id
-from hotloop.server.responses_items import Item, make_turns, parse_items, render_items
-from hotloop.server.responses_render import Composer, ResponseWriter, render_head
-from hotloop.server.responses_store import Ended, ResponseStore, Run
-from hotloop.server.responses_tools import Toolbox, parse_toolbox
-from hotloop.server.responses_wire import (
+from hotloop.server.openai.render import Json
+from hotloop.server.openai.wire import convert, decode, parse_priority, parse_session_id
+from hotloop.server.responses.items import Item, make_turns, parse_items, render_items
+from hotloop.server.responses.render import Composer, ResponseWriter, render_head
+from hotloop.server.responses.store import Ended, ResponseStore, Run
+from hotloop.server.responses.tools import Toolbox, parse_toolbox
+from hotloop.server.responses.wire import (
     ResponsesBody,
     check_body,
     parse_response_sampling,

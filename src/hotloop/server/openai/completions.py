@@ -9,8 +9,8 @@ from hotloop.chat.prompt import Prompt, Prompts
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams, TokenEvent, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.openai_render import Json, all_tops, clamp
-from hotloop.server.openai_wire import MAX_TOP_LOGPROBS, GenerateBody, TokenId, parse_sampling
+from hotloop.server.openai.render import Json, all_tops, clamp
+from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, TokenId, parse_sampling
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 512

@@ -14,10 +14,10 @@ from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
-from hotloop.server.openai_render import Json, clamp, render_work
-from hotloop.server.responses_output import CustomItem, FunctionItem, OutputItem, TextItem
-from hotloop.server.responses_tools import Toolbox
-from hotloop.server.responses_wire import ResponsesBody
+from hotloop.server.openai.render import Json, clamp, render_work
+from hotloop.server.responses.output import CustomItem, FunctionItem, OutputItem, TextItem
+from hotloop.server.responses.tools import Toolbox
+from hotloop.server.responses.wire import ResponsesBody
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from hotloop.chat.stream import CallOpened
-from hotloop.server.openai_render import Json
-from hotloop.server.responses_items import Called, render_call
-from hotloop.server.responses_tools import Offer
+from hotloop.server.openai.render import Json
+from hotloop.server.responses.items import Called, render_call
+from hotloop.server.responses.tools import Offer
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

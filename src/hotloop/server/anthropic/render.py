@@ -15,10 +15,10 @@ import msgspec
 from hotloop.chat.stream import CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, TokenEvent, Usage
-from hotloop.server.anthropic_cache import Ttl
-from hotloop.server.anthropic_errors import render_failure, translate_status
+from hotloop.server.anthropic.cache import Ttl
+from hotloop.server.anthropic.errors import render_failure, translate_status
 from hotloop.server.errors import kind_of
-from hotloop.server.openai_render import Json, render_work
+from hotloop.server.openai.render import Json, render_work
 
 _encode = msgspec.json.Encoder().encode
 

@@ -16,8 +16,8 @@ import msgspec
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.openai_render import Json
-from hotloop.server.openai_wire import convert
+from hotloop.server.openai.render import Json
+from hotloop.server.openai.wire import convert
 
 # Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
 _DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, SamplingParams
-from hotloop.server.openai_structure import StructureBody
+from hotloop.server.openai.structure import StructureBody
 
 MAX_STOPS = 16
 MAX_N = 128

@@ -11,7 +11,7 @@ from msgspec import Meta
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
-from hotloop.server.openai_structure import (
+from hotloop.server.openai.structure import (
     Constraint,
     JsonObjectFormat,
     Name,
@@ -19,8 +19,8 @@ from hotloop.server.openai_structure import (
     blaming,
     parse_constraint,
 )
-from hotloop.server.openai_wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
-from hotloop.server.responses_tools import FlatChoice
+from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
+from hotloop.server.responses.tools import FlatChoice
 
 LOGPROBS = "message.output_text.logprobs"
 

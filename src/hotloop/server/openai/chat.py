@@ -14,9 +14,9 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, ToolCall
 from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.openai_structure import Constraint, blaming, either
-from hotloop.server.openai_tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
-from hotloop.server.openai_wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
+from hotloop.server.openai.structure import Constraint, blaming, either
+from hotloop.server.openai.tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
+from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
 
 
 class PartBody(msgspec.Struct, kw_only=True):

@@ -12,8 +12,8 @@ from msgspec import Meta
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.server.openai_render import Json
-from hotloop.server.openai_tools import (
+from hotloop.server.openai.render import Json
+from hotloop.server.openai.tools import (
     AllowedBody,
     AllowedToolsBody,
     Calling,
@@ -22,8 +22,8 @@ from hotloop.server.openai_tools import (
     NamedBody,
     choose_tools,
 )
-from hotloop.server.openai_wire import convert
-from hotloop.server.responses_items import model_name
+from hotloop.server.openai.wire import convert
+from hotloop.server.responses.items import model_name
 
 # What coding agents offer unasked, and a model can do without. Nobody would run it here, so the model is not told.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation", "tool_search")

@@ -14,10 +14,10 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
-from hotloop.server.anthropic_cache import CacheControlBody
-from hotloop.server.openai_structure import Constraint, blaming
-from hotloop.server.openai_tools import Calling
-from hotloop.server.openai_wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
+from hotloop.server.anthropic.cache import CacheControlBody
+from hotloop.server.openai.structure import Constraint, blaming
+from hotloop.server.openai.tools import Calling
+from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
 
 
 class PartBody(msgspec.Struct, kw_only=True):

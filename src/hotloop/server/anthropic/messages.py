@@ -16,11 +16,11 @@ from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.server.anthropic_cache import find_pins
-from hotloop.server.anthropic_errors import ThreadUnsupported
-from hotloop.server.anthropic_render import EventWriter, Frame, Silence, render_message
-from hotloop.server.anthropic_turns import Turns, parse_turns
-from hotloop.server.anthropic_wire import (
+from hotloop.server.anthropic.cache import find_pins
+from hotloop.server.anthropic.errors import ThreadUnsupported
+from hotloop.server.anthropic.render import EventWriter, Frame, Silence, render_message
+from hotloop.server.anthropic.turns import Turns, parse_turns
+from hotloop.server.anthropic.wire import (
     MessagesBody,
     PromptBody,
     parse_calling,
@@ -30,8 +30,8 @@ from hotloop.server.anthropic_wire import (
 )
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
-from hotloop.server.openai_tools import Calling
-from hotloop.server.openai_wire import decode, parse_priority, parse_session_id
+from hotloop.server.openai.tools import Calling
+from hotloop.server.openai.wire import decode, parse_priority, parse_session_id
 from hotloop.server.service import Service
 
 _messages_body = msgspec.json.Decoder(MessagesBody)

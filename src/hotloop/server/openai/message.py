@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hotloop.chat.stream import CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.openai_render import Json, clamp
+from hotloop.server.openai.render import Json, clamp
 
 
 class PlainText:
