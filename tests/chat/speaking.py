@@ -10,9 +10,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hotloop.chat.families import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
 from hotloop.chat.formats import ToolFormat
-from hotloop.chat.stream import CallClosed, CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
+from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.message import Tool
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.engine.grammar.compiler import Compiler
 from hotloop.models.tokenizer import Tokenizer
 

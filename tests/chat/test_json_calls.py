@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, Heard, hear
 
-from hotloop.chat.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.core.message import Tool
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = [("f", '{"a": 1}')]

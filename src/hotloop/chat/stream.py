@@ -8,40 +8,11 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
+
 _MAX_REPLAY = 1_000_000  # characters read twice because they were no call; text made to cost more is not looked into
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallOpened:
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """More of a call's arguments: JSON, character for character what the model wrote where it writes JSON."""
-
-    index: int
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallClosed:
-    """The call's arguments are whole. A call that was cut off is never closed."""
-
-    index: int
-
-
-StreamEvent = TextDelta | CallOpened | CallDelta | CallClosed
 
 
 class CallParser(Protocol):

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotloop.chat.stream import CallOpened, CallParser, StreamEvent
+from hotloop.chat.stream import CallParser
 from hotloop.core.message import Message
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
+from hotloop.core.stream import CallOpened, StreamEvent
 from hotloop.engine.engine import Engine
 from hotloop.server.gaps import ToolGaps
 

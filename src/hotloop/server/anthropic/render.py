@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from hotloop.chat.stream import CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
+from hotloop.chat.stream import CallParser
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, TokenEvent, Usage
+from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.server.anthropic.cache import Ttl
 from hotloop.server.anthropic.errors import render_failure, translate_status
 from hotloop.server.errors import kind_of

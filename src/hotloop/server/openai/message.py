@@ -5,8 +5,9 @@ Text and calls are told apart by the tool format's parser, one a choice; nothing
 
 from collections.abc import Callable, Iterable, Sequence
 
-from hotloop.chat.stream import CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
+from hotloop.chat.stream import CallParser
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob
+from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.openai.render import Json, clamp
 

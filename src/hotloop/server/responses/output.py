@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from hotloop.chat.stream import CallOpened
+from hotloop.core.stream import CallOpened
 from hotloop.server.openai.render import Json
 from hotloop.server.responses.items import Called, render_call
 from hotloop.server.responses.tools import Offer

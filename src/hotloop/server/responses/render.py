@@ -9,9 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from hotloop.chat.stream import CallClosed, CallDelta, CallOpened, CallParser, StreamEvent, TextDelta
+from hotloop.chat.stream import CallParser
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.openai.render import Json, clamp, render_work
