@@ -1,0 +1,77 @@
+"""A conversation that outgrows the window, made shorter: its middle becomes a summary, written by the model itself.
+
+    before  [ system | task | ............................ | the last turns ]
+    after   [ system | task | summary | the last turns ]
+              stays cached    all that has to be read anew
+
+A cut never parts a call from its result. What it cost is told by an event.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from hotloop.agent.answer import Answer
+from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Message
+
+_TASK = (
+    "Write a summary of the conversation so far, for yourself to go on from: what was asked, what was found out "
+    "(with all names, ids and numbers that may be needed again), what was done, and what is left to do."
+)
+_SUMMARY = "[Earlier messages were left out. A summary of them:]\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """When to shorten, and how much to leave alone."""
+
+    window_tokens: int
+    """What the model can read."""
+    fill: float = 0.8
+    """How much of the window a prompt may take before it is shortened."""
+    num_kept: int = 8
+    """How many of the last messages stay as they are, or a few more."""
+    max_summary_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
+            raise ConfigError("compaction: window_tokens must be above 0, fill between 0 and 1, num_kept not negative")
+
+    def is_due(self, num_tokens: int) -> bool:
+        return num_tokens > self.fill * self.window_tokens
+
+    async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], ModelUsage]:
+        """The messages of a prompt, fewer if there is a middle to leave out, and what the summary cost."""
+        begin, end = self._middle(ask.messages)
+        if end - begin < 2:
+            return ask.messages, ModelUsage()
+        wanted = Ask(
+            messages=(*ask.messages[:end], Message("user", _TASK)),
+            tools=ask.tools,  # or else nothing of the prompt would be known
+            choice="none",
+            max_tokens=self.max_summary_tokens,
+            temperature=ask.temperature,
+            session_id=ask.session_id,
+            extra=ask.extra,
+        )
+        answer = await _take(model.stream(wanted))
+        summary = Message("user", _SUMMARY + answer.text)
+        return (*ask.messages[:begin], summary, *ask.messages[end:]), answer.end.usage if answer.end else ModelUsage()
+
+    def _middle(self, messages: tuple[Message, ...]) -> tuple[int, int]:
+        """From behind the user's first words to before the last messages, not within a call and its results."""
+        begin = next((i + 1 for i, message in enumerate(messages) if message.role == "user"), len(messages))
+        end = max(begin, len(messages) - self.num_kept)
+        while end > begin and messages[end:] and messages[end].role == "tool":
+            end -= 1
+        return begin, end
+
+
+async def _take(events: AsyncGenerator[ModelEvent, None]) -> Answer:
+    answer = Answer()
+    async with aclosing(events):
+        async for event in events:
+            answer.push(event)
+    return answer

@@ -1,0 +1,62 @@
+"""What was said: append-only, so that every prompt begins as the one before it did. Only compaction replaces messages,
+and says so. Can be kept as JSON and taken up again.
+"""
+
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Message
+
+
+class Conversation:
+    """Messages, and the session they belong to: a server keeps what it has read by that."""
+
+    def __init__(self, messages: Iterable[Message] = (), *, session_id: str | None = None) -> None:
+        self.session_id = session_id or f"session-{secrets.token_hex(8)}"
+        self._messages = list(messages)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, *messages: Message) -> None:
+        self._messages += messages
+
+    def replace(self, messages: Iterable[Message]) -> None:
+        """Compaction's way: a server will have to read all that changed."""
+        self._messages = list(messages)
+
+    def fork(self) -> "Conversation":
+        """Another that begins the same; what is said in one is not said in the other."""
+        return Conversation(self._messages)
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(_Saved(self.session_id, self._messages)).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Conversation":
+        """Raises ConfigError if it is no saved conversation."""
+        try:
+            saved = msgspec.json.decode(text, type=_Saved)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"not a saved conversation: {error}") from None
+        return cls(saved.messages, session_id=saved.session_id)
+
+    def save(self, path: Path | str) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Conversation":
+        return cls.from_json(Path(path).read_bytes())
+
+
+class _Saved(msgspec.Struct):
+    session_id: str
+    messages: list[Message]

@@ -1,0 +1,137 @@
+"""What a run tells while it runs. Every event knows when it happened, on the clock of `time.monotonic`.
+
+    RunStarted (TurnStarted (Text | CallOpened | CallArguments | CallDispatched | CallFinished)* TurnFinished)* RunEnded
+
+A run has exactly one `RunEnded`, and it is the last. A call of turn 3 may finish while the model still writes turn 3;
+all have finished before its `TurnFinished`.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hotloop.agent.limits import Spent
+from hotloop.agent.model import ModelUsage
+from hotloop.core.errors import HotloopError
+
+RunEnd = Literal["done", "limit", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(_Timed):
+    run_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted(_Timed):
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Timed):
+    """More of what the model says."""
+
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOpened(_Timed):
+    """The model has begun to write a call."""
+
+    turn: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments(_Timed):
+    """More of a call's arguments."""
+
+    turn: int
+    call_id: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDispatched(_Timed):
+    """A call's arguments are whole, and its tool has begun, or had begun before (`was_foreseen`)."""
+
+    turn: int
+    call_id: str
+    name: str
+    arguments: str
+    was_foreseen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished(_Timed):
+    turn: int
+    call_id: str
+    name: str
+    result: str
+    is_error: bool
+    duration_s: float
+    """What the tool took; with `was_foreseen`, part of it passed before the model had asked."""
+    num_tries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallForeseen(_Timed):
+    """A read-only tool was started because the model will probably ask for it."""
+
+    turn: int
+    name: str
+    arguments: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted(_Timed):
+    """The conversation was shortened to fit the window."""
+
+    turn: int
+    num_messages_before: int
+    num_messages_after: int
+    usage: ModelUsage
+    """What the summary cost; beside it, all that changed has to be read anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFinished(_Timed):
+    """The model's answer is whole and the results of its calls are here."""
+
+    turn: int
+    usage: ModelUsage
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(_Timed):
+    """The end, always. `output` is set where the run is done."""
+
+    end: RunEnd
+    output: Any = None
+    error: HotloopError | None = None
+    spent: Spent = field(default_factory=Spent)
+
+
+Event = (
+    RunStarted
+    | TurnStarted
+    | Text
+    | CallOpened
+    | CallArguments
+    | CallForeseen
+    | CallDispatched
+    | CallFinished
+    | Compacted
+    | TurnFinished
+    | RunEnded
+)

@@ -1,0 +1,75 @@
+"""How much a run may use up, and what it has used: turns, tokens, time, money."""
+
+import time
+from dataclasses import dataclass, field
+
+from hotloop.agent.model import ModelUsage
+from hotloop.core.errors import ConfigError, HotloopError
+
+
+class LimitReached(HotloopError):
+    """A run used up what it was given; `limit` says of what. What was said so far is in the conversation."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Money a million tokens cost."""
+
+    prompt: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+
+    def of(self, usage: ModelUsage) -> float:
+        num_new = usage.num_prompt - usage.num_cached
+        return (num_new * self.prompt + usage.num_cached * self.cached + usage.num_output * self.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one run may use; None is without limit."""
+
+    turns: int | None = 25
+    tokens: int | None = None
+    """Prompt and output, of all turns together."""
+    time_s: float | None = None
+    money: float | None = None
+    concurrency: int = 16
+    """How many tools run at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "time_s", "money", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be above zero, not {value}")
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a run has used so far."""
+
+    num_turns: int = 0
+    usage: ModelUsage = field(default_factory=ModelUsage)
+    money: float = 0.0
+    began_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def time_s(self) -> float:
+        return time.monotonic() - self.began_at
+
+    def check(self, limits: Limits) -> None:
+        """Raise LimitReached if there is none left for another turn."""
+        for name, used, limit in (
+            ("turns", self.num_turns, limits.turns),
+            ("tokens", self.usage.num_tokens, limits.tokens),
+            ("time_s", self.time_s, limits.time_s),
+            ("money", self.money, limits.money),
+        ):
+            if limit is not None and used >= limit:
+                raise LimitReached(name, f"the run has used its limit of {limit} {_UNITS[name]}")
+
+
+_UNITS = {"turns": "turns", "tokens": "tokens", "time_s": "seconds", "money": "units of money"}

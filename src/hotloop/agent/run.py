@@ -1,0 +1,204 @@
+"""One run: ask the model, carry out its calls while it still writes, give it the results, until it has no more calls.
+
+Whatever happens, a run ends in exactly one `RunEnded`, and nothing of it runs on.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotloop.agent.answer import Answer
+from hotloop.agent.compaction import Compaction
+from hotloop.agent.context import Run, Surroundings
+from hotloop.agent.conversation import Conversation
+from hotloop.agent.dispatch import Approve, Dispatcher, Pending
+from hotloop.agent.events import (
+    CallArguments,
+    CallOpened,
+    Compacted,
+    Event,
+    RunEnded,
+    RunStarted,
+    Text,
+    TurnFinished,
+    TurnStarted,
+)
+from hotloop.agent.foresight import Foresight, NoForesight
+from hotloop.agent.limits import LimitReached, Limits, Prices, Spent
+from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
+from hotloop.agent.output import FinalAnswer
+from hotloop.agent.read_ahead import read_ahead
+from hotloop.agent.tool import AgentTool
+from hotloop.core import stream
+from hotloop.core.errors import HotloopError
+from hotloop.core.message import Message
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What all runs of an agent have in common."""
+
+    model: Model
+    limits: Limits = field(default_factory=Limits)
+    prices: Prices = field(default_factory=Prices)
+    approve: Approve | None = None
+    foresight: Foresight = field(default_factory=NoForesight)
+    compaction: Compaction | None = None
+    can_read_ahead: bool = True
+    max_tokens: int | None = None
+    temperature: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class RunLoop:
+    """A run that has not begun."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        conversation: Conversation,
+        tools: Sequence[AgentTool],
+        context: Sequence[Any] = (),
+        *,
+        final: FinalAnswer | None = None,
+        emit: Emit,
+    ) -> None:
+        self.conversation = conversation
+        self.spent = Spent()
+        self._settings = settings
+        self._emit = emit
+        self._final = final
+        self._num_read = 0
+        self._run = Run(f"run-{secrets.token_hex(8)}", conversation.session_id)
+        surroundings = Surroundings([*context, self._run])
+        offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
+        self._tools = {tool.spec.name: tool for tool in offered}
+        self._vision = settings.foresight.open(offered, surroundings, emit)
+        self._dispatcher = Dispatcher(
+            self._tools,
+            surroundings,
+            emit=emit,
+            vision=self._vision,
+            concurrency=settings.limits.concurrency,
+            approve=settings.approve,
+        )
+
+    async def go(self) -> None:
+        """Run to the end, which is told by an event and never raised, but for being cancelled."""
+        self._emit(RunStarted(self._run.id, self._run.session_id))
+        ended = RunEnded("cancelled", error=HotloopError("the run was cancelled"), spent=self.spent)
+        try:
+            ended = await self._end()
+        finally:
+            self._run.cancel()
+            try:
+                await self._dispatcher.close()
+                await self._vision.close()
+            finally:
+                self._emit(ended)
+
+    async def _end(self) -> RunEnded:
+        limits = self._settings.limits
+        deadline = asyncio.timeout(limits.time_s)
+        try:
+            async with deadline:
+                return RunEnded("done", await self._turns(), spent=self.spent)
+        except TimeoutError:
+            error = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
+            return RunEnded("limit", error=error, spent=self.spent)
+        except LimitReached as error:
+            return RunEnded("limit", error=error, spent=self.spent)
+        except HotloopError as error:
+            return RunEnded("failed", error=error, spent=self.spent)
+        except Exception as error:
+            log.exception("a run failed")
+            return RunEnded("failed", error=HotloopError(f"the run failed: {error!r}"), spent=self.spent)
+
+    async def _turns(self) -> Any:
+        """Turn after turn, until the model asks for nothing more."""
+        while True:
+            self.spent.check(self._settings.limits)
+            self.spent.num_turns += 1
+            answer, pending = await self._take_turn(self.spent.num_turns)
+            if self._final and self._final.is_given:
+                return self._final.value
+            if pending:
+                continue
+            if answer.end and answer.end.end == "length":
+                raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
+            if self._final is None:
+                return answer.text
+            self.conversation.add(Message("user", f"Give the answer by calling {self._final.spec.name}."))
+
+    async def _take_turn(self, turn: int) -> tuple[Answer, list[Pending]]:
+        """One answer of the model and the results of its calls, both in the conversation once it is over."""
+        await self._compact(turn)
+        self._emit(TurnStarted(turn))
+        self._vision.look(self.conversation.messages, turn)
+        answer, pending = await self._listen(turn)
+        if pending and self._settings.can_read_ahead and self._settings.model.can_read_ahead:
+            await read_ahead(self._settings.model, pending, lambda results: self._ask(answer.message, *results))
+        if pending:
+            await asyncio.wait([each.task for each in pending])
+        self.conversation.add(answer.message, *(each.message for each in pending))
+        self._vision.settle(self.conversation.messages)
+        usage = answer.end.usage if answer.end else ModelUsage()
+        self._charge(usage)
+        self._num_read = usage.num_tokens
+        self.spent.money += sum(self._tools[p.call.name].traits.cost for p in pending if p.call.name in self._tools)
+        self._emit(TurnFinished(turn, usage, len(pending)))
+        return answer, pending
+
+    async def _compact(self, turn: int) -> None:
+        compaction = self._settings.compaction
+        if compaction is None or not compaction.is_due(self._num_read):
+            return
+        before = len(self.conversation)
+        messages, usage = await compaction.shrink(self._settings.model, self._ask())
+        self.conversation.replace(messages)
+        self._charge(usage)
+        self._num_read = 0
+        self._emit(Compacted(turn, before, len(messages), usage))
+
+    async def _listen(self, turn: int) -> tuple[Answer, list[Pending]]:
+        """The model's answer; each call is given out the moment it is whole."""
+        answer, pending = Answer(), []
+        async with aclosing(self._settings.model.stream(self._ask())) as events:
+            async for event in events:
+                if call := answer.push(event):
+                    pending.append(self._dispatcher.start(call, turn))
+                self._tell(event, answer, turn)
+        return answer, pending
+
+    def _tell(self, event: ModelEvent, answer: Answer, turn: int) -> None:
+        match event:
+            case stream.TextDelta():
+                self._emit(Text(turn, event.text))
+            case stream.CallOpened():
+                self._emit(CallOpened(turn, event.id, event.name))
+            case stream.CallDelta():
+                self._emit(CallArguments(turn, answer.call_id(event.index), event.arguments))
+
+    def _ask(self, *more: Message) -> Ask:
+        settings = self._settings
+        return Ask(
+            messages=(*self.conversation.messages, *more),
+            tools=tuple(tool.spec for tool in self._tools.values()),
+            choice="required" if self._final else "auto",
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            session_id=self.conversation.session_id,
+            extra=settings.extra,
+        )
+
+    def _charge(self, usage: ModelUsage) -> None:
+        self.spent.usage += usage
+        self.spent.money += self._settings.prices.of(usage)

@@ -1,0 +1,73 @@
+"""What is read before the turn it is for."""
+
+import asyncio
+
+from tests.agent.runs import listen
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.model import Ask
+from hotloop.agent.read_ahead import MIN_CHARS
+from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.tool import tool
+from hotloop.core.errors import RequestError
+
+LONG = "x" * MIN_CHARS
+
+
+class Reader(ScriptedModel):
+    """Tells when it has read ahead."""
+
+    def __init__(self, script: list[object], *, fails: bool = False) -> None:
+        super().__init__(script)  # type: ignore[arg-type]
+        self.has_read = asyncio.Event()
+        self._fails = fails
+
+    async def read(self, ask: Ask) -> None:
+        await super().read(ask)
+        self.has_read.set()
+        if self._fails:
+            raise RequestError("not now")
+
+
+def agent_of(model: Reader, text: str, *, waits: bool = True) -> Agent[str]:
+    @tool
+    async def quick() -> str:
+        return text
+
+    @tool
+    async def late() -> str:
+        if waits:
+            await model.has_read.wait()
+        return "late"
+
+    return Agent(model, [quick, late])
+
+
+async def test_the_first_result_is_read_while_the_second_is_on_its_way() -> None:
+    for fails in (False, True):
+        model = Reader([[Call("quick"), Call("late")], "ok"], fails=fails)
+        await listen(agent_of(model, LONG))
+        [read] = model.reads
+        assert [message.role for message in read.messages] == ["user", "assistant", "tool"]
+        assert model.asks[1].messages[:3] == read.messages, "what was read begins the next prompt"
+        assert read.tools == model.asks[1].tools
+
+
+async def test_only_in_the_order_of_the_calls() -> None:
+    model = Reader([[Call("late"), Call("quick")], "ok"])
+    await listen(agent_of(model, LONG, waits=False))
+    assert not model.reads
+
+
+async def test_not_for_a_few_words() -> None:
+    model = Reader([[Call("quick"), Call("late")], "ok"])
+    await listen(agent_of(model, "short", waits=False))
+    assert not model.reads
+
+
+async def test_it_can_be_switched_off() -> None:
+    model = Reader([[Call("quick"), Call("late")], "ok"])
+    agent = agent_of(model, LONG, waits=False)
+    plain = Agent(model, agent._own_tools, can_read_ahead=False)
+    await listen(plain)
+    assert not model.reads

@@ -1,0 +1,301 @@
+"""The loop: calls begin while the model writes, results come back in order, and a run ends once, whatever happens."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+import pydantic
+import pytest
+from tests.agent.runs import end_of, listen, num_tasks, of
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.context import Context, Run
+from hotloop.agent.conversation import Conversation
+from hotloop.agent.events import (
+    CallArguments,
+    CallDispatched,
+    CallFinished,
+    CallOpened,
+    Text,
+    TurnFinished,
+    TurnStarted,
+)
+from hotloop.agent.limits import LimitReached, Limits, Prices
+from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
+from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.tool import tool
+from hotloop.core.errors import ConfigError, HotloopError, RequestError
+from hotloop.core.message import Message
+from hotloop.core.stream import CallDelta, TextDelta
+from hotloop.core.stream import CallOpened as Opened
+
+
+@tool(read_only=True)
+def double(n: int) -> int:
+    """Twice as much."""
+    return 2 * n
+
+
+class Model(ScriptedModel):
+    """Plays events as they are given, and nothing else."""
+
+    def __init__(self, *events: ModelEvent | Exception) -> None:
+        super().__init__([])
+        self._events = events
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+        for event in self._events:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+async def test_a_run_from_the_question_to_the_answer() -> None:
+    model = ScriptedModel([["Let me see.", Call("double", n=2), Call("double", n=5)], "4 and 10."])
+    conversation = Conversation()
+    events = await listen(Agent(model, [double], "Be brief."), "Twice 2 and 5?", conversation=conversation)
+    assert end_of(events).output == "4 and 10."
+    assert [type(event).__name__ for event in of(TurnStarted, events)] == ["TurnStarted"] * 2
+    assert "".join(event.text for event in of(Text, events)) == "Let me see.4 and 10."
+    assert [event.name for event in of(CallOpened, events)] == ["double"] * 2
+    assert "".join(event.arguments for event in of(CallArguments, events)) == '{"n": 2}{"n": 5}'
+    assert [event.num_calls for event in of(TurnFinished, events)] == [2, 0]
+    assert [(m.role, m.content) for m in conversation.messages] == [
+        ("system", "Be brief."),
+        ("user", "Twice 2 and 5?"),
+        ("assistant", "Let me see."),
+        ("tool", "4"),
+        ("tool", "10"),
+        ("assistant", "4 and 10."),
+    ]
+    assert [m.tool_call_id for m in conversation.messages[3:5]] == [c.id for c in conversation.messages[2].tool_calls]
+    assert {ask.session_id for ask in model.asks} == {conversation.session_id}
+
+
+async def test_a_call_begins_while_the_next_is_being_written() -> None:
+    """The model does not go on before the first tool has begun, nor does the tool end before the model is done."""
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def first() -> str:
+        has_begun.set()
+        await may_end.wait()
+        return "first"
+
+    class Patient(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+            async for event in super().stream(ask):
+                if isinstance(event, Opened) and event.name == "double":
+                    await has_begun.wait()
+                yield event
+            may_end.set()
+
+    events = await listen(Agent(Patient([[Call("first"), Call("double", n=1)], "ok"]), [first, double]))
+    begun = [i for i, event in enumerate(events) if isinstance(event, CallDispatched) and event.name == "first"]
+    opened = [i for i, event in enumerate(events) if isinstance(event, CallOpened) and event.name == "double"]
+    assert begun < opened
+
+
+async def test_results_keep_the_order_of_the_calls() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+
+    @tool
+    async def wait(n: int) -> str:
+        if n < 2:
+            await gates[n + 1].wait()
+        gates[n].set()
+        return str(n)
+
+    conversation = Conversation()
+    script = [[Call("wait", n=n) for n in range(3)], "ok"]
+    events = await listen(Agent(ScriptedModel(script), [wait]), conversation=conversation)
+    assert [event.result for event in of(CallFinished, events)] == ["2", "1", "0"]
+    assert [m.content for m in conversation.messages if m.role == "tool"] == ["0", "1", "2"]
+
+
+async def test_one_that_fails_hides_nobody() -> None:
+    @tool
+    def crash() -> None:
+        raise ValueError("oh")
+
+    conversation = Conversation()
+    script = [[Call("crash"), Call("double", n=1), Call("nothing"), Call("double", n="x")], "ok"]
+    events = await listen(Agent(ScriptedModel(script), [crash, double]), conversation=conversation)
+    results = [m.content for m in conversation.messages if m.role == "tool"]
+    assert results[:2] == ["Error: ValueError: oh", "2"]
+    assert results[2] == "Error: there is no tool 'nothing'; there are: crash, double"
+    assert results[3].startswith("Error: the arguments are wrong: n: ")
+    assert [event.is_error for event in of(CallFinished, events)].count(True) == 3
+    assert end_of(events).end == "done"
+
+
+async def test_tools_are_offered_in_one_order() -> None:
+    @tool
+    def apple() -> None: ...
+
+    models = [ScriptedModel(["ok"]), ScriptedModel(["ok"])]
+    await Agent(models[0], [double, apple]).run("go")
+    await Agent(models[1], [apple, double]).run("go")
+    assert models[0].asks[0].tools == models[1].asks[0].tools
+    with pytest.raises(ConfigError, match="two tools named 'double'"):
+        await Agent(models[0], [double, double]).run("go")
+
+
+async def test_every_prompt_begins_as_the_one_before_it() -> None:
+    model = ScriptedModel([[Call("double", n=1)], [Call("double", n=2)], "ok", "again"])
+    conversation = Conversation()
+    agent = Agent(model, [double], "Be brief.")
+    await agent.run("go", conversation=conversation, notes="It is noon.")
+    await agent.run("and now?", conversation=conversation, notes="It is one.")
+    for before, after in zip(model.asks, model.asks[1:], strict=False):
+        assert after.messages[: len(before.messages)] == before.messages
+    assert model.asks[0].messages[1] == Message("user", "go\n\nIt is noon.")
+
+
+class Answer(pydantic.BaseModel):
+    value: int
+    why: str = ""
+
+
+async def test_an_answer_of_a_type() -> None:
+    script = [[Call("double", n=2)], [Call("final_answer", value="four")], [Call("final_answer", value=4)]]
+    model = ScriptedModel(script)
+    result = await Agent(model, [double], output=Answer).run("Twice 2?")
+    assert result.output == Answer(value=4)
+    assert {ask.choice for ask in model.asks} == {"required"}
+    roles = [message.role for message in result.conversation.messages]
+    assert roles == ["user"] + ["assistant", "tool"] * 3
+    assert result.conversation.messages[4].content.startswith("Error: the answer is wrong: value: ")
+
+
+async def test_an_answer_that_is_no_object() -> None:
+    result: Any = await Agent(ScriptedModel([[Call("final_answer", value=[1, 2])]]), output=list[int]).run("go")
+    assert result.output == [1, 2]
+
+
+async def test_a_model_that_only_talks_is_told_to_answer() -> None:
+    model = ScriptedModel(["It is four.", [Call("final_answer", value=4)]])
+    assert (await Agent(model, output=Answer).run("Twice 2?")).output.value == 4
+    assert model.asks[1].messages[-1].content == "Give the answer by calling final_answer."
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [(Limits(turns=2), "turns"), (Limits(tokens=1), "tokens"), (Limits(money=0.5), "money")],
+)
+async def test_limits(limits: Limits, limit: str) -> None:
+    @tool(cost=0.3)
+    def pay() -> None: ...
+
+    agent = Agent(ScriptedModel(lambda _: Call("pay")), [pay], limits=limits, prices=Prices(output=1e5))
+    with pytest.raises(LimitReached) as caught:
+        await agent.run("go")
+    assert caught.value.limit == limit
+
+
+async def test_the_limit_of_time_stops_what_runs() -> None:
+    was_stopped = asyncio.Event()
+
+    @tool(timeout_s=None)
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_stopped.set()
+
+    events = await listen(Agent(ScriptedModel([Call("hang")]), [hang], limits=Limits(time_s=0.01)))
+    assert (end_of(events).end, was_stopped.is_set()) == ("limit", True)
+
+
+async def test_a_cut_answer_is_told() -> None:
+    cut = Model(TextDelta("The ans"), Answered("length"))
+    events = await listen(Agent(cut))
+    assert (end_of(events).end, str(end_of(events).error)) == (
+        "limit",
+        "the model's answer was cut off; raise max_tokens",
+    )
+
+
+async def test_a_call_that_was_cut_off_is_not_made() -> None:
+    conversation = Conversation()
+    cut = Model(Opened(0, "c", "double"), CallDelta(0, '{"n": '), Answered("length", ModelUsage(num_output=9)))
+    events = await listen(Agent(cut, [double]), conversation=conversation)
+    assert end_of(events).end == "limit"
+    assert not of(CallDispatched, events)
+    assert conversation.messages[-1] == Message("assistant")
+
+
+@pytest.mark.parametrize("error", [RequestError("no such model"), RuntimeError("a bug")])
+async def test_a_model_that_fails_ends_the_run(error: Exception) -> None:
+    before = num_tasks()
+    events = await listen(Agent(Model(TextDelta("I"), error)))
+    assert (end_of(events).end, isinstance(end_of(events).error, HotloopError)) == ("failed", True)
+    assert str(error) in str(end_of(events).error)
+    with pytest.raises(HotloopError):
+        await Agent(Model(error)).run("go")
+    assert num_tasks() == before
+
+
+async def test_closing_the_stream_stops_everything() -> None:
+    before = num_tasks()
+    stopped: list[str] = []
+
+    @tool(timeout_s=None)
+    async def hang(run: Context[Run]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(run.id)
+
+    events = Agent(ScriptedModel([[Call("hang"), Call("hang")]]), [hang]).stream("go")
+    async for event in events:
+        if isinstance(event, CallDispatched):
+            break
+    await events.aclose()
+    assert len(stopped) in (1, 2)
+    assert num_tasks() == before
+
+
+async def test_cancelling_a_run_stops_everything() -> None:
+    before = num_tasks()
+    has_begun = asyncio.Event()
+    thread_runs: list[Run] = []
+    may_end = threading.Event()
+
+    @tool(timeout_s=None)
+    async def hang() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    @tool(timeout_s=None)
+    def block(run: Context[Run]) -> None:
+        thread_runs.append(run)
+        may_end.wait(30)
+
+    agent = Agent(ScriptedModel([[Call("block"), Call("hang")]]), [hang, block])
+    task = asyncio.create_task(agent.run("go"))
+    await has_begun.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    may_end.set()
+    assert task.cancelled()
+    assert num_tasks() == before
+    assert all(run.is_cancelled for run in thread_runs)
+
+
+def test_run_sync() -> None:
+    agent = Agent(ScriptedModel([[Call("double", n=4)], "8"]), [double])
+    assert agent.run_sync("Twice 4?").output == "8"
+    assert agent.run_sync("Twice 4?").spent.num_turns == 2
+
+
+async def test_forks_share_what_came_before_and_nothing_else() -> None:
+    model = ScriptedModel(lambda ask: ask.messages[-1].content.upper())
+    base = Conversation([Message("system", "s"), Message("user", "u"), Message("assistant", "a")])
+    results = await Agent(model).fork(["one", "two"], conversation=base)
+    assert [result.output for result in results if not isinstance(result, HotloopError)] == ["ONE", "TWO"]
+    assert all(ask.messages[:3] == base.messages for ask in model.asks)
+    assert len(base) == 3
