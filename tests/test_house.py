@@ -31,7 +31,7 @@ def pins() -> dict[str, str]:
 
 
 def own_files() -> list[Path]:
-    folders = ("src", "tests", "benchmarks", "docs", ".ci")
+    folders = ("src", "tests", "benchmarks", "examples", "docs", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     top = [path for path in ROOT.iterdir() if path.is_file()]
     return [path for path in files + top if "__pycache__" not in path.parts]

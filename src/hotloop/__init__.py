@@ -4,6 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hotloop.agent.agent import Agent, Result
+    from hotloop.agent.context import Context, Run
+    from hotloop.agent.conversation import Conversation
+    from hotloop.agent.limits import Limits, Prices
+    from hotloop.agent.scripted import Call, ScriptedModel
+    from hotloop.agent.tool import ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
     from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent, Usage
@@ -12,28 +18,50 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Agent": "hotloop.agent.agent",
+    "Call": "hotloop.agent.scripted",
     "Completion": "hotloop.engine.engine",
+    "Context": "hotloop.agent.context",
+    "Conversation": "hotloop.agent.conversation",
     "Engine": "hotloop.engine.engine",
     "EngineConfig": "hotloop.core.config",
     "FinishReason": "hotloop.core.request",
     "HotloopError": "hotloop.core.errors",
+    "Limits": "hotloop.agent.limits",
+    "Prices": "hotloop.agent.limits",
     "Priority": "hotloop.core.request",
+    "Result": "hotloop.agent.agent",
+    "Run": "hotloop.agent.context",
     "SamplingParams": "hotloop.core.request",
+    "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",
+    "ToolError": "hotloop.agent.tool",
     "Usage": "hotloop.core.request",
+    "tool": "hotloop.agent.tool",
 }
 
 __all__ = [
+    "Agent",
+    "Call",
     "Completion",
+    "Context",
+    "Conversation",
     "Engine",
     "EngineConfig",
     "FinishReason",
     "HotloopError",
+    "Limits",
+    "Prices",
     "Priority",
+    "Result",
+    "Run",
     "SamplingParams",
+    "ScriptedModel",
     "TokenEvent",
+    "ToolError",
     "Usage",
     "__version__",
+    "tool",
 ]
 
 

@@ -183,7 +183,12 @@ async def test_a_model_that_only_talks_is_told_to_answer() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "limit"),
-    [(Limits(turns=2), "turns"), (Limits(tokens=1), "tokens"), (Limits(money=0.5), "money")],
+    [
+        (Limits(turns=2), "turns"),
+        (Limits(calls=1), "calls"),
+        (Limits(tokens=1), "tokens"),
+        (Limits(money=0.5), "money"),
+    ],
 )
 async def test_limits(limits: Limits, limit: str) -> None:
     @tool(cost=0.3)

@@ -30,3 +30,13 @@ def test_chunks_and_other_blocks_give_the_same_token() -> None:
 def test_a_token_that_was_never_computed_is_noticed() -> None:
     with pytest.raises(AssertionError, match="before it was computed"):
         NullBackend(block_size=2, num_blocks=8).run(batch([7], 2, [0, 1]))
+
+
+def test_blocks_can_be_taken_out_and_put_back_elsewhere() -> None:
+    backend = NullBackend(block_size=2, num_blocks=8, vocab_size=100)
+    whole = backend.run(batch([5, 6, 7, 8, 9], 0, [0, 1, 2])).argmax()
+    kept = backend.read_blocks([0, 1])
+    assert kept.nbytes == 2 * backend.block_bytes
+    other = NullBackend(block_size=2, num_blocks=8, vocab_size=100)
+    other.write_blocks([6, 4], kept.data)
+    assert other.run(batch([9], 4, [6, 4, 5])).argmax() == whole

@@ -171,6 +171,49 @@ def test_steps_leave_nothing_behind(empty_home: Path) -> None:
     assert count_nodes_after(40) == count_nodes_after(40)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_blocks_can_be_taken_out_and_put_back_elsewhere(precision: Precision, empty_home: Path) -> None:
+    model = tiny_model("llama", head_dim=64)
+    first, second = (make_backend(model, precision=precision) for _ in range(2))
+    prompt = make_prompt(model, 70)
+    first.run(batch((prompt, 0, [2, 0, 1])))
+    want = first.run(batch((prompt[64:], 64, [2, 0, 1]))).copy()
+    kept = first.read_blocks([2, 0])
+    assert kept.nbytes == 2 * first.block_bytes
+    first.close()
+    second.write_blocks([5, 3], kept.data)
+    assert (second.run(batch((prompt[64:], 64, [5, 3, 4]))) == want).all()
+    assert (second.read_blocks([5, 3]) == kept).all()
+    second.close()
+
+
+def test_kept_blocks_are_told_apart_by_all_they_depend_on(empty_home: Path) -> None:
+    small, other = tiny_model("llama", head_dim=64), tiny_model("qwen2", head_dim=64)
+    layouts = [
+        make_backend(small).kv_layout,
+        make_backend(small, "int8").kv_layout,
+        make_backend(small, precision="fast").kv_layout,
+        make_backend(other).kv_layout,
+    ]
+    assert len({*layouts}) == len(layouts)
+    assert make_backend(small).kv_layout == layouts[0]
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_a_restart_with_kept_blocks_says_the_same(precision: Precision, empty_home: Path, tmp_path: Path) -> None:
+    model = tiny_model("llama", head_dim=64, max_context=1024)
+    prompt = make_prompt(model, 700)
+    answers = []
+    for kv_dir in (None, str(tmp_path / "kv"), str(tmp_path / "kv")):
+        config = EngineConfig(kv_memory="8MiB", kv_dir=kv_dir, drafts=False)
+        backend = open_backend(model, config, weight_format="f32", precision=precision)
+        with Engine(model.tokenizer, backend, config) as engine:
+            answers.append(engine.generate(prompt, greedy(12)))
+    assert [answer.usage.num_restored for answer in answers] == [0, 0, 512]
+    if precision == "exact":
+        assert len({answer.token_ids for answer in answers}) == 1
+
+
 def test_a_damaged_graph_is_made_again(empty_home: Path) -> None:
     model = tiny_model("llama")
     part = batch((make_prompt(model, 9), 0, [0]))

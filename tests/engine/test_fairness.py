@@ -88,6 +88,19 @@ def test_only_waiting_promotes_not_running() -> None:
     assert resumed.rank == Priority.BACKGROUND
 
 
+def test_who_is_awaited_goes_first_in_its_class_until_others_have_waited_long() -> None:
+    turn = Fairness()
+    turn.now = 1.0
+    urgent, newcomer = request("urgent", at=1.0), request("newcomer", Priority.WORKFLOW)
+    awaited = request("awaited", Priority.WORKFLOW, at=1.0, session="heavy")
+    awaited.is_awaited = True
+    turn.charge(awaited, 10_000)
+    waiting = [newcomer, awaited, urgent]
+    assert names(turn.order(waiting, [])) == ["urgent", "awaited", "newcomer"]
+    turn.now = awaited.waiting_since = fairness.PROMOTE_S
+    assert names(turn.order([newcomer, awaited], [])) == ["newcomer", "awaited"]
+
+
 def test_sessions_are_bounded() -> None:
     turn = Fairness()
     for i in range(fairness.MAX_SESSIONS + 10):

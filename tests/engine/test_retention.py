@@ -7,7 +7,7 @@ import pytest
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.radix import RadixTree
-from hotloop.engine.retention import FADE_S, GRACE_S, Retention
+from hotloop.engine.retention import BREAK_SHARE, FADE_S, MAX_BREAK_S, Retention
 
 BLOCK_SIZE = 4
 
@@ -27,8 +27,8 @@ class Shelf:
         self.tree.insert(tokens, block_ids, salt)
         self.pool.release(block_ids)
 
-    def hold(self, family: int, kind: HoldKind, until: float = 0.0, ttl_s: float = 0.0) -> None:
-        self.tree.hold(prefix(family, 16), Hold(kind, until, ttl_s))
+    def hold(self, family: int, kind: HoldKind, until: float = 0.0, ttl_s: float = 0.0, rank: int = 0) -> None:
+        self.tree.hold(prefix(family, 16), Hold(kind, until, ttl_s, rank))
 
     def has(self, family: int) -> bool:
         """Without marking it as used."""
@@ -69,11 +69,101 @@ def test_of_those_away_the_one_who_returns_last_goes_first() -> None:
     assert shelf.order(1, 2, 3) == [2, 1, 3]
 
 
+def test_of_those_away_the_less_urgent_go_first() -> None:
+    shelf = Shelf()
+    for family, until, rank in ((1, 50.0, 0), (2, 5.0, 2), (3, 5.0, 1)):
+        shelf.put(family)
+        shelf.hold(family, HoldKind.AWAY, until, rank=rank)
+    assert shelf.order(1, 2, 3) == [2, 3, 1]
+
+
+def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
+    shelf = Shelf()
+    for family, until in ((1, 50.0), (2, 5.0)):
+        shelf.put(family, 3)
+        shelf.hold(family, HoldKind.AWAY, until)
+    assert shelf.tree.evict(1) == 1
+    assert shelf.tree.evict(2) == 2
+    assert not shelf.has(1)
+    assert shelf.tree.num_awaited(0, prefix(9, 1)) == 3
+    shelf.tree.check()
+
+
+def test_what_is_awaited_is_counted_once_and_only_while_it_is() -> None:
+    shelf = Shelf()
+    shelf.put(1, 4)
+    shelf.hold(1, HoldKind.AWAY, until=5, rank=1)
+    branch = prefix(1, 2) + prefix(2, 2)
+    block_ids = shelf.tree.match(prefix(1, 2)) + (shelf.pool.allocate(2) or [])
+    shelf.tree.insert(branch, block_ids)
+    shelf.pool.release(block_ids[2:])
+    shelf.tree.hold(branch, Hold(HoldKind.AWAY, 9.0, rank=1))
+    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 6, "two of the blocks serve both"
+    assert shelf.tree.num_awaited(0, prefix(9, 1)) == 0, "nobody waits for a less urgent class"
+    assert shelf.tree.num_awaited(1, prefix(1, 3)) == 3, "but for those it uses itself"
+    shelf.retention.now = 5.0
+    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 4
+    shelf.pool.use(shelf.tree.peek(branch)[:3])
+    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 1, "what is in use need not be kept"
+
+
+def test_one_is_awaited_who_goes_on_where_a_hold_ends() -> None:
+    shelf = Shelf()
+    shelf.put(1, 2)
+    shelf.hold(1, HoldKind.AWAY, until=5)
+    assert shelf.tree.is_awaited(prefix(1, 3))
+    assert not shelf.tree.is_awaited(prefix(1, 1))
+    assert not shelf.tree.is_awaited(prefix(1, 1) + prefix(2, 3)), "who only begins alike"
+    assert not shelf.tree.is_awaited(prefix(1, 3), "salt")
+    shelf.retention.now = 5.0
+    assert not shelf.tree.is_awaited(prefix(1, 3))
+
+
+def test_a_peek_finds_what_a_match_finds_and_leaves_no_trace() -> None:
+    shelf = Shelf()
+    shelf.put(1, 4)
+    shelf.hold(1, HoldKind.AWAY, until=5)
+    asked = prefix(1, 3) + prefix(2, 1)
+    found = shelf.tree.peek(asked)
+    assert shelf.tree.is_awaited(prefix(1, 4))
+    assert found == shelf.tree.match(asked)
+    assert len(found) == 3
+
+
+def test_room_is_broken_into_again_when_reading_it_anew_has_become_a_small_share_of_the_time() -> None:
+    retention = Retention(0)
+    retention.token_s = 0.001
+    assert retention.may_break(1000)
+    retention.now = 0.9 / BREAK_SHARE
+    assert not retention.may_break(10)
+    retention.now = 1.0 / BREAK_SHARE
+    assert retention.may_break(1_000_000)
+    retention.now += MAX_BREAK_S
+    assert retention.may_break(1)
+
+
+def test_the_time_to_read_a_token_is_learnt() -> None:
+    retention = Retention(0)
+    for _ in range(100):
+        retention.learn(500, 1.0)
+    assert retention.token_s == pytest.approx(1 / 500)
+
+
+def test_switched_off_nothing_is_held_and_the_longest_unused_goes_first() -> None:
+    shelf = Shelf()
+    shelf.retention.is_on = False
+    for family, num_blocks in ((1, 4), (2, 1), (3, 1)):
+        shelf.put(family, num_blocks)
+        shelf.hold(family, HoldKind.PINNED, until=300, ttl_s=300)
+    shelf.tree.match(prefix(2, 1))
+    assert shelf.order(1, 2, 3) == [1, 3, 2]
+
+
 def test_one_who_does_not_come_back_is_like_any_other() -> None:
     shelf = Shelf()
     shelf.put(1)
     shelf.hold(1, HoldKind.AWAY, until=2)
-    shelf.retention.now = 2 + GRACE_S + 2 * FADE_S
+    shelf.retention.now = 2 + 2 * FADE_S
     shelf.put(2)
     assert shelf.order(1, 2) == [1, 2]
 

@@ -1,62 +1,23 @@
 """The scheduler driven by integers: who computes what, who gives way, and that everybody finishes."""
 
+from array import array
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.engine.tiny import BLOCK_SIZE, make_request
+from tests.engine.tiny import BLOCK_SIZE
+from tests.engine.turning import Loop, make_scheduler, prompt
 
-from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.fairness import PROMOTE_S
-from hotloop.engine.scheduler import Scheduler, Step
-
-
-def make_scheduler(num_blocks: int = 64, **changes: Any) -> Scheduler:
-    return Scheduler(EngineConfig(**changes), block_size=BLOCK_SIZE, num_blocks=num_blocks)
-
-
-class Loop:
-    """Turns a scheduler by hand; every sampled token is the request's number of tokens so far."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.now = 0.0
-
-    def add(self, name: str, prompt: list[int], priority: Priority = Priority.INTERACTIVE) -> Request:
-        request = make_request(prompt, name, priority=priority, arrived_at=self.now)
-        self.scheduler.add(request)
-        return request
-
-    def step(self, seconds: float = 0.001) -> dict[str, tuple[int, int]]:
-        """What each request computed."""
-        self.now += seconds
-        step = self.scheduler.schedule(self.now)
-        self.scheduler.check()
-        self.update(step)
-        return {part.request.id: (part.begin, part.end) for part in step.slices}
-
-    def update(self, step: Step) -> None:
-        for part in step.slices:
-            if part.wants_token:
-                part.request.token_ids.append(part.request.num_tokens)
-        self.scheduler.update(step)
-        self.scheduler.check()
-
-    def finish(self, request: Request) -> None:
-        self.scheduler.finish(request, FinishReason.STOP)
-        self.scheduler.check()
 
 
 def is_level(request: Request) -> bool:
     """Whether it has read its prompt, all or all but a token, and lacks little."""
     missing = request.num_tokens - request.num_computed
     return missing == 1 or (request.num_computed >= request.num_prompt and missing <= BLOCK_SIZE)
-
-
-def prompt(length: int, first: int = 0) -> list[int]:
-    return list(range(first, first + length))
 
 
 def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> None:
@@ -68,7 +29,7 @@ def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> N
     step = loop.scheduler.schedule(loop.now)
     loop.scheduler.extend(step.slices[0], [70, 71, 72, 73, 74, 75], [True] * 6)
     request.token_ids.extend(range(8, 24))  # one sampled, and a run of forced ones that the tree knows
-    loop.scheduler.update(step)
+    loop.scheduler.update(step, loop.now)
     loop.scheduler.check()
     known = loop.scheduler.tree.match(request.token_ids[:20])
     assert loop.step() == {"second": (20, 24)}
@@ -314,6 +275,17 @@ class Life(RuleBasedStateMachine):
         assert num_read <= max(self.scheduler.config.max_step_tokens, BLOCK_SIZE)
         for request in [r for r in self.scheduler.running.values() if r.num_tokens >= self.lengths[r.id]]:
             self.loop.finish(request)
+
+    @rule(
+        length=st.integers(1, 30),
+        family=st.integers(0, 1),
+        kind=st.sampled_from(HoldKind),
+        seconds=st.sampled_from([0.01, 1.0, 2 * PROMOTE_S]),
+        rank=st.integers(0, 2),
+    )
+    def hold(self, length: int, family: int, kind: HoldKind, seconds: float, rank: int) -> None:
+        hold = Hold(kind, self.loop.now + seconds, seconds, rank)
+        self.scheduler.tree.hold(array("i", prompt(length, family * 1000)), hold)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:

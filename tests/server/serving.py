@@ -19,6 +19,7 @@ from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
+from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.app import HttpServer
 
 MODEL = "tiny"
@@ -86,15 +87,16 @@ class Serving:
         num_blocks: int = 512,
         script: Sequence[str] | None = None,
         on_run: Callable[[Batch], None] | None = None,
+        tokenizer: Tokenizer = TOKENIZER,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
         size = {"block_size": 16, "num_blocks": num_blocks}
-        null = NullBackend(**size, vocab_size=TOKENIZER.vocab_size, max_context=4096, on_run=self.gate)
-        backend = null if script is None else ScriptedBackend(TOKENIZER, script, **size, on_run=on_run)
+        null = NullBackend(**size, vocab_size=tokenizer.vocab_size, max_context=4096, on_run=self.gate)
+        backend = null if script is None else ScriptedBackend(tokenizer, script, **size, on_run=on_run)
         template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True)
-        self.engine = Engine(TOKENIZER, backend, engine_config, name=MODEL, template=template)
+        self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=template)
         self.server = HttpServer(
             self.engine, config or ServerConfig(port=0), on_ready=self._on_ready, on_drain=self._on_drain
         )

@@ -10,6 +10,7 @@ from tests.server.serving import TOKENIZER
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
+from hotloop.server.explain.inquiry import NOTHING_ASKED
 from hotloop.server.generate import EventStream
 from hotloop.server.openai.completions import CompletionWording
 from hotloop.server.openai.render import ChunkWriter, Envelope
@@ -42,7 +43,7 @@ def event(text: str, finish: FinishReason | None = None) -> TokenEvent:
 
 async def run(call: Call, meanwhile: dict[int, Callable[[], None]]) -> Wire:
     wording = CompletionWording(TOKENIZER, [""], 1)
-    writer = ChunkWriter(Envelope("cmpl-1", 0, "m", "fp"), wording, has_usage=False)
+    writer = ChunkWriter(Envelope("cmpl-1", 0, "m", "fp"), wording, NOTHING_ASKED, has_usage=False)
     wire = Wire(meanwhile)
     await EventStream(call, writer, "req")({"type": "http"}, wire.receive, wire.send)
     return wire

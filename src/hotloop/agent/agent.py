@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, runtime_checkable
+
+from typing_extensions import TypeVar
 
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
@@ -22,14 +24,17 @@ from hotloop.agent.limits import Limits, Prices, Spent
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.output import FinalAnswer
+from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
-from hotloop.agent.tool import AgentTool, FunctionTool
+from hotloop.agent.sub_agent import SubAgent
+from hotloop.agent.tool import AgentTool, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 
-T = TypeVar("T")
+T = TypeVar("T", default=str)
 
 
+@runtime_checkable
 class ToolSource(Protocol):
     """Somewhere tools come from, such as an MCP server."""
 
@@ -56,7 +61,7 @@ class Agent(Generic[T]):
         tools: Sequence[AgentTool | ToolSource | Callable[..., Any]] = (),
         instructions: str = "",
         *,
-        output: type[T] | Any = str,
+        output: type[T] = str,  # type: ignore[assignment]
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
@@ -69,8 +74,11 @@ class Agent(Generic[T]):
     ) -> None:
         self.instructions = instructions
         self.output = output
+        self.address = model if isinstance(model, str) else ""
         self._own_tools = [each for each in tools if not hasattr(each, "open")]
         self._sources = [each for each in tools if hasattr(each, "open")]
+        self._kept_tools: list[AgentTool] | None = None
+        self._kept_open = AsyncExitStack()
         self.settings = RunSettings(
             model=open_model(model) if isinstance(model, str) else model,
             limits=limits or Limits(),
@@ -89,12 +97,7 @@ class Agent(Generic[T]):
     ) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
         conversation = conversation if conversation is not None else Conversation()
-        events = self.stream(prompt, conversation=conversation, context=context, notes=notes)
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, RunEnded):
-                    return _result(event, conversation)
-        raise AssertionError("a run did not end")
+        return await _result(self.stream(prompt, conversation=conversation, context=context, notes=notes), conversation)
 
     def run_sync(
         self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
@@ -109,7 +112,7 @@ class Agent(Generic[T]):
 
         return asyncio.run(run())
 
-    async def stream(
+    def stream(
         self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
     ) -> AsyncGenerator[Event, None]:
         """The run as it happens. Closing the iterator cancels the run.
@@ -117,24 +120,25 @@ class Agent(Generic[T]):
         `conversation` is gone on with, and has all that was said when the run is over. `notes` is what is true now (the
         time, the open file): it is put behind the prompt, where it costs nothing that comes before it.
         """
+        return self._stream(RunLoop, prompt, conversation, context, notes)
+
+    async def plan(
+        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+    ) -> Result[T]:
+        """`run`, beginning with a plan: the model writes its calls all at once, referring to each other's results.
+
+        Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
+        cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
+        """
         conversation = conversation if conversation is not None else Conversation()
-        if not conversation.messages and self.instructions:
-            conversation.add(Message("system", self.instructions))
-        conversation.add(Message("user", f"{prompt}\n\n{notes}" if notes else prompt))
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        async with AsyncExitStack() as stack:
-            tools = await self._open_tools(stack)
-            final = None if self.output is str else FinalAnswer(self.output)
-            loop = RunLoop(self.settings, conversation, tools, context, final=final, emit=events.put_nowait)
-            task = asyncio.create_task(loop.go())
-            try:
-                event: Event | None = None
-                while not isinstance(event, RunEnded):
-                    event = await events.get()
-                    yield event
-            finally:
-                task.cancel()
-                await asyncio.wait({task})
+        events = self.stream_plan(prompt, conversation=conversation, context=context, notes=notes)
+        return await _result(events, conversation)
+
+    def stream_plan(
+        self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
+    ) -> AsyncGenerator[Event, None]:
+        """`plan` as it happens. Closing the iterator cancels the run."""
+        return self._stream(PlannedRun, prompt, conversation, context, notes)
 
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
@@ -144,8 +148,6 @@ class Agent(Generic[T]):
         One that fails gives its error, and the others their results.
         """
         base = conversation if conversation is not None else Conversation()
-        if not base.messages and self.instructions:
-            base.add(Message("system", self.instructions))
 
         async def branch(prompt: str) -> Result[T] | HotloopError:
             try:
@@ -157,9 +159,81 @@ class Agent(Generic[T]):
             branches = [group.create_task(branch(prompt)) for prompt in prompts]
         return [task.result() for task in branches]
 
+    async def best_of(
+        self,
+        prompt: str,
+        n: int,
+        score: Callable[[Result[T]], float],
+        *,
+        conversation: Conversation | None = None,
+        context: Sequence[Any] = (),
+    ) -> Result[T]:
+        """The best of several answers, the first of them if two are as good. Raises an error only if all failed."""
+        results = await self.fork([prompt] * n, conversation=conversation, context=context)
+        answers = [result for result in results if isinstance(result, Result)]
+        if not answers:
+            errors = [error for error in results if isinstance(error, HotloopError)]
+            raise errors[0] if errors else ConfigError("n must be above zero")
+        return max(answers, key=score)
+
+    def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
+        """This agent as a tool of another: a call is a run, and several calls are several runs at once.
+
+        Cancelling the caller stops it; what it uses up is charged to the caller, whose limits hold for it, too.
+        """
+        return SubAgent(self, name, description, traits or Traits(timeout_s=None))
+
+    @property
+    def tools(self) -> "list[AgentTool | ToolSource]":
+        """Its own tools, and what others come from."""
+        return [*map(_as_tool, self._own_tools), *self._sources]
+
+    def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
+        """Another that is like it, but for these."""
+        agent: Agent[T] = Agent(settings.model, tools, self.instructions, output=self.output)
+        agent.settings = settings
+        return agent
+
+    async def __aenter__(self) -> Self:
+        """Keep what tools come from open from run to run: an MCP server is started once, not for each."""
+        assert self._kept_tools is None, "an agent is entered once at a time"
+        async with AsyncExitStack() as stack:
+            self._kept_tools = await self._open_tools(stack)
+            self._kept_open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._kept_tools = None
+        try:
+            await self._kept_open.aclose()
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Let go of the model's connections; they are made again when they are needed."""
         await self.settings.model.close()
+
+    async def _stream(
+        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+    ) -> AsyncGenerator[Event, None]:
+        conversation = conversation if conversation is not None else Conversation()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        async with AsyncExitStack() as stack:
+            tools = await self._open_tools(stack) if self._kept_tools is None else self._kept_tools
+            if not conversation.messages and self.instructions:
+                conversation.add(Message("system", self.instructions))
+            conversation.add(Message("user", f"{prompt}\n\n{notes}" if notes else prompt))
+            final = None if self.output is str else FinalAnswer(self.output)
+            loop = kind(self.settings, conversation, tools, context, final=final, emit=events.put_nowait)
+            task = asyncio.create_task(loop.go())
+            try:
+                event: Event | None = None
+                while not isinstance(event, RunEnded):
+                    event = await events.get()
+                    yield event
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
 
     async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
         tools: list[AgentTool] = [_as_tool(each) for each in self._own_tools]
@@ -177,7 +251,12 @@ def _as_tool(each: Any) -> AgentTool:
     return each if hasattr(each, "spec") else FunctionTool(each)
 
 
-def _result(ended: RunEnded, conversation: Conversation) -> Result[Any]:
-    if ended.error:
-        raise ended.error
-    return Result(ended.output, conversation, ended.spent)
+async def _result(events: AsyncGenerator[Event, None], conversation: Conversation) -> Result[Any]:
+    """How a run ended. Raises what it failed with."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, RunEnded):
+                if event.error:
+                    raise event.error
+                return Result(event.output, conversation, event.spent)
+    raise AssertionError("a run did not end")

@@ -34,8 +34,11 @@ class Conversation:
         self._messages = list(messages)
 
     def fork(self) -> "Conversation":
-        """Another that begins the same; what is said in one is not said in the other."""
-        return Conversation(self._messages)
+        """Another that begins the same; what is said in one is not said in the other.
+
+        Its session is a branch of this one's, `session-1/2`: servers that route by sessions keep branches together.
+        """
+        return Conversation(self._messages, session_id=f"{self.session_id}/{secrets.token_hex(4)}")
 
     def to_json(self) -> str:
         return msgspec.json.encode(_Saved(self.session_id, self._messages)).decode()

@@ -55,6 +55,7 @@ class Dispatcher:
         *,
         emit: Callable[[Event], None],
         vision: Vision,
+        count: Callable[[], None],
         concurrency: int,
         approve: Approve | None = None,
     ) -> None:
@@ -62,6 +63,7 @@ class Dispatcher:
         self._surroundings = surroundings
         self._emit = emit
         self._vision = vision
+        self._count = count
         self._approve = approve
         self._room = asyncio.Semaphore(concurrency)
         self._rooms = {
@@ -72,7 +74,11 @@ class Dispatcher:
         self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, call: ToolCall, turn: int) -> Pending:
-        """Give out a call; it begins before this turn of the event loop is over, or as soon as there is room."""
+        """Give out a call; it begins before this turn of the event loop is over, or as soon as there is room.
+
+        Raises LimitReached if there were too many.
+        """
+        self._count()
         task = asyncio.create_task(self._run(call, turn), name=f"tool {call.name}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -104,6 +104,14 @@ class Compacted(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanAbandoned(_Timed):
+    """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
+
+    turn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TurnFinished(_Timed):
     """The model's answer is whole and the results of its calls are here."""
 
@@ -132,6 +140,7 @@ Event = (
     | CallDispatched
     | CallFinished
     | Compacted
+    | PlanAbandoned
     | TurnFinished
     | RunEnded
 )

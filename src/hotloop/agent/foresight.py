@@ -10,6 +10,7 @@ from typing import Protocol
 from hotloop.agent.carry_out import Outcome
 from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallForeseen
+from hotloop.agent.model import ModelEvent
 from hotloop.agent.tool import AgentTool
 from hotloop.core.message import Message, ToolCall
 
@@ -27,6 +28,10 @@ class Vision(Protocol):
 
     def look(self, messages: Sequence[Message], turn: int) -> None:
         """The model is about to answer these messages: start what it will probably ask for."""
+        ...
+
+    def hear(self, event: ModelEvent, turn: int) -> None:
+        """The model says more; once it has named a tool, its arguments may be easy to guess."""
         ...
 
     def claim(self, call: ToolCall) -> Glimpse | None:
@@ -52,6 +57,9 @@ class Foresight(Protocol):
 
 class _Blind:
     def look(self, messages: Sequence[Message], turn: int) -> None:
+        pass
+
+    def hear(self, event: ModelEvent, turn: int) -> None:
         pass
 
     def claim(self, call: ToolCall) -> Glimpse | None:

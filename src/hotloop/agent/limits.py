@@ -33,6 +33,8 @@ class Limits:
     """What one run may use; None is without limit."""
 
     turns: int | None = 25
+    calls: int | None = 200
+    """Of tools, in all turns together."""
     tokens: int | None = None
     """Prompt and output, of all turns together."""
     time_s: float | None = None
@@ -41,7 +43,7 @@ class Limits:
     """How many tools run at once."""
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "time_s", "money", "concurrency"):
+        for name in ("turns", "calls", "tokens", "time_s", "money", "concurrency"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above zero, not {value}")
@@ -52,6 +54,7 @@ class Spent:
     """What a run has used so far."""
 
     num_turns: int = 0
+    num_calls: int = 0
     usage: ModelUsage = field(default_factory=ModelUsage)
     money: float = 0.0
     began_at: float = field(default_factory=time.monotonic)
@@ -59,6 +62,12 @@ class Spent:
     @property
     def time_s(self) -> float:
         return time.monotonic() - self.began_at
+
+    def count_call(self, limits: Limits) -> None:
+        """One call more; raises LimitReached if it may not be made."""
+        if limits.calls is not None and self.num_calls >= limits.calls:
+            raise LimitReached("calls", f"the run has used its limit of {limits.calls} calls")
+        self.num_calls += 1
 
     def check(self, limits: Limits) -> None:
         """Raise LimitReached if there is none left for another turn."""

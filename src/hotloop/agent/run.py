@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hotloop.agent.answer import Answer
@@ -77,8 +78,10 @@ class RunLoop:
         self._emit = emit
         self._final = final
         self._num_read = 0
-        self._run = Run(f"run-{secrets.token_hex(8)}", conversation.session_id)
-        surroundings = Surroundings([*context, self._run])
+        caller = next((thing for thing in context if isinstance(thing, Run)), None)
+        run_id = f"run-{secrets.token_hex(8)}"
+        self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
+        surroundings = Surroundings([self._run, *context])
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
         self._vision = settings.foresight.open(offered, surroundings, emit)
@@ -87,6 +90,7 @@ class RunLoop:
             surroundings,
             emit=emit,
             vision=self._vision,
+            count=partial(self.spent.count_call, settings.limits),
             concurrency=settings.limits.concurrency,
             approve=settings.approve,
         )
@@ -125,7 +129,7 @@ class RunLoop:
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
         while True:
-            self.spent.check(self._settings.limits)
+            self._run.check()
             self.spent.num_turns += 1
             answer, pending = await self._take_turn(self.spent.num_turns)
             if self._final and self._final.is_given:
@@ -151,9 +155,8 @@ class RunLoop:
         self.conversation.add(answer.message, *(each.message for each in pending))
         self._vision.settle(self.conversation.messages)
         usage = answer.end.usage if answer.end else ModelUsage()
-        self._charge(usage)
+        self._charge(usage, pending)
         self._num_read = usage.num_tokens
-        self.spent.money += sum(self._tools[p.call.name].traits.cost for p in pending if p.call.name in self._tools)
         self._emit(TurnFinished(turn, usage, len(pending)))
         return answer, pending
 
@@ -173,6 +176,7 @@ class RunLoop:
         answer, pending = Answer(), []
         async with aclosing(self._settings.model.stream(self._ask())) as events:
             async for event in events:
+                self._vision.hear(event, turn)
                 if call := answer.push(event):
                     pending.append(self._dispatcher.start(call, turn))
                 self._tell(event, answer, turn)
@@ -199,6 +203,6 @@ class RunLoop:
             extra=settings.extra,
         )
 
-    def _charge(self, usage: ModelUsage) -> None:
-        self.spent.usage += usage
-        self.spent.money += self._settings.prices.of(usage)
+    def _charge(self, usage: ModelUsage, calls: Sequence[Pending] = ()) -> None:
+        cost = sum(self._tools[each.call.name].traits.cost for each in calls if each.call.name in self._tools)
+        self._run.charge(usage, self._settings.prices.of(usage) + cost)

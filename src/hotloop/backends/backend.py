@@ -1,5 +1,6 @@
 """The seam to the hardware: one ragged batch in, the wanted rows of logits out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,12 +35,23 @@ class Backend(Protocol):
     num_blocks: int
     vocab_size: int
     max_context: int
+    block_bytes: int
+    kv_layout: str
+    """What the bytes of a block depend on beside its tokens: the model, the precision, who computes and stores them."""
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Write the KV of every token of the batch into its blocks; return logits [len(wanted), vocab_size].
 
         The array is valid until the next call. Raises BackendError if the hardware fails.
         """
+        ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
+        """A copy of these blocks' KV, `block_bytes` each, in an order of the backend's own."""
+        ...
+
+    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        """Put back what `read_blocks` gave, into as many blocks."""
         ...
 
     def close(self) -> None:

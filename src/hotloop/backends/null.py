@@ -4,7 +4,7 @@ Its "model" is a pure function of the tokens it can see in its KV: the next toke
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class NullBackend:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.max_context = max_context
+        self.block_bytes = block_size * np.dtype(np.int64).itemsize
+        self.kv_layout = f"null {block_size}"
         self._on_run = on_run
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
         self._noise = np.random.default_rng(0).random(vocab_size, np.float32)  # logits as uneven as a model's
@@ -46,6 +48,13 @@ class NullBackend:
             positions = batch.positions[begin:end]
             self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
         return self._point_at([*self._next_tokens(batch, tables)])
+
+    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
+        copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
+        return copy.view(np.uint8).reshape(-1)
+
+    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        self._kv[np.array(block_ids)] = np.frombuffer(data, np.int64).reshape(-1, self.block_size)
 
     def close(self) -> None:
         self._kv = self._kv[:0]

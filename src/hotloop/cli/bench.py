@@ -1,18 +1,19 @@
 """`hotloop bench`: what agents feel, what a tool call costs, and what a step costs without a model."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from hotloop.cli.bench_cache import cache
+from hotloop.cli.bench_output import progress, show
 from hotloop.cli.settings import ApiKey, Json, Url
 from hotloop.core.config import DEFAULT_MODEL, Precision
 from hotloop.core.errors import ConfigError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hotloop.bench.workload import Job
 
 bench = App(name="bench", help="Measure a server as agents feel it, or the engine's own cost.")
+bench.command(cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ def replay(
         if not run.steps:
             raise ServerFailed(run.errors[0])
     summaries = [summarise(url, run, jobs) for url, run in zip(urls, runs, strict=True)]
-    _show(json_of(summaries), table_of(summaries), as_json)
+    show(json_of(summaries), table_of(summaries), as_json)
 
 
 def _load_jobs(flags: ReplayFlags) -> "list[Job]":
@@ -93,7 +95,7 @@ async def _replay_all(
     from hotloop.bench.client import ChatClient
 
     num_turns = sum(len(job.turns) for job in jobs) * flags.rounds
-    with _progress() as bar:
+    with progress() as bar:
         lanes = [(url, agents.Replay(), bar.add_task(url, total=num_turns)) for url in urls]
         for number in range(flags.rounds):
             for url, whole, task in lanes if number % 2 == 0 else reversed(lanes):
@@ -104,28 +106,9 @@ async def _replay_all(
     return [whole for _, whole, _ in lanes]
 
 
-def _progress() -> "Progress":
-    """A bar a task, where there is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from hotloop.cli.loading import console
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
 def _advance(bar: "Progress", task: "TaskID", progress: "agents.Progress") -> None:
     if progress.step or progress.error:
         bar.advance(task)
-
-
-def _show(values: dict[str, Any], table: Any, as_json: bool) -> None:
-    from rich.console import Console
-
-    if as_json:
-        print(json.dumps(values))
-    else:
-        Console(highlight=False, soft_wrap=True).print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +176,7 @@ def tools(
         client = ChatClient(address, model=flags.model if url else None, api_key=api_key)
         measured = asyncio.run(_measure_tools(client, lessons, parts, flags.manner()))
     columns = figures_of_all(measured, is_valid)
-    _show(tools_json(columns), tools_table(columns), as_json)
+    show(tools_json(columns), tools_table(columns), as_json)
     for error in [error for part in measured.values() for error in part.errors][:3]:
         print(f"hotloop: {error}", file=sys.stderr)
 
@@ -246,7 +229,7 @@ async def _measure_tools(
     measured: dict[str, Measured] = {}
     async with client:
         await learn(client, lessons, manner)
-        with _progress() as bar:
+        with progress() as bar:
             tasks = {name: bar.add_task(name, total=len(questions)) for name, questions in parts.items()}
             for name, questions in parts.items():
                 measured[name] = await measure(client, questions, manner, partial(bar.advance, tasks[name]))
@@ -265,7 +248,7 @@ def overhead(*, vocab: PositiveInt = 49_152, as_json: Json = False) -> None:
     from hotloop.bench.overhead import measure_overhead
 
     report = measure_overhead(vocab_size=vocab)
-    _show(report.to_json(), report.to_table(), as_json)
+    show(report.to_json(), report.to_table(), as_json)
 
 
 @bench.command
@@ -284,4 +267,4 @@ def soak(*, minutes: PositiveFloat = 20.0, seed: int = 0, as_json: Json = False)
 
     with console.status(f"soaking for {minutes:g} minutes ..."):
         report = run_soak(minutes * 60, seed)
-    _show(report.to_json(), report.to_table(), as_json)
+    show(report.to_json(), report.to_table(), as_json)

@@ -17,7 +17,9 @@ from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
 from hotloop.cli.models import models
+from hotloop.cli.predict import predict
 from hotloop.cli.pull import pull
+from hotloop.cli.run import run_agent
 from hotloop.cli.serve import serve
 from hotloop.cli.settings import Sources
 from hotloop.cli.version import version
@@ -34,9 +36,11 @@ app = App(
 )
 app.command(serve, config=Sources())
 app.command(chat, config=Sources())
+app.command(run_agent, name="run")
 for command in (pull, models, demo, version):
     app.command(command)
 app.command(bench)
+app.command(predict)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ Precision = Literal["fast", "exact"]
 ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
 CacheIsolation = Literal["none", "key"]
+Explanations = Literal["words", "causes", "off"]
 
 
 _COUNTS = (
@@ -57,6 +58,13 @@ class EngineConfig:
     """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
+    kv_dir: str | None = None
+    """A folder where what was read is kept as well, to survive a restart; as worthy of protection as the prompts."""
+    kv_dir_size: str = "8GiB"
+    """Most that folder may hold; the longest unused goes first."""
+    retention: bool = True
+    """Whether prompts are kept longer where a client asks for it or runs a tool, newcomers wait for those who are back
+    soon, and finished runs are let go first; if not, the longest unused goes first, whatever it is."""
     pinned_share: float = 0.5
     """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True
@@ -81,11 +89,18 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.pinned_share <= 1:
             raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
+        if self.kv_dir and not self.prefix_cache:
+            raise ConfigError("kv_dir needs prefix_cache: what is not shared is not kept either")
         parse_bytes(self.kv_memory)
+        parse_bytes(self.kv_dir_size)
 
     @property
     def kv_memory_bytes(self) -> int:
         return parse_bytes(self.kv_memory)
+
+    @property
+    def kv_dir_bytes(self) -> int:
+        return parse_bytes(self.kv_dir_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +133,12 @@ class ServerConfig:
     """Whether what known clients write anew at the top of every request (see docs/caching.md) leaves the top."""
     word_late_system: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
-    retention: bool = True
-    """Whether prompts are kept longer where a client asks for it or runs a tool, and finished runs are let go first."""
     cache_isolation: CacheIsolation = "none"
     """Who shares what was read: everybody, or only requests with the same API key (`key`)."""
+    explanations: Explanations = "words"
+    """Whether it is told why tokens were read again: by causes and in words of the prompt, by causes alone, or not."""
+    explain_memory_tokens: int = 2_000_000
+    """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
 

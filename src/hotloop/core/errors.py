@@ -8,7 +8,8 @@ HotloopError
 │   └── UnknownModel     no model of that name is served here
 ├── Overloaded           too much is waiting already: try again later
 ├── EngineClosed         the engine is shutting down or has shut down
-└── BackendError         the hardware failed under a step
+├── BackendError         the hardware failed under a step
+└── RemoteError          a server elsewhere could not be reached, refused, or broke off
 
 `None` means "not now", an `assert` means "our bug"; one of these means the caller or the world.
 """
@@ -65,3 +66,18 @@ class EngineClosed(HotloopError):
 
 class BackendError(HotloopError):
     """The hardware failed under a step; every request of that step ends with this."""
+
+
+class RemoteError(HotloopError):
+    """A server elsewhere could not be reached, refused, or broke off; `status` is what it answered, if it did.
+
+    `can_retry` says whether the same question may go better another time, `retry_after_s` when, if the server told.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, retry_after_s: float | None = None, can_retry: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.can_retry = can_retry

@@ -16,6 +16,7 @@ from enum import IntEnum, StrEnum
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.grammar import Grammar
+from hotloop.core.retention import Eviction
 
 MAX_LOGIT_BIAS = 1024  # each costs time at every token
 
@@ -128,6 +129,8 @@ class Usage:
     """Those of them that turned out right."""
     num_steps: int = 0
     """Steps of the engine that gave this request at least one token."""
+    num_restored: int = 0
+    """Those of the cached tokens whose KV was read from disk for this request."""
 
     @property
     def num_sampled(self) -> int:
@@ -165,12 +168,19 @@ class Request:
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0
     num_cached: int = 0
+    num_restored: int = 0
+    eviction: Eviction | None = None
+    """What became of the first block that was not cached when it was let in, as far as the tree remembers."""
+    num_read: int = 0
+    """How many of its tokens were computed when it ended: the last of an answer never is."""
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_preemptions: int = 0
     num_forced: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
+    is_awaited: bool = False
+    """Whether its prefix was being kept for it when it came (back)."""
     rank: int = 0
     """The class it counts as: its priority, or a more urgent one if it had to wait long."""
     seed: int = 0
@@ -219,4 +229,5 @@ class Request:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             num_steps=self.num_steps,
+            num_restored=min(self.num_restored, self.num_cached),
         )

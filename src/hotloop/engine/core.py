@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 from hotloop.backends.backend import Backend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
 from hotloop.engine.decode import Decoder, Outcome
+from hotloop.engine.disk.store import DiskStats, KvStore
+from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
@@ -46,6 +48,7 @@ class Totals:
     num_forced_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_restored_tokens: int = 0
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -69,6 +72,8 @@ class EngineCore:
         config: EngineConfig,
         *,
         drafter: Drafter | None = None,
+        store: KvStore | None = None,
+        post: Post | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -81,6 +86,7 @@ class EngineCore:
         self._speculator = (
             Speculator(drafter, self._decoder, max_draft_tokens=config.max_draft_tokens) if drafter else None
         )
+        self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
         self._clock = clock
         self._finished_at = clock()
@@ -90,16 +96,36 @@ class EngineCore:
         if not self.scheduler.has_work:
             self._finished_at = self._clock()  # nobody waited for the time that lay idle
         forced = self._decoder.open(request, matcher) if matcher else []
-        self.scheduler.add(request)
         self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
+        (self._disk or self.scheduler).add(request)
 
     def knows(self, request_id: str) -> bool:
         """Whether a request of that id waits or runs."""
         return request_id in self._listeners
 
+    @property
+    def waiting(self) -> list[Request]:
+        """Who waits, for a place or for the disk."""
+        return [*list(self.scheduler.waiting.values()), *(self._disk.waiting if self._disk else ())]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits or runs."""
+        return not self._listeners
+
+    def disk_stats(self) -> DiskStats:
+        return self._disk.stats() if self._disk else DiskStats()
+
+    def check(self) -> None:
+        self.scheduler.check()
+        if self._disk:
+            self._disk.check()
+
     def step(self) -> StepReport | None:
         """Compute one step and tell everybody; None if there was nothing to do."""
         began_at = self._clock()
+        if self._disk:
+            self._disk.poll(began_at)
         step = self.scheduler.schedule(began_at)
         if not step.slices:
             return None
@@ -110,8 +136,10 @@ class EngineCore:
         logits = self._backend.run(batch)
         backend_s = self._clock() - ran_at
         outcomes = self._decode(step, Rows(logits))
-        self.scheduler.update(step)
         now = self._clock()
+        self.scheduler.update(step, now)
+        if self._disk:
+            self._disk.save(step.slices)
         if self._speculator:
             self._speculator.learn(step, now - began_at)
         for part, outcome in outcomes:
@@ -121,13 +149,16 @@ class EngineCore:
         num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
         return StepReport(duration_s, duration_s - backend_s, len(step.slices), len(batch.token_ids), num_output)
 
-    def abort(self, request_id: str) -> None:
-        """End a request now, if it has not ended already."""
-        request = self._find(request_id)
-        if request:
-            num_told = request.num_tokens - len(self._listeners[request_id].untold)
-            del request.token_ids[num_told:]
-            self._end(request, FinishReason.ABORT)
+    def abort(self, *request_ids: str) -> None:
+        """End requests now, if they have not ended already."""
+        for request_id in request_ids:
+            if self._disk:
+                self._disk.let_go(request_id)
+            request = self._find(request_id)
+            if request:
+                num_told = request.num_tokens - len(self._listeners[request_id].untold)
+                del request.token_ids[num_told:]
+                self._end(request, FinishReason.ABORT)
 
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
@@ -137,9 +168,13 @@ class EngineCore:
     def close(self) -> None:
         if self._speculator:
             self._speculator.close()
+        if self._disk:
+            self._disk.close()
 
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
+        if self._disk:
+            self._disk.let_all_go()
         while self.scheduler.has_work:
             self.fail(error)
 
@@ -230,6 +265,9 @@ class EngineCore:
         self.totals.num_forced_tokens += event.usage.num_forced
         self.totals.num_drafted_tokens += event.usage.num_drafted
         self.totals.num_accepted_tokens += event.usage.num_accepted
+        self.totals.num_restored_tokens += event.usage.num_restored
+        if self._disk:
+            self._disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)
         if self._speculator:
             self._speculator.forget(request)

@@ -23,6 +23,8 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
+from hotloop.engine.disk.store import DiskStats, KvStore
+from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import open_drafter
@@ -61,11 +63,13 @@ class EngineStats:
     num_forced_tokens: int
     num_drafted_tokens: int
     num_accepted_tokens: int
+    num_restored_tokens: int
     num_grammar_hits: int
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
     num_finished: Mapping[FinishReason, int]
+    disk: DiskStats
 
 
 class Engine:
@@ -80,19 +84,22 @@ class Engine:
         name: str = "model",
         template: ChatTemplate | None = None,
         drafter: Drafter | None = None,
+        store: KvStore | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.template = template
         self.config = config or EngineConfig()
         self.on_step: Callable[[StepReport], None] | None = None
+        self.block_size = backend.block_size
         self.num_kv_tokens = backend.num_blocks * backend.block_size
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
         if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
-        self._core = EngineCore(tokenizer, backend, self.config, drafter=drafter)
+        store = store or open_store(self.config, backend)
+        self._core = EngineCore(tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post)
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -135,6 +142,11 @@ class Engine:
         """Whether requests are admitted."""
         return self._thread.is_alive() and not self._is_closing
 
+    @property
+    def turnover_s(self) -> float:
+        """How long it takes, lately, to read as many tokens as the cache holds."""
+        return self._core.scheduler.turnover_s
+
     def close(self) -> None:
         """End what runs, stop the thread, give the memory back. Once closed it stays closed."""
         with self._wake:
@@ -172,16 +184,12 @@ class Engine:
 
     def abort(self, *request_ids: str) -> None:
         """End requests early; each hears of it by its terminal event. Unknown ids have ended already."""
-        with self._wake:
-            self._inbox.append(lambda: self._abort(request_ids))
-            self._wake.notify()
+        self._post(lambda: self._core.abort(*request_ids))
 
     def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "") -> None:
         """Tell when a prefix is wanted again, on the clock of `time.monotonic`."""
         tokens = array("i", token_ids)
-        with self._wake:
-            self._inbox.append(lambda: self._core.scheduler.tree.hold(tokens, hold, salt))
-            self._wake.notify()
+        self._post(lambda: self._core.scheduler.tree.hold(tokens, hold, salt))
 
     async def stream(
         self,
@@ -248,7 +256,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot, taken without stopping the loop: its numbers may be a step apart."""
         scheduler, totals = self._core.scheduler, self._core.totals
-        waiting = [request.priority for request in list(scheduler.waiting.values())]
+        waiting = [request.priority for request in self._core.waiting]
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting={priority: waiting.count(priority) for priority in Priority},
@@ -263,11 +271,13 @@ class Engine:
             num_forced_tokens=totals.num_forced_tokens,
             num_drafted_tokens=totals.num_drafted_tokens,
             num_accepted_tokens=totals.num_accepted_tokens,
+            num_restored_tokens=totals.num_restored_tokens,
             num_grammar_hits=self.grammars.num_hits,
             num_grammar_misses=self.grammars.num_misses,
             num_evicted_blocks=scheduler.tree.num_evicted,
             num_preemptions=scheduler.num_preemptions,
             num_finished=dict(totals.num_finished),
+            disk=self._core.disk_stats(),
         )
 
     async def drain(self, timeout_s: float) -> None:
@@ -275,9 +285,7 @@ class Engine:
         with self._wake:
             self._is_closing = True
         if not await asyncio.to_thread(self._idle.wait, timeout_s):
-            with self._wake:
-                self._inbox.append(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
-                self._wake.notify()
+            self._post(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
             await asyncio.to_thread(self._idle.wait, 5)
 
     def _make_request(
@@ -320,7 +328,7 @@ class Engine:
         ids = {request.id for request in requests}
         if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or any(map(self._core.knows, ids)):
             raise RequestError("a request of that id is here already", param="id")
-        num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
+        num_waiting = len(self._core.waiting) + len(self._arriving)
         if len(requests) > self.config.max_waiting:
             raise RequestError(
                 f"{len(requests)} answers at once; at most {self.config.max_waiting} may wait", param="n"
@@ -328,6 +336,12 @@ class Engine:
         if num_waiting + len(requests) > self.config.max_waiting:
             reason = f"{num_waiting} requests are waiting already; at most {self.config.max_waiting} may"
             raise Overloaded(reason, self._core.finish_interval_s * len(requests))
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Have this done on the engine's thread."""
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
 
     def _run(self) -> None:
         """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""
@@ -367,9 +381,11 @@ class Engine:
         with self._wake:
             while not self._inbox and not self._is_stopped and not self._core.scheduler.has_work:
                 if self.config.debug_checks:
-                    self._core.scheduler.check()
-                self._idle.set()
-                self._wake.wait()
+                    self._core.check()
+                if self._core.is_idle:
+                    self._idle.set()
+                if not self._wake.wait(None if self._core.is_idle else PATIENCE_S):
+                    break  # those who wait for the disk do not wait for ever
             commands, self._inbox = self._inbox, []
         for command in commands:
             command()
@@ -380,7 +396,3 @@ class Engine:
             self._core.add(request, on_event, matcher)
         with self._wake:
             self._arriving.difference_update(request.id for request in requests)
-
-    def _abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self._core.abort(request_id)

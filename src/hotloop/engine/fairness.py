@@ -1,8 +1,9 @@
-"""Whose turn it is among the waiting: classes first, then sessions by the service they have had.
+"""Whose turn it is among the waiting: classes first, then who is awaited, then sessions by the service they have had.
 
-Within a class the session that was served least goes first, and service is forgotten with time, so a heavy session pays
-for its recent use only. Waiting counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one
-class more urgent, also once it runs, so nothing waits for ever.
+Within a class those go first whose prefix was kept for them: they need little. Among the others, the session that was
+served least goes first, and service is forgotten with time, so a heavy session pays for its recent use only. Waiting
+counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one class more urgent, also once it
+runs, and nobody who is awaited goes before it any more, so nothing waits for ever.
 """
 
 import math
@@ -58,6 +59,8 @@ class Fairness:
             ordered += sorted(requests, key=self._score)
         return ordered
 
-    def _score(self, request: Request) -> tuple[float, float]:
+    def _score(self, request: Request) -> tuple[bool, float, float]:
         waited_s = self.now - request.arrived_at
-        return self.attained(request.session_id) - waited_s * AGEING_TOKENS_PER_S, request.arrived_at
+        served = self.attained(request.session_id) - waited_s * AGEING_TOKENS_PER_S
+        is_newcomer = not request.is_awaited and self.now - request.waiting_since < PROMOTE_S
+        return is_newcomer, served, request.arrived_at

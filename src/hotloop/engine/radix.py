@@ -13,12 +13,13 @@ first is for `Retention` to say. Prefixes under different salts share nothing.
 import hashlib
 import heapq
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from hotloop.core.retention import Hold, HoldKind
+from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.retention import Rank, Retention
 
@@ -42,14 +43,6 @@ class Node:
     children: "dict[bytes, Node]" = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """When a prefix was given up, and for whose sake."""
-
-    at: float
-    beneficiary: str
-
-
 class RadixTree:
     """Prefixes shared by all requests. It takes blocks from nobody: it keeps them in the pool beside their users."""
 
@@ -63,6 +56,7 @@ class RadixTree:
         self._leaves: list[tuple[Rank, int, Node]] = []
         self._expiring: list[tuple[float, int, Node]] = []
         self._pinned: set[Node] = set()
+        self._away: set[Node] = set()
         self._tickets = count()
         self._evictions: OrderedDict[bytes, Eviction] = OrderedDict()
         self.retention = retention or Retention(0)
@@ -73,8 +67,33 @@ class RadixTree:
         """The blocks of the longest known prefix, in order. The caller uses them before anything else happens."""
         return [block_id for node in self._walk(token_ids.tobytes(), salt) for block_id in node.block_ids]
 
+    def peek(self, token_ids: "array[int]", salt: str = "") -> list[int]:
+        """As `match`, but nothing counts as used."""
+        trace = self._trace(token_ids.tobytes(), salt)
+        return [block_id for node, num_common in trace for block_id in node.block_ids[:num_common]]
+
+    def is_awaited(self, token_ids: "array[int]", salt: str = "") -> bool:
+        """Whether this prefix goes on where one that is kept for somebody ends."""
+        nodes = (
+            node for node, num_common in self._trace(token_ids.tobytes(), salt) if num_common == len(node.block_ids)
+        )
+        return any(node.hold and node in self._away and self.retention.now < node.hold.until for node in nodes)
+
+    def num_awaited(self, rank: int, token_ids: "array[int]", salt: str = "") -> int:
+        """How many idle blocks are kept for those who are away, if of that class or more urgent; but for the blocks of
+        this prefix.
+        """
+        self._expire()
+        paths = (_path(node) for node in self._away if node.hold and node.hold.rank <= rank)
+        nodes = {node for path in paths for node in path}
+        known = ((node, num) for node, num in self._trace(token_ids.tobytes(), salt) if node in nodes)
+        num_known = sum(self._num_idle(node.block_ids[:num_common]) for node, num_common in known)
+        return sum(self._num_idle(node.block_ids) for node in nodes) - num_known
+
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
+        if not self.retention.is_on:
+            return
         nodes = [*self._walk(token_ids.tobytes(), salt)]
         if not nodes or not self._can_hold(nodes[-1], hold):
             return
@@ -155,6 +174,7 @@ class RadixTree:
         known = {id(node) for rank, _, node in self._leaves if rank == node.queued}
         assert all(node.children or id(node) in known for node in self._nodes()), "a leaf cannot be evicted"
         assert self._pinned == {node for node in self._nodes() if node.hold and node.hold.kind is HoldKind.PINNED}
+        assert self._away == {node for node in self._nodes() if node.hold and node.hold.kind is HoldKind.AWAY}
         assert all(root.children for root in self._roots.values())
 
     def _walk(self, key: bytes, salt: str) -> Iterator[Node]:
@@ -175,6 +195,20 @@ class RadixTree:
                 self._remember_leaf(child)
             yield child
             node, begin = child, begin + len(child.key)
+
+    def _trace(self, key: bytes, salt: str) -> Iterator[tuple[Node, int]]:
+        """Each node along the key, and how many of its blocks the key has; nothing is marked or split."""
+        node, begin = self._roots.get(salt), 0
+        while node and (child := node.children.get(key[begin : begin + self._block_bytes])):
+            if not key.startswith(child.key, begin):
+                yield child, self._num_common(child.key, key, begin)
+                return
+            yield child, len(child.block_ids)
+            node, begin = child, begin + len(child.key)
+
+    def _num_idle(self, block_ids: list[int]) -> int:
+        """Who uses a block uses all before it, so the idle ones of an edge are its last."""
+        return len(block_ids) - bisect_left(block_ids, True, key=lambda block_id: not self._pool.num_users(block_id))
 
     def _num_common(self, edge: bytes, key: bytes, begin: int) -> int:
         """How many whole blocks of `edge`, though not all of them, stand at `key[begin:]`."""
@@ -226,6 +260,8 @@ class RadixTree:
         del leaf.block_ids[keep:]
         if keep:
             leaf.key = leaf.key[: keep * self._block_bytes]
+        if freed and leaf in self._away:  # better one who has to read all of it again than many who read a little
+            self._set_hold(leaf, None)
         return len(freed)
 
     def _remove(self, leaf: Node) -> None:
@@ -273,10 +309,11 @@ class RadixTree:
 
     def _set_hold(self, node: Node, hold: Hold | None) -> None:
         node.hold = hold
-        if hold and hold.kind is HoldKind.PINNED:
-            self._pinned.add(node)
-        else:
-            self._pinned.discard(node)
+        for kind, nodes in ((HoldKind.PINNED, self._pinned), (HoldKind.AWAY, self._away)):
+            if hold and hold.kind is kind:
+                nodes.add(node)
+            else:
+                nodes.discard(node)
         if node.block_ids and not node.children:
             self._remember_leaf(node)
 

@@ -3,11 +3,13 @@
     FINISHED   the run has ended; the longest ago first
     ORDINARY   chance of return x cost of reading it again, least first. The chance falls by e every `FADE_S` since the
                last use, and a token costs more the more come before it
-    AWAY       expected back from a tool; the one that returns last goes first. One that is overdue is ordinary
+    AWAY       expected back from a tool; the less urgent class, then the one that returns last, goes first. One that is
+               overdue is ordinary
     PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
 
-Holds are soft: they decide who goes first, never whether new work finds room. Pinned blocks may be a share of the pool
-at most; what is asked for beyond that is ordinary.
+Holds are soft: they decide who goes first, never whether new work finds room. Newcomers do not take the room of those
+who are away more often than pays, but take it in the end. Pinned blocks may be a share of the pool at most; what is
+asked for beyond that is ordinary.
 """
 
 import math
@@ -16,35 +18,55 @@ from hotloop.core.retention import Hold, HoldKind
 
 FADE_S = 60.0
 ATTENTION_TOKENS = 4000.0  # before a token, that make it cost twice as much
-GRACE_S = 5.0  # how late an agent may be
+BREAK_SHARE = 0.05  # of the time may be spent on reading again what newcomers took the room of
+MAX_BREAK_S = 30.0  # no newcomer that is next waits longer for those who are away
 
-Rank = tuple[int, float, int]
+_TOKEN_S = 0.0003  # to read a token, until it has been measured
+_LEARNING_RATE = 0.2
+
+Rank = tuple[int, int, float, int]
 
 
 class Retention:
-    """Ranks prefixes. `now` is set by whoever has a clock."""
+    """Ranks prefixes, and knows what giving them up costs. `now` is set by whoever has a clock."""
 
-    def __init__(self, max_pinned: int) -> None:
+    def __init__(self, max_pinned: int, *, is_on: bool = True) -> None:
         self.now = 0.0
+        self.is_on = is_on
+        """If not, nothing is held, and the longest unused goes first whatever it is."""
         self.max_pinned = max_pinned
         """Most blocks that may be pinned."""
+        self.token_s = _TOKEN_S
+        """How long it takes to read a token, lately."""
+        self._may_break_at = 0.0
+
+    def learn(self, num_tokens: int, duration_s: float) -> None:
+        """So many tokens were read in that time, and little else was done."""
+        self.token_s += _LEARNING_RATE * (duration_s / num_tokens - self.token_s)
+
+    def may_break(self, num_tokens: int) -> bool:
+        """Whether a newcomer of so many tokens may have room of those who are away; if so, it takes it now."""
+        if self.now < self._may_break_at:
+            return False
+        self._may_break_at = self.now + min(num_tokens * self.token_s / BREAK_SHARE, MAX_BREAK_S)
+        return True
 
     def rank(self, hold: Hold | None, used_at: float, last_used: int, depth: int) -> Rank:
         """Lowest goes first; `depth` is the number of tokens up to the prefix's end."""
+        if not self.is_on:
+            return HoldKind.ORDINARY, 0, 0.0, last_used
         kind = self._kind(hold)
         if kind is HoldKind.ORDINARY:
             worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS)
-            return kind, round(worth, 1), last_used  # what is nearly equal goes by its last use
+            return kind, 0, round(worth, 1), last_used  # what is nearly equal goes by its last use
         assert hold
-        if kind is HoldKind.FINISHED:
-            return kind, 0.0, last_used
-        return kind, -hold.until if kind is HoldKind.AWAY else hold.until, last_used
+        if kind is HoldKind.AWAY:
+            return kind, -hold.rank, hold.ttl_s - hold.until, last_used
+        return kind, 0, hold.until, last_used
 
     def expires_at(self, hold: Hold) -> float | None:
         """When a hold will mean nothing any more."""
-        if hold.kind is HoldKind.AWAY:
-            return hold.until + GRACE_S
-        return hold.until if hold.kind is HoldKind.PINNED else None
+        return hold.until if hold.kind in (HoldKind.AWAY, HoldKind.PINNED) else None
 
     def after_use(self, hold: Hold) -> Hold | None:
         """What is left of a hold once its prefix was used again."""

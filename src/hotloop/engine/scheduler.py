@@ -5,7 +5,11 @@ prompt what it lacks, a token or a few forced ones (so decoding never starves), 
 of whoever lacks more. Before it computes anything a request follows the prefix tree as far as it goes, so that of many
 with the same prompt one reads it and the others adopt its blocks, even while it is still reading.
 
-Why it never stands still: the most urgent of the running never gives way, and whoever fits the pool alone can finish.
+Those who come back to a prefix that was kept for them go first, and newcomers do not take the room of those who are
+still away, unless it is time to (`Retention.may_break`): else all would read everything again at every turn.
+
+Why it never stands still: the most urgent of the running never gives way, whoever fits the pool alone can finish, and
+whoever is next waits for those who are away a limited time.
 """
 
 from array import array
@@ -14,10 +18,15 @@ from dataclasses import dataclass, field
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Request
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.fairness import Fairness
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
+
+MAX_PUT_OFF = 4
+SETTLE_S = 0.5
+WAIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -62,24 +71,38 @@ class Scheduler:
         self.config = config
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.tree = self._new_tree()
+        self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
+        self.tree = RadixTree(self.pool, block_size, self.retention)
         self.fairness = Fairness()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
+        self._num_scheduled = 0  # tokens in the last step
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def turnover_s(self) -> float:
+        """How long it takes, lately, to read as many tokens as the pool holds."""
+        return self.retention.token_s * self.pool.num_blocks * self.block_size
+
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
+        if not self.has_work:
+            self._num_scheduled = 0  # what came after it was no part of the last step
+        request.is_awaited = self.tree.is_awaited(request.token_ids, request.salt)
+        if request.is_awaited:  # nor is its prefix given up while it waits for a place
+            hold = Hold(HoldKind.AWAY, self.retention.now + WAIT_S, WAIT_S, rank=request.priority)
+            self.tree.hold(request.token_ids, hold, request.salt)
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
         """The next step; empty if there is nothing to do."""
-        self.fairness.now = self.tree.retention.now = now
+        self._measure(now - self.fairness.now)
+        self.fairness.now = self.retention.now = now
         plan = _Plan()
         behind = []
         for request in list(self.running.values()):
@@ -93,6 +116,7 @@ class Scheduler:
         for request in self._queue(behind):
             if budget > 0 and (request.id in self.running or self._admit(plan, request)):
                 budget -= self._advance(plan, request, budget)
+        self._num_scheduled = sum(part.num_tokens for part in plan.slices.values())
         return Step(list(plan.slices.values()))
 
     def extend(self, part: Slice, draft_ids: list[int], is_guess: list[bool]) -> None:
@@ -104,8 +128,9 @@ class Scheduler:
         room = len(request.block_ids) * self.block_size - part.end
         part.draft_ids, part.is_guess = draft_ids[:room], is_guess[:room]
 
-    def update(self, step: Step) -> None:
+    def update(self, step: Step, now: float) -> None:
         """The step was computed, and the requests have the tokens that were chosen after it."""
+        self.retention.now = now
         for part in step.slices:
             request = part.request
             self.fairness.charge(request, part.num_tokens)
@@ -116,9 +141,15 @@ class Scheduler:
                 self._share(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Take a request out, wherever it is; what it computed stays in the tree."""
+        """Take a request out, wherever it is; what it computed stays in the tree, and nobody takes its place until its
+        caller has had time to say what becomes of it.
+        """
         request.finish_reason = reason
+        request.num_read = request.num_computed
         self._release(request)
+        if reason is FinishReason.STOP:
+            hold = Hold(HoldKind.AWAY, self.retention.now + SETTLE_S, rank=request.rank)
+            self.tree.hold(request.token_ids, hold, request.salt)
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
     def fail(self, request: Request) -> None:
@@ -139,7 +170,7 @@ class Scheduler:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
         num_evicted = self.tree.num_evicted
         self.pool = BlockPool(self.pool.num_blocks)
-        self.tree = self._new_tree()
+        self.tree = RadixTree(self.pool, self.block_size, self.retention)
         self.tree.num_evicted = num_evicted
         return requests
 
@@ -193,8 +224,10 @@ class Scheduler:
         plan.slices[request.id] = Slice(request, begin, end, end == len(request.token_ids))
         return True
 
-    def _new_tree(self) -> RadixTree:
-        return RadixTree(self.pool, self.block_size, Retention(int(self.config.pinned_share * self.pool.num_blocks)))
+    def _measure(self, duration_s: float) -> None:
+        """Learn from the last step how long reading takes, if it did little else."""
+        if 2 * self._num_scheduled > self.config.max_step_tokens and duration_s > 0:
+            self.retention.learn(self._num_scheduled, duration_s)
 
     def _allocate(self, count: int, request: Request) -> list[int] | None:
         if count > self.pool.num_free:
@@ -203,36 +236,45 @@ class Scheduler:
 
     def _admit(self, plan: "_Plan", request: Request) -> bool:
         """Let one who waits run, if there is room."""
-        if plan.is_closed:
+        if plan.is_closed or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
-        known = self._known_blocks(request)
-        if not self._make_room(plan, request, known):
+        known = self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+        staying = [other for other in self.running.values() if other.rank <= request.rank]
+        if not self._fits(request, known, staying):
             plan.is_closed = True
             return False
-        self._adopt(request, known)
-        self.running[request.id] = self.waiting.pop(request.id)
-        if request.first_scheduled_at is None:
-            request.first_scheduled_at = self.fairness.now
-        return True
-
-    def _make_room(self, plan: "_Plan", request: Request, known: list[int]) -> bool:
-        """Whether a request can join; if that is what it takes, those of less urgent classes give way."""
-        if self._fits(request, known, self.running.values()):
-            return True
-        staying = [other for other in self.running.values() if other.rank <= request.rank]
-        if len(staying) == len(self.running) or not self._fits(request, known, staying):
+        if not request.is_awaited and self._is_put_off(request, known, staying):
+            plan.num_put_off += 1
             return False
         while not self._fits(request, known, self.running.values()):
             self._preempt(plan, max(self.running.values(), key=_urgency))
+        self._adopt(request, self._known_blocks(request))
+        self.running[request.id] = self.waiting.pop(request.id)
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at = self.fairness.now
+            request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
         return True
 
-    def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
-        """Whether all its tokens fit beside these others: what they use, have still to read, and a block more each."""
+    def _is_put_off(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
+        """Whether a newcomer has to wait, since it would take the room of those who are away and soon back. It need not
+        where nothing else is to be done.
+        """
+        if not self.running:
+            return False
+        num_awaited = self.tree.num_awaited(request.rank, request.token_ids, request.salt)
+        if not num_awaited or self._fits(request, known, others, num_awaited):
+            return False
+        return not self.retention.may_break(request.num_tokens - len(known) * self.block_size)
+
+    def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
+        """Whether all its tokens fit beside these others: what they use, have still to read, and a block more each;
+        and beside so many blocks that nobody uses.
+        """
         if len(others) >= self.config.max_running:
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
-        return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
+        return self._num_held(known, others) + num_promised + num_new + num_spared <= self.pool.num_blocks
 
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
@@ -295,6 +337,7 @@ class Scheduler:
         self._release(request)
         request.num_preemptions += 1
         request.waiting_since = self.fairness.now
+        request.is_awaited = True
         self.num_preemptions += 1
         self.waiting[request.id] = request
 
@@ -310,6 +353,8 @@ class _Plan:
 
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
+    num_put_off: int = 0
+    """How many newcomers were found to need the room of those who are away; after a few of them none is tried."""
     is_closed: bool = False
     """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
     and must not come straight back.

@@ -38,6 +38,7 @@ ROUTES = (
     *responses.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
+    Route("/v1/cache/explain/{id:path}", info.explain),
     Route("/health", info.health),
     Route("/ready", info.ready),
     Route("/version", info.version),

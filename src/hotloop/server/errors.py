@@ -63,6 +63,14 @@ class UnknownPrevious(UnknownResponse):
     """The response that another one was to continue."""
 
 
+class UnknownExplanation(RequestError):
+    """Never asked here, not ended yet, of others, or so long ago that it had to make room."""
+
+    def __init__(self, answer_id: str, *, is_off: bool = False) -> None:
+        unknown = f"nothing is known about the reading of {answer_id!r:.100}, or no longer"
+        super().__init__("explanations are switched off" if is_off else unknown)
+
+
 class Kind(NamedTuple):
     """What a client's code can tell failures apart by."""
 
@@ -76,6 +84,7 @@ _KINDS: dict[type[HotloopError], Kind] = {
     UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
     UnknownPrevious: Kind(404, "invalid_request_error", "previous_response_not_found"),
     UnknownResponse: Kind(404, "invalid_request_error", "response_not_found"),
+    UnknownExplanation: Kind(404, "invalid_request_error", "explanation_not_found"),
     RequestError: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     EngineClosed: Kind(503, "server_error", "shutting_down"),

@@ -1,20 +1,24 @@
-"""How long an agent is away when it runs a tool: learnt for each tool from when its results came back.
+"""How long it pays to wait for an agent that runs a tool: learnt for each tool from when its results came back.
+
+Keeping a prefix saves reading it again, if its agent comes back in time, and costs its share of the cache until then.
+Both grow with its length, so all that counts is how long reading a whole cache takes (`turnover_s`):
+
+    gain of waiting t  =  turnover_s x (those back by t)  -  the time waited for each, t at most
 
 A call is known again by its id, so nothing is assumed about connections or sessions. Calls made together come back
 together; then the slower tool's time is believed of both, which keeps a prefix too long rather than too short. Bounded;
 used from any thread.
 """
 
-import math
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
-DEFAULT_S = 2.0
+USUAL_S = (1.0, 2.0, 4.0)
+"""How long tools are believed to take while little is known of them."""
 MAX_S = 60.0
 
-_QUANTILE = 0.9
 _MAX_RECENT = 32  # times of one tool
 _MAX_TOOLS = 1024
 _MAX_OPEN = 8192  # calls whose results have not come back; many never do
@@ -42,10 +46,12 @@ class ToolGaps:
                     tool_name, left_at = opened
                     self._note(tool_name, self._clock() - left_at)
 
-    def expected_s(self, tool_names: Iterable[str]) -> float:
-        """How long calls of these tools, made together, will probably take at most."""
+    def patience_s(self, tool_names: Iterable[str], turnover_s: float) -> float:
+        """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
         with self._lock:
-            return max(map(self._expected_s, tool_names), default=0.0)
+            times = [[*USUAL_S, *self._recent.get(name, ())] for name in tool_names]
+        waits = [_best_wait(sorted(of_one), turnover_s) for of_one in times]
+        return min(max(waits, default=0.0), MAX_S) if all(waits) else 0.0
 
     def check(self) -> None:
         assert len(self._open) <= _MAX_OPEN
@@ -58,11 +64,17 @@ class ToolGaps:
         if len(self._recent) > _MAX_TOOLS:
             self._recent.popitem(last=False)
 
-    def _expected_s(self, tool_name: str) -> float:
-        recent = self._recent.get(tool_name)
-        if not recent:
-            return DEFAULT_S
-        return min(sorted(recent)[math.ceil(_QUANTILE * len(recent)) - 1], MAX_S)
+
+def _best_wait(times: list[float], turnover_s: float) -> float:
+    """The one of these times, in order, at which to stop waiting; 0 if waiting does not pay."""
+    best_s, most = 0.0, 0.0
+    waited = 0.0
+    for num_back, time_s in enumerate(times, 1):
+        waited += time_s
+        gain = num_back * turnover_s - waited - (len(times) - num_back) * time_s
+        if gain > most:
+            best_s, most = time_s, gain
+    return best_s
 
 
 def _key(call_id: str) -> str:

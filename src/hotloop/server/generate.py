@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import HotloopError, PromptTooLong
 from hotloop.core.request import Priority, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call
-from hotloop.server.jobs import CompletionJob, Job, chat_job, completion_job
+from hotloop.server.jobs import CompletionJob, Job, chat_job, completion_job, reading_job
 from hotloop.server.openai.chat import ChatBody
 from hotloop.server.openai.completions import CompletionBody
 from hotloop.server.openai.render import ChunkWriter, render_answer, render_usage
-from hotloop.server.openai.wire import GenerateBody, decode, parse_priority, parse_session_id
+from hotloop.server.openai.wire import GenerateBody, decode, parse_priority
 from hotloop.server.service import Service
 
 _SSE_HEADERS = [
@@ -37,46 +37,50 @@ async def chat_completions(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_chat_body, await service.read(http))
     service.check_model(body.model)
-    scope = service.scope(http.headers, body.cache_salt)
     # A long history takes a while to cut into tokens, a schema to compile: the other streams should not wait for it.
-    return await _generate(http, body, await asyncio.to_thread(chat_job, body, service, scope))
+    make_job = reading_job if body.is_reading else chat_job
+    job = await asyncio.to_thread(make_job, body, service, service.asker(http, body))
+    return await _generate(http, body, job)
 
 
 async def completions(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_completion_body, await service.read(http))
     service.check_model(body.model)
-    scope = service.scope(http.headers, body.cache_salt)
-    return await _generate(http, body, await asyncio.to_thread(completion_job, body, service, scope))
+    job = await asyncio.to_thread(completion_job, body, service, service.asker(http, body))
+    return await _generate(http, body, job)
 
 
 async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -> Response:
     service = Service.of(http)
     envelope = service.envelope(f"{job.id_prefix}-{secrets.token_hex(12)}")
-    priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
-    call = submit(service, job, envelope.id, priority, session_id)
+    call = submit(service, job, envelope.id, parse_priority(body, http.headers))
     if body.stream:
-        writer = ChunkWriter(envelope, job.wording, num_choices=job.num_choices, has_usage=body.has_usage_chunk)
+        has_usage = body.has_usage_chunk
+        writer = ChunkWriter(envelope, job.wording, job.inquiry, num_choices=job.num_choices, has_usage=has_usage)
         return EventStream(call, writer, http.state.request_id)
     async with call.attended(http.receive):
         events = await call.take_all()
-    answer = render_answer(envelope, job.wording, events, render_usage(call.usages, job.num_choices))
+    usages = [replace(usage, num_output=0) for usage in call.usages] if job.is_silent else call.usages
+    answer = render_answer(envelope, job.wording, events, render_usage(usages, job.inquiry, job.num_choices))
     return Response(answer, media_type="application/json")
 
 
-def submit(service: Service, job: Job, answer_id: str, priority: Priority, session_id: str) -> Call:
+def submit(service: Service, job: Job, answer_id: str, priority: Priority) -> Call:
     """One request a choice, the choices of a prompt next to each other."""
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
-        Request(f"{answer_id}-{i}", token_ids, sampling, priority, session_id, job.grammar, job.scope)
+        Request(f"{answer_id}-{i}", token_ids, sampling, priority, job.asker.session_id, job.grammar, job.asker.scope)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
     try:
-        return service.mailroom.submit(requests, job.endpoint, job.turn.finish)
+        call = service.mailroom.submit(requests, job.endpoint, job.finish)
     except PromptTooLong as error:
         error.param = job.prompt_param
         raise
+    job.inquiry.begin(answer_id, requests)
+    return call
 
 
 def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:

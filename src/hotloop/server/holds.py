@@ -1,7 +1,7 @@
 """What the engine is told about when a prompt is wanted again: what clients ask for, and what their tools make likely.
 
     PINNED     up to a breakpoint, for as long as was asked
-    AWAY       an answer that ends in calls, until its tools have usually come back
+    AWAY       an answer that ends in calls, for as long as it pays to wait for its tools
     FINISHED   an answer without calls where there were some before: its run is over
 
 A turn hears of its answer's end twice: from the engine, when there is something to hold, and then from the parser,
@@ -30,12 +30,11 @@ class Pin:
 
 
 class Keeper:
-    """The way to the engine's holds; it does nothing unless `is_on`."""
+    """The way to the engine's holds."""
 
-    def __init__(self, engine: Engine, *, is_on: bool = True, gaps: ToolGaps | None = None) -> None:
-        self.gaps = gaps or ToolGaps()
+    def __init__(self, engine: Engine) -> None:
+        self.gaps = ToolGaps()
         self._engine = engine
-        self._is_on = is_on
 
     def begin(
         self,
@@ -57,15 +56,16 @@ class Keeper:
     def send_away(self, request: Request, calls: Sequence[CallOpened]) -> None:
         for call in calls:
             self.gaps.leave(call.id, call.name)
-        expected_s = self.gaps.expected_s(call.name for call in calls)
-        self._hold(request, Hold(HoldKind.AWAY, time.monotonic() + expected_s), request.num_tokens)
+        patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)
+        if patience_s:
+            until = time.monotonic() + patience_s
+            self._hold(request, Hold(HoldKind.AWAY, until, rank=request.priority), request.num_tokens)
 
     def let_go(self, request: Request) -> None:
         self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
 
     def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        if self._is_on:
-            self._engine.hold(request.token_ids[:num_tokens], hold, request.salt)
+        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt)
 
 
 class Turn:

@@ -10,12 +10,14 @@ from starlette.responses import JSONResponse, Response
 from hotloop import __version__
 from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
+from hotloop.server.explain.render import render_explanation
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.openai.chat import Messages, parse_messages
 from hotloop.server.openai.render import Json
 from hotloop.server.openai.tools import ToolBody, parse_tools
 from hotloop.server.openai.wire import TokenId, decode
 from hotloop.server.service import Service
+from hotloop.server.tenants import Asker, name_owner
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -68,6 +70,15 @@ async def show_model(request: Request) -> Response:
     service = Service.of(request)
     service.check_model(request.path_params["model"])
     return JSONResponse(_render_model(service))
+
+
+async def explain(request: Request) -> Response:
+    """Why tokens of a prompt were read again; for a prompt with a `cache_salt`, that is in the query."""
+    service, explainer = Service.of(request), Service.of(request).explainer
+    scope = service.scope(request.headers, request.query_params.get("cache_salt"))
+    viewer = Asker(name_owner(request.headers), scope)
+    explanation = explainer.find(request.path_params["id"], viewer)
+    return JSONResponse(await asyncio.to_thread(render_explanation, explanation, viewer, explainer))
 
 
 async def tokenize(request: Request) -> Response:

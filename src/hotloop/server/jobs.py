@@ -12,7 +12,8 @@ from hotloop.chat.prompt import Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import SamplingParams
+from hotloop.core.request import Request, SamplingParams
+from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin, Turn
 from hotloop.server.openai.chat import (
     ChatBody,
@@ -28,12 +29,13 @@ from hotloop.server.openai.completions import (
     parse_completion_sampling,
     parse_prompts,
 )
-from hotloop.server.openai.message import ChatWording, PlainText
+from hotloop.server.openai.message import ChatWording, PlainText, Silence
 from hotloop.server.openai.render import Wording
 from hotloop.server.openai.structure import Constraint, blaming, parse_constraint
 from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import GenerateBody, parse_retention
 from hotloop.server.service import Service
+from hotloop.server.tenants import Asker
 
 _MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them
 
@@ -49,9 +51,14 @@ class Job:
     sampling: SamplingParams
     grammar: Grammar | None
     turn: Turn
-    scope: str
-    """Prompts of other scopes share nothing with these."""
+    inquiry: Inquiry
+    asker: Asker
     num_choices: int = 1
+
+    def finish(self, request: Request) -> None:
+        """The engine is done with a request of this job. To be told before anybody who waits for its events."""
+        self.turn.finish(request)
+        self.inquiry.finish(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +67,18 @@ class CompletionJob(Job):
 
     id_prefix: str
     wording: Wording
+    is_silent: bool = False
+    """Whether there is no answer: the prompt was only to be read."""
 
 
-def chat_job(body: ChatBody, service: Service, scope: str) -> CompletionJob:
+def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
     engine = service.engine
     calling = parse_calling(body, is_strict=service.strict_tools)
     keep_special = shows_special(calling, service)
     sampling = parse_chat_sampling(body, engine.tokenizer.vocab_size, keep_special=keep_special)
     grammar = answer_grammar(parse_constraint(body), calling, service)
     conversation = parse_conversation(body, calling)
-    prompt = service.prompts.chat(conversation, scope=scope)
+    prompt = service.prompts.chat(conversation, scope=asker.scope)
     turn = service.keeper.begin(
         conversation.messages,
         whole_prompt_pins(body, prompt),
@@ -92,15 +101,38 @@ def chat_job(body: ChatBody, service: Service, scope: str) -> CompletionJob:
         wording=wording,
         grammar=grammar,
         turn=turn,
-        scope=scope,
+        inquiry=service.explainer.inquire([prompt], asker, body.compared_with),
+        asker=asker,
     )
 
 
-def completion_job(body: CompletionBody, service: Service, scope: str) -> CompletionJob:
+def reading_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
+    """A prompt that will go on, read and not answered. The engine cannot say nothing: it says one token, to nobody."""
+    if body.stream or body.num_choices > 1:
+        reason = "generate: false answers nothing, so there is nothing to stream and nothing to choose from"
+        raise RequestError(reason, param="stream" if body.stream else "n")
+    calling = parse_calling(body, is_strict=service.strict_tools)
+    prompt = service.prompts.chat(parse_conversation(body, calling), scope=asker.scope)
+    return CompletionJob(
+        endpoint="chat",
+        id_prefix="chatcmpl",
+        prompt_param="messages",
+        prompts=[prompt],
+        sampling=SamplingParams(max_tokens=1, ignore_eos=True),
+        wording=ChatWording(service.engine.tokenizer, has_logprobs=False, parser=Silence),
+        grammar=None,
+        turn=service.keeper.begin(pins=whole_prompt_pins(body, prompt)),
+        inquiry=service.explainer.inquire([prompt], asker, body.compared_with),
+        asker=asker,
+        is_silent=True,
+    )
+
+
+def completion_job(body: CompletionBody, service: Service, asker: Asker) -> CompletionJob:
     tokenizer = service.engine.tokenizer
     sampling = parse_completion_sampling(body, tokenizer.vocab_size)
     grammar = _compile(parse_constraint(body), service)
-    prompts = parse_prompts(body, service.prompts, scope)
+    prompts = parse_prompts(body, service.prompts, asker.scope)
     echoes = [prompt.text if body.echo else "" for prompt in prompts]
     return CompletionJob(
         endpoint="completions",
@@ -112,7 +144,8 @@ def completion_job(body: CompletionBody, service: Service, scope: str) -> Comple
         wording=CompletionWording(tokenizer, echoes, body.num_choices),
         grammar=grammar,
         turn=service.keeper.begin(),
-        scope=scope,
+        inquiry=service.explainer.inquire(prompts, asker, body.compared_with),
+        asker=asker,
     )
 
 

@@ -14,7 +14,9 @@ from prometheus_client.registry import Collector
 from hotloop import __version__
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
+from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine, EngineStats
+from hotloop.server.explain.account import Account
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
 
@@ -41,6 +43,12 @@ class Metrics:
         )
         self._http_errors = Counter(
             "hotloop_http_errors", "HTTP responses of 400 and above.", ("status",), registry=self.registry
+        )
+        self._read = Counter(
+            "hotloop_explained_prompt_tokens", "Where prompt tokens came from.", ("kind",), registry=self.registry
+        )
+        self._read_again = Counter(
+            "hotloop_prompt_tokens_read_again", "Why prompt tokens were read again.", ("cause",), registry=self.registry
         )
         self._first_token = self._histogram(
             "hotloop_time_to_first_token_seconds", "From arrival to the first token.", _LATENCIES
@@ -78,6 +86,15 @@ class Metrics:
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
+    def count_reading(self, account: Account) -> None:
+        """A prompt was read; of several choices, by the first."""
+        self._read.labels("cached").inc(account.num_cached)
+        self._read.labels("new").inc(account.num_new)
+        self._read.labels("again").inc(account.num_again)
+        for cause in account.causes:
+            if cause.reason != "cold":
+                self._read_again.labels(cause.reason).inc(cause.num_tokens)
+
     def count_http_error(self, status: int) -> None:
         self._http_errors.labels(str(status)).inc()
 
@@ -97,6 +114,7 @@ class _EngineCollector(Collector):
         yield InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
         yield from _gauges(stats)
         yield from _totals(stats)
+        yield from _disk(stats.disk)
 
 
 def _gauges(stats: EngineStats) -> Iterator[GaugeMetricFamily]:
@@ -116,6 +134,9 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily(
         "hotloop_cached_prompt_tokens", "Prompt tokens found in the cache.", stats.num_cached_tokens
     )
+    yield CounterMetricFamily(
+        "hotloop_restored_prompt_tokens", "Cached prompt tokens read from disk.", stats.num_restored_tokens
+    )
     yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
     yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.num_sampled_tokens)
     yield CounterMetricFamily(
@@ -129,3 +150,12 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)
     yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
     yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)
+
+
+def _disk(stats: DiskStats) -> Iterator[Family]:
+    yield GaugeMetricFamily("hotloop_kv_disk_segments", "KV segments in the folder.", stats.num_segments)
+    yield GaugeMetricFamily("hotloop_kv_disk_bytes", "Size of the folder.", stats.num_bytes)
+    yield CounterMetricFamily("hotloop_kv_disk_read_bytes", "KV read from disk.", stats.num_bytes_read)
+    yield CounterMetricFamily("hotloop_kv_disk_written_bytes", "KV written to disk.", stats.num_bytes_written)
+    yield CounterMetricFamily("hotloop_kv_disk_damaged", "KV segments found damaged.", stats.num_damaged)
+    yield CounterMetricFamily("hotloop_kv_disk_dropped", "KV segments that were not written.", stats.num_dropped)

@@ -15,11 +15,13 @@ from hotloop.core.errors import UnknownModel
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom
+from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
 from hotloop.server.metrics import Metrics
 from hotloop.server.openai.render import Envelope
+from hotloop.server.openai.wire import Asking, parse_session_id
 from hotloop.server.responses.store import ResponseStore
-from hotloop.server.tenants import name_scope
+from hotloop.server.tenants import Asker, name_owner, name_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Service:
     tool_format: ToolFormat
     prompts: Prompts
     keeper: Keeper
+    explainer: Explainer
     strict_tools: bool
     cache_isolation: CacheIsolation
     fingerprint: str
@@ -60,7 +63,14 @@ class Service:
             mailroom=Mailroom(engine, metrics, prompts),
             tool_format=tool_format,
             prompts=prompts,
-            keeper=Keeper(engine, is_on=config.retention),
+            keeper=Keeper(engine),
+            explainer=Explainer(
+                engine.tokenizer,
+                metrics,
+                block_size=engine.block_size,
+                level=config.explanations,
+                memory_tokens=config.explain_memory_tokens,
+            ),
             strict_tools=config.strict_tools,
             cache_isolation=config.cache_isolation,
             fingerprint=f"fp_{digest[:10]}",
@@ -78,6 +88,14 @@ class Service:
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
         """With whom a request shares what was read and remembered."""
         return name_scope(headers, cache_salt, self.cache_isolation)
+
+    def asker(self, http: Request, body: Asking) -> Asker:
+        return Asker(
+            name_owner(http.headers),
+            self.scope(http.headers, body.cache_salt),
+            parse_session_id(body, http.headers),
+            http.state.request_id,
+        )
 
     def envelope(self, answer_id: str) -> Envelope:
         return Envelope(answer_id, int(time.time()), self.model, self.fingerprint)

@@ -6,8 +6,21 @@ is a hash, so that neither a key nor a salt lies about in what the engine keeps.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hotloop.core.config import CacheIsolation
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, and as part of what."""
+
+    owner: str
+    """Whose the answer is."""
+    scope: str
+    """With whom what was read is shared."""
+    session_id: str = ""
+    request_id: str = ""
 
 
 def find_key(headers: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ bf16 too for the longer ones, since unpacking them every time takes as long as h
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import openvino as ov
@@ -13,13 +14,12 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.native import NativeAttention, block_bytes
+from hotloop.backends.openvino.native import BLOCK_SIZE, NativeAttention, block_bytes, kernel_version
 from hotloop.backends.openvino.rotary import rotary_table
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, failure, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, describe_kv, failure, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
 
-BLOCK_SIZE = 32
 MAX_SHORT_TOKENS = 12
 MAX_UNPACKED_BYTES = 512 << 20
 
@@ -32,7 +32,8 @@ class AmxBackend:
     def __init__(self, model: Model, kv_bytes: int, library: ctypes.CDLL, *, weight_format: WeightFormat) -> None:
         self.vocab_size = model.spec.vocab_size
         self.max_context = model.spec.max_context
-        self.num_blocks = kv_bytes // block_bytes(model.spec, BLOCK_SIZE)
+        self.block_bytes = block_bytes(model.spec)
+        self.num_blocks = kv_bytes // self.block_bytes
         check_num_blocks(self.num_blocks, model.name)
         angles = rotary_table(model.spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = NativeAttention(library, model.spec, self.num_blocks, angles)
@@ -40,8 +41,10 @@ class AmxBackend:
             for layer in range(model.spec.num_layers):
                 norms = (model.weights.read(f"layers.{layer}.{name}") for name in ("q_norm", "k_norm"))
                 self._attention.set_norms(layer, *norms)
+        long_format = _long_format(model, weight_format)
+        self.kv_layout = describe_kv(model, "amx", weight_format, long_format, kernel_version())
         self._short = self._compile(model, weight_format, "f32")
-        self._long = self._compile(model, _long_format(model, weight_format), "bf16")
+        self._long = self._compile(model, long_format, "bf16")
         self._warm_up()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
@@ -55,6 +58,13 @@ class AmxBackend:
             raise failure("OpenVINO failed", error) from error
         logits: NDArray[np.float32] = request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
+        return self._attention.kv.take(np.array(block_ids), axis=1).reshape(-1)
+
+    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        kv = self._attention.kv
+        kv[:, np.array(block_ids)] = np.frombuffer(data, np.uint8).reshape(len(kv), len(block_ids), -1)
 
     def close(self) -> None:
         del self._short, self._long

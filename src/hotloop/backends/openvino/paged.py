@@ -3,6 +3,8 @@
 The paged form of a graph cannot be saved (its operation is an extension), so it is made anew at each start.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, failure, load_graph
+from hotloop.backends.openvino.store import check_num_blocks, compile_graph, describe_kv, failure, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
 
@@ -39,12 +41,16 @@ class PagedBackend:
         compiled = compile_graph(graph, options)
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if "_cache." in port.get_any_name()]
-        block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
-        self.num_blocks = kv_bytes // block_bytes
+        self.block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
+        self.num_blocks = kv_bytes // self.block_bytes
         check_num_blocks(self.num_blocks, model.name)
+        self.kv_layout = describe_kv(model, "paged", weight_format, inference, kv_precision)
+        self._caches: list[NDArray[np.uint8]] = []  # [blocks, bytes], for each layer its keys and its values
         for port in ports:
             shape = ov.Shape([self.num_blocks, *_block_shape(port)])
-            self._request.set_tensor(port.get_any_name(), ov.Tensor(port.get_element_type(), shape))
+            tensor = ov.Tensor(port.get_element_type(), shape)
+            self._request.set_tensor(port.get_any_name(), tensor)
+            self._caches.append(tensor.data.reshape(self.num_blocks, -1).view(np.uint8))
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         feed: dict[str, NDArray[np.generic]] = {
@@ -66,7 +72,17 @@ class PagedBackend:
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
 
+    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
+        return np.concatenate([cache[np.array(block_ids)].reshape(-1) for cache in self._caches])
+
+    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        sizes = [len(block_ids) * cache.shape[1] for cache in self._caches]
+        pieces = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes)[:-1])
+        for cache, piece in zip(self._caches, pieces, strict=True):
+            cache[np.array(block_ids)] = piece.reshape(len(block_ids), -1)
+
     def close(self) -> None:
+        self._caches.clear()
         del self._request
 
 

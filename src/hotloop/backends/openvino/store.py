@@ -33,6 +33,12 @@ def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
         raise failure("OpenVINO cannot compile the model", error) from error
 
 
+def describe_kv(model: Model, *how: str) -> str:
+    """What the bytes of a KV block depend on: the model's files, the graph, and whoever computes it on what machine."""
+    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")
+    return " ".join((model.fingerprint, f"v{GRAPH_VERSION}", ov.__version__, device, *how))
+
+
 def check_num_blocks(num_blocks: int, name: str) -> None:
     if num_blocks < 2:
         raise ConfigError(f"kv_memory does not hold two blocks of KV for {name}; give it more")

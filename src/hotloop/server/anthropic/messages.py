@@ -18,7 +18,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.server.anthropic.cache import find_pins
 from hotloop.server.anthropic.errors import ThreadUnsupported
-from hotloop.server.anthropic.render import EventWriter, Frame, Silence, render_message
+from hotloop.server.anthropic.render import EventWriter, Frame, render_message
 from hotloop.server.anthropic.turns import Turns, parse_turns
 from hotloop.server.anthropic.wire import (
     MessagesBody,
@@ -30,9 +30,11 @@ from hotloop.server.anthropic.wire import (
 )
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
+from hotloop.server.openai.message import Silence
 from hotloop.server.openai.tools import Calling
-from hotloop.server.openai.wire import decode, parse_priority, parse_session_id
+from hotloop.server.openai.wire import decode, parse_priority
 from hotloop.server.service import Service
+from hotloop.server.tenants import Asker
 
 _messages_body = msgspec.json.Decoder(MessagesBody)
 _prompt_body = msgspec.json.Decoder(PromptBody)
@@ -50,10 +52,8 @@ async def messages(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = decode(_messages_body, await service.read(http))
     service.check_model(body.model)
-    scope = service.scope(http.headers, body.cache_salt)
-    job = await asyncio.to_thread(message_job, body, service, scope)
-    priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
-    call = submit(service, job, job.frame.id, priority, session_id)
+    job = await asyncio.to_thread(message_job, body, service, service.asker(http, body))
+    call = submit(service, job, job.frame.id, parse_priority(body, http.headers))
     if body.stream:
         return EventStream(call, EventWriter(job.frame, job.parser), http.state.request_id)
     async with call.attended(http.receive):
@@ -70,7 +70,7 @@ async def count_tokens(http: HttpRequest) -> Response:
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
 
-def message_job(body: MessagesBody, service: Service, scope: str) -> MessageJob:
+def message_job(body: MessagesBody, service: Service, asker: Asker) -> MessageJob:
     if body.thread is not None:
         raise ThreadUnsupported
     calling = parse_calling(body, is_strict=service.strict_tools)
@@ -79,14 +79,19 @@ def message_job(body: MessagesBody, service: Service, scope: str) -> MessageJob:
         reason = "messages: the last turn is the assistant's, and cannot be continued here"
         raise RequestError(reason, param="messages")
     grammar = _make_grammar(body, calling, service)
-    prompt = _make_prompt(body, turns, calling, service, scope)
+    prompt = _make_prompt(body, turns, calling, service, asker.scope)
     pins = find_pins(turns.hints, turns.messages, prompt, service.engine.tokenizer)
-    turn = service.keeper.begin(turns.messages, pins, can_call=calling.is_possible and not body.is_warming)
+    if body.is_warming:  # what is only read has neither come back nor ended
+        turn = service.keeper.begin(pins=pins)
+    else:
+        turn = service.keeper.begin(turns.messages, pins, can_call=calling.is_possible)
     num_left = _num_left(prompt, service)
     max_tokens = min(max(body.max_tokens, 1), num_left)
+    inquiry = service.explainer.inquire([prompt], asker, body.compared_with)
     frame = Frame(
         id=f"msg_{secrets.token_hex(12)}",
         model=service.model,
+        inquiry=inquiry,
         ttl=turns.hints[-1].ttl if turns.hints else None,
         num_kept=max((pin.num_tokens for pin in pins), default=0),
         limit="model_context_window_exceeded" if body.max_tokens > num_left else "max_tokens",
@@ -101,7 +106,8 @@ def message_job(body: MessagesBody, service: Service, scope: str) -> MessageJob:
         frame=frame,
         parser=Silence() if body.is_warming else answer_parser(calling, service, turn)(),
         turn=turn,
-        scope=scope,
+        inquiry=inquiry,
+        asker=asker,
     )
 
 

@@ -19,6 +19,7 @@ from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.server.anthropic.cache import Ttl
 from hotloop.server.anthropic.errors import render_failure, translate_status
 from hotloop.server.errors import kind_of
+from hotloop.server.explain.inquiry import Diagnosis, Inquiry
 from hotloop.server.openai.render import Json, render_work
 
 _encode = msgspec.json.Encoder().encode
@@ -30,6 +31,7 @@ class Frame:
 
     id: str
     model: str
+    inquiry: Inquiry
     ttl: Ttl | None
     """How long the client wants the prompt kept, if it does."""
     num_kept: int = 0
@@ -49,6 +51,7 @@ class Frame:
             "stop_reason": None,
             "stop_sequence": None,
             "usage": self._render_usage(usage),
+            "diagnostics": render_diagnostics(self.inquiry.diagnose()),
         }
 
     def render_stop(self, event: TokenEvent, num_calls: int) -> Json:
@@ -68,7 +71,7 @@ class Frame:
             "cache_creation_input_tokens": num_created,
             "cache_read_input_tokens": usage.num_cached,
             "output_tokens": 0 if self.is_silent else usage.num_output,
-            "hotloop": render_work([usage]),
+            "hotloop": render_work([usage], self.inquiry),
         }
 
     def _render_usage(self, usage: Usage) -> Json:
@@ -79,16 +82,23 @@ class Frame:
         return {**counts, "cache_creation": created, "service_tier": "standard"}
 
 
-class Silence:
-    """The parser of an answer that nobody asked for."""
+def render_diagnostics(diagnosis: Diagnosis | None) -> Json | None:
+    """Null where no comparison was asked for, or nothing differed. What Anthropic has no word for is unavailable."""
+    if diagnosis is None or diagnosis.outcome == "same":
+        return None
+    reason: Json = {"type": "unavailable"}
+    if diagnosis.outcome == "unknown":
+        reason = {"type": "previous_message_not_found"}
+    elif diagnosis.outcome == "changed" and diagnosis.kind != "template":
+        reason = {"type": _changed_part(diagnosis), "cache_missed_input_tokens": diagnosis.num_missed}
+    return {"cache_miss_reason": reason}
 
-    num_calls = 0
 
-    def push(self, text: str) -> list[StreamEvent]:
-        return []
-
-    def finish(self) -> list[StreamEvent]:
-        return []
+def _changed_part(diagnosis: Diagnosis) -> str:
+    """A system message that is not the first one is among the messages here."""
+    if diagnosis.kind == "tool":
+        return "tools_changed"
+    return "system_changed" if diagnosis.kind == "system" and diagnosis.index == 0 else "messages_changed"
 
 
 def render_message(frame: Frame, parser: CallParser, event: TokenEvent) -> bytes:

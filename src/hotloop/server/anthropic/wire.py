@@ -76,6 +76,10 @@ class MetadataBody(msgspec.Struct, kw_only=True):
     user_id: str | None = None
 
 
+class DiagnosticsBody(msgspec.Struct, kw_only=True):
+    previous_message_id: str | None = None
+
+
 class PromptBody(msgspec.Struct, kw_only=True):
     """What a prompt is made from: all that `/v1/messages/count_tokens` takes."""
 
@@ -100,6 +104,7 @@ class MessagesBody(PromptBody, kw_only=True):
     top_p: float | None = None
     top_k: Count | None = None
     metadata: MetadataBody | None = None
+    diagnostics: DiagnosticsBody | None = None
     service_tier: str | None = None
     thread: dict[str, Any] | None = None
 
@@ -114,6 +119,11 @@ class MessagesBody(PromptBody, kw_only=True):
     def is_warming(self) -> bool:
         """Whether the prompt is only to be read, so that it is in the cache when it comes again."""
         return self.max_tokens == 0
+
+    @property
+    def compared_with(self) -> str | None:
+        """The earlier answer the prompt is to be compared with."""
+        return self.diagnostics.previous_message_id if self.diagnostics else None
 
     @property
     def user(self) -> str | None:

@@ -59,6 +59,12 @@ class ChatBody(GenerateBody, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    generate: bool | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the prompt is only to be read, so that it is known when it comes again and goes on."""
+        return self.generate is False
 
 
 def parse_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
@@ -115,7 +121,10 @@ def parse_chat_sampling(body: ChatBody, vocab_size: int, *, keep_special: bool =
 def parse_conversation(body: ChatBody, calling: Calling) -> Conversation:
     """Tools that may not be called stay in the prompt, so that what was read of it before is still good."""
     return Conversation(
-        messages=parse_messages(body.messages), tools=calling.tools, extra=body.chat_template_kwargs or {}
+        messages=parse_messages(body.messages),
+        tools=calling.tools,
+        is_answer_next=not body.is_reading,
+        extra=body.chat_template_kwargs or {},
     )
 
 

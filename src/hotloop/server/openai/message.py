@@ -24,6 +24,18 @@ class PlainText:
         return []
 
 
+class Silence:
+    """The parser of an answer that nobody asked for."""
+
+    num_calls = 0
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return []
+
+    def finish(self) -> list[StreamEvent]:
+        return []
+
+
 class ChatWording:
     """A choice is a message from the assistant.
 

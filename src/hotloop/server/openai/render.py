@@ -13,6 +13,8 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import TokenEvent, TokenLogprob, Usage
 from hotloop.server.errors import render_error
+from hotloop.server.explain.inquiry import Diagnosis, Inquiry
+from hotloop.server.explain.render import render_reading
 
 Json = dict[str, Any]
 
@@ -65,28 +67,55 @@ class Envelope:
         }
 
 
-def render_usage(usages: Sequence[Usage], num_choices: int) -> Json:
-    """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it."""
+def render_usage(usages: Sequence[Usage], inquiry: Inquiry, num_choices: int) -> Json:
+    """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
+
+    OpenAI has no place in these answers for a comparison that was asked for, so it is told with what is our own.
+    """
     prompts = usages[::num_choices]
     num_prompt = sum(usage.num_prompt for usage in prompts)
     num_output = sum(usage.num_output for usage in usages)
+    diagnosis = inquiry.diagnose()
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in prompts)},
-        "hotloop": render_work(usages),
+        "hotloop": {
+            **render_work(usages, inquiry),
+            **({"prompt_cache_diagnostics": render_diagnosis(diagnosis)} if diagnosis else {}),
+        },
     }
 
 
-def render_work(usages: Sequence[Usage]) -> Json:
-    """How the tokens of all choices came about, which no other API tells."""
+def render_diagnosis(diagnosis: Diagnosis) -> Json:
+    """In OpenAI's words, as its responses have them; where it has none, because nothing was changed, unavailable."""
+    match diagnosis.outcome:
+        case "changed":
+            return {
+                "type": "cache_miss",
+                "reason": "tools_changed" if diagnosis.kind == "tool" else "input_changed",
+                "cache_missed_tokens": diagnosis.num_missed,
+                "comparison_reusable_tokens": diagnosis.num_common,
+            }
+        case "same":
+            return {"type": "cache_hit"}
+        case "unknown":
+            return {"type": "comparison_response_not_found"}
+        case "unavailable":
+            return {"type": "unavailable"}
+
+
+def render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
+    """How the tokens of all choices came about, and those of their prompts, which no other API tells."""
     return {
         "sampled_tokens": sum(usage.num_sampled for usage in usages),
         "forced_tokens": sum(usage.num_forced for usage in usages),
         "drafted_tokens": sum(usage.num_drafted for usage in usages),
         "accepted_tokens": sum(usage.num_accepted for usage in usages),
         "steps": sum(usage.num_steps for usage in usages),
+        "restored_tokens": sum(usage.num_restored for usage in usages),
+        **render_reading(inquiry),
     }
 
 
@@ -102,13 +131,16 @@ class ChunkWriter:
     | head                                 | encoded each time  | tail        |
     """
 
-    def __init__(self, envelope: Envelope, wording: Wording, *, num_choices: int = 1, has_usage: bool) -> None:
+    def __init__(
+        self, envelope: Envelope, wording: Wording, inquiry: Inquiry, *, num_choices: int = 1, has_usage: bool
+    ) -> None:
         constant = _encode(envelope.render(wording.chunk_object))
         self._head = b"data: " + constant.removesuffix(b"}") + b',"choices":'
         self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
         self._num_choices = num_choices
         self._has_usage = has_usage
         self._wording = wording
+        self._inquiry = inquiry
         self._opened: set[int] = set()
 
     def write(self, events: Iterable[tuple[int, TokenEvent]]) -> bytes:
@@ -118,7 +150,7 @@ class ChunkWriter:
         """The usage, if it was asked for, and the end of the stream."""
         if not self._has_usage:
             return DONE
-        usage = render_usage(usages, self._num_choices)
+        usage = render_usage(usages, self._inquiry, self._num_choices)
         return self._head + b'[],"usage":' + _encode(usage) + b"}\n\n" + DONE
 
     def fail(self, error: HotloopError, request_id: str) -> bytes:

@@ -49,6 +49,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class CacheOptionsBody(msgspec.Struct, kw_only=True):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: str | None = None
 
 
 class GenerateBody(StructureBody, kw_only=True):
@@ -88,6 +89,11 @@ class GenerateBody(StructureBody, kw_only=True):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def compared_with(self) -> str | None:
+        """The earlier answer the prompt is to be compared with."""
+        return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -207,6 +213,8 @@ class Asking(Protocol):
     def prompt_cache_key(self) -> str | None: ...
     @property
     def user(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
 
 
 def parse_priority(body: Asking, headers: Mapping[str, str]) -> Priority:

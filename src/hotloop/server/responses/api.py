@@ -24,7 +24,7 @@ from hotloop.server.errors import Cancelled
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special, whole_prompt_pins
 from hotloop.server.openai.render import Json
-from hotloop.server.openai.wire import convert, decode, parse_priority, parse_session_id
+from hotloop.server.openai.wire import convert, decode, parse_priority
 from hotloop.server.responses.items import Item, make_turns, parse_items, render_items
 from hotloop.server.responses.render import Composer, ResponseWriter, render_head
 from hotloop.server.responses.store import Ended, ResponseStore, Run
@@ -36,7 +36,7 @@ from hotloop.server.responses.wire import (
     parse_shape,
 )
 from hotloop.server.service import Service
-from hotloop.server.tenants import name_owner
+from hotloop.server.tenants import Asker, name_owner
 
 _responses_body = msgspec.json.Decoder(ResponsesBody)
 
@@ -64,10 +64,8 @@ async def create(http: HttpRequest) -> Response:
     check_body(body)
     owner, store = name_owner(http.headers), service.responses
     previous = store.find_previous(body.previous_response_id, owner) if body.previous_response_id else ()
-    scope = service.scope(http.headers, body.cache_salt)
-    job = await asyncio.to_thread(response_job, body, previous, service, scope)
-    priority, session_id = parse_priority(body, http.headers), parse_session_id(body, http.headers)
-    call = submit(service, job, job.composer.id, priority, session_id)
+    job = await asyncio.to_thread(response_job, body, previous, service, service.asker(http, body))
+    call = submit(service, job, job.composer.id, parse_priority(body, http.headers))
     run = Run(owner, job.items, call, job.composer, body.is_stored)
     store.start(run)
     if body.stream:
@@ -134,7 +132,7 @@ class ResponseStream(EventStream):
             self._forget()
 
 
-def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Service, scope: str) -> ResponseJob:
+def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Service, asker: Asker) -> ResponseJob:
     tokenizer = service.engine.tokenizer
     toolbox = _parse_tools(body, service)
     keep_special = shows_special(toolbox.calling, service)
@@ -142,9 +140,10 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
     grammar = answer_grammar(parse_shape(body), toolbox.calling, service)
     items = previous + parse_items(body.input)
     conversation = _make_conversation(body, items, toolbox)
-    prompt = service.prompts.chat(conversation, scope=scope)
+    prompt = service.prompts.chat(conversation, scope=asker.scope)
     can_call = toolbox.calling.is_possible
     turn = service.keeper.begin(conversation.messages, whole_prompt_pins(body, prompt), can_call=can_call)
+    inquiry = service.explainer.inquire([prompt], asker, body.compared_with)
     head = render_head(body, toolbox, f"resp_{secrets.token_hex(24)}", service.model)
     return ResponseJob(
         endpoint="responses",
@@ -152,10 +151,11 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
         prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        composer=Composer(head, answer_parser(toolbox.calling, service, turn)(), toolbox, tokenizer),
+        composer=Composer(head, answer_parser(toolbox.calling, service, turn)(), toolbox, tokenizer, inquiry),
         items=items,
         turn=turn,
-        scope=scope,
+        inquiry=inquiry,
+        asker=asker,
     )
 
 

@@ -15,7 +15,8 @@ from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
-from hotloop.server.openai.render import Json, clamp, render_work
+from hotloop.server.explain.inquiry import NOTHING_ASKED, Inquiry
+from hotloop.server.openai.render import Json, clamp, render_diagnosis, render_work
 from hotloop.server.responses.output import CustomItem, FunctionItem, OutputItem, TextItem
 from hotloop.server.responses.tools import Toolbox
 from hotloop.server.responses.wire import ResponsesBody
@@ -31,12 +32,20 @@ class Composer:
     Every method that changes something returns the events which tell of it.
     """
 
-    def __init__(self, head: Json, parser: CallParser, toolbox: Toolbox, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        head: Json,
+        parser: CallParser,
+        toolbox: Toolbox,
+        tokenizer: Tokenizer,
+        inquiry: Inquiry = NOTHING_ASKED,
+    ) -> None:
         self.status: Status = "in_progress"
         self._head = head
         self._parser = parser
         self._toolbox = toolbox
         self._tokenizer = tokenizer
+        self._inquiry = inquiry
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._logprobs: list[Json] = []
@@ -65,7 +74,9 @@ class Composer:
         is_whole = isinstance(self._open, TextItem) and not self._is_cut  # a call that is still open was cut off
         told += self._close_item("completed" if is_whole else "incomplete")
         self.status = "incomplete" if self._is_cut else "completed"
-        self._tail["usage"] = render_response_usage(usage)
+        self._tail["usage"] = render_response_usage(usage, self._inquiry)
+        if diagnosis := self._inquiry.diagnose():
+            self._tail["prompt_cache_diagnostics"] = render_diagnosis(diagnosis)
         if self._is_cut:
             self._tail["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -200,7 +211,7 @@ def render_head(body: ResponsesBody, toolbox: Toolbox, response_id: str, model: 
     }
 
 
-def render_response_usage(usage: Usage) -> Json:
+def render_response_usage(usage: Usage, inquiry: Inquiry) -> Json:
     """As for completions, in this API's words. What was read and not found cached is cached now."""
     num_cached = usage.num_cached
     return {
@@ -209,7 +220,7 @@ def render_response_usage(usage: Usage) -> Json:
         "output_tokens": usage.num_output,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.num_prompt + usage.num_output,
-        "hotloop": render_work([usage]),
+        "hotloop": render_work([usage], inquiry),
     }
 
 

@@ -27,6 +27,7 @@ from hotloop.models.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 96, 128)
+BLOCK_SIZE = 32
 _SOURCE = Path(__file__).with_name("attention.cpp")
 _FLAGS = ("-O3", "-std=c++17", "-march=sapphirerapids", "-fPIC", "-shared")
 _COMPILE_TIMEOUT_S = 60
@@ -50,6 +51,10 @@ class NativeAttention:
         )
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
+        memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
+        shape = (spec.num_layers, num_blocks, block_bytes(spec) // spec.num_layers)
+        self.kv: NDArray[np.uint8] = np.ctypeslib.as_array(memory, shape)
+        """The memory of the blocks; gone once this is closed."""
 
     def set_norms(self, layer: int, q_norm: NDArray[np.float32], k_norm: NDArray[np.float32]) -> None:
         norms = [np.ascontiguousarray(norm, np.float32) for norm in (q_norm, k_norm)]
@@ -68,9 +73,14 @@ class NativeAttention:
         self._library.attention_destroy(self._handle)
 
 
-def block_bytes(spec: ModelSpec, block_size: int) -> int:
+def block_bytes(spec: ModelSpec) -> int:
     """What one block of the native KV takes: bf16 keys and values of every layer."""
-    return 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size
+    return 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE
+
+
+def kernel_version() -> str:
+    """Changes with the kernel's source, and so whenever keys and values are stored in another way."""
+    return hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
 
 
 @cache
@@ -144,6 +154,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.attention_create.restype = pointer
     library.attention_create.argtypes = [number, number, number, number, number, ctypes.c_float, pointer]
     library.attention_destroy.argtypes = [pointer]
+    library.attention_kv.restype = pointer
+    library.attention_kv.argtypes = [pointer]
     library.attention_set_norms.argtypes = [pointer, number, pointer, pointer]
     library.attention_plan.argtypes = [pointer, number, pointer, pointer, pointer, pointer]
     library.attention_run.argtypes = [pointer, number, pointer, pointer]

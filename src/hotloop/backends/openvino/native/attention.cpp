@@ -460,6 +460,8 @@ void attention_destroy(Attention* a) {
     delete a;
 }
 
+void* attention_kv(Attention* a) { return a->kv; }
+
 void attention_set_norms(Attention* a, int layer, const float* q_norm, const float* k_norm) {
     a->q_norm[layer] = q_norm;
     a->k_norm[layer] = k_norm;

@@ -1,0 +1,220 @@
+"""Tools of MCP servers, over stdio or streamable HTTP; needs the extra `mcp`.
+
+    Agent(model, tools=[McpServer.stdio("python", "notes_server.py"), McpServer.http("http://localhost:9000/mcp")])
+
+A connection lives in a task of its own, for the library wants to leave its contexts in the task that entered them, and
+whoever closes a run may be another. Many calls go over one connection at once.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotloop.agent.context import Surroundings
+from hotloop.agent.result import render_result
+from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError, Traits
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Tool
+
+try:
+    import httpx2
+    from mcp import Client, MCPError, StdioServerParameters, stdio_client
+    from mcp import types as wire
+    from mcp.client.streamable_http import streamable_http_client
+except ImportError as error:
+    raise ImportError(f"MCP servers need an extra: pip install 'hotloop[mcp]' ({error})") from None
+
+_Connect = Callable[[], AbstractAsyncContextManager[Client]]
+
+_MAX_PAGES = 100
+_MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then stops it
+_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
+
+
+class McpServer:
+    """Where to find a server. `prefix` comes before the names of its tools, where two servers have the same."""
+
+    def __init__(self, name: str, connect: _Connect, *, prefix: str, timeout_s: float | None, start_s: float) -> None:
+        self.name = name
+        self._connect = connect
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._start_s = start_s
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        prefix: str = "",
+        timeout_s: float | None = 60.0,
+        start_s: float = 30.0,
+    ) -> "McpServer":
+        """A server started for us. Of our environment it sees only what every program needs, and `env`."""
+        parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        name = " ".join((command, *args))
+        return cls(name, lambda: _stdio(parameters), prefix=prefix, timeout_s=timeout_s, start_s=start_s)
+
+    @classmethod
+    def http(
+        cls,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        prefix: str = "",
+        timeout_s: float | None = 60.0,
+        start_s: float = 30.0,
+    ) -> "McpServer":
+        """A server that runs somewhere, spoken to over streamable HTTP."""
+        sent = dict(headers or {})
+        return cls(url, lambda: _http(url, sent), prefix=prefix, timeout_s=timeout_s, start_s=start_s)
+
+    async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
+        """Connect. Raises ConfigError if there is no server, or none that answers in time."""
+        connection = _Connection(self._connect)
+        stack.push_async_callback(connection.close)
+        try:
+            async with asyncio.timeout(self._start_s):
+                client, tools = await connection.open()
+        except TimeoutError:
+            raise ConfigError(f"the MCP server {self.name} did not answer within {self._start_s:g} s") from None
+        except Exception as error:  # the library has no one kind for what goes wrong at the start
+            raise ConfigError(f"the MCP server {self.name} cannot be used: {_reason(error)}") from None
+        return [McpTool(client, tool, prefix=self._prefix, timeout_s=self._timeout_s) for tool in tools]
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, client: Client, tool: wire.Tool, *, prefix: str = "", timeout_s: float | None = 60.0) -> None:
+        self._client = client
+        self._name = tool.name
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + tool.name)  # what every API allows
+        self.spec = Tool(name, tool.description or tool.title or "", tool.input_schema)
+        hints = tool.annotations or wire.ToolAnnotations()
+        self.traits = Traits(
+            read_only=bool(hints.read_only_hint), idempotent=bool(hints.idempotent_hint), timeout_s=timeout_s
+        )
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        try:
+            result = await self._client.call_tool(self._name, _parse(arguments))
+        except MCPError as error:
+            if error.code == wire.CONNECTION_CLOSED:
+                raise ToolCrashed("the MCP server has gone") from None
+            kind = ToolCrashed if error.code == wire.INTERNAL_ERROR else ToolError
+            raise kind(error.message) from None
+        text = render_result(_render(result))
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+
+class _Connection:
+    """A client, entered and left by one task."""
+
+    def __init__(self, connect: _Connect) -> None:
+        self._connect = connect
+        self._is_over = asyncio.Event()
+        self._opened: asyncio.Future[tuple[Client, list[wire.Tool]]] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(), name="mcp connection")
+
+    async def open(self) -> tuple[Client, list[wire.Tool]]:
+        return await asyncio.shield(self._opened)  # who gives up waiting leaves it as it is
+
+    async def close(self) -> None:
+        if not self._opened.done():
+            self._task.cancel()  # it may be waiting for a server that never answers
+        self._is_over.set()
+        _, late = await asyncio.wait({self._task}, timeout=_MAX_CLOSE_S)
+        for task in late:
+            task.cancel()
+
+    async def _hold(self) -> None:
+        try:
+            async with self._connect() as client:
+                tools = [tool async for tool in _list_tools(client)]
+                if not self._opened.done():
+                    self._opened.set_result((client, tools))
+                await self._is_over.wait()
+        except Exception as error:  # before the start it is why there is none; after the end nobody needs to know
+            if not self._opened.done():
+                self._opened.set_exception(error)
+
+
+@asynccontextmanager
+async def _stdio(parameters: StdioServerParameters) -> AsyncIterator[Client]:
+    """What the server says on stderr is kept from the terminal; if it does not start, its last words say why."""
+    with tempfile.TemporaryFile("w+", errors="replace") as words:
+        started = False
+        try:
+            async with Client(stdio_client(parameters, errlog=words)) as client:
+                started = True
+                yield client
+        except Exception as error:
+            words.seek(0)
+            lines = words.read().split("\n") if not started else []
+            raise next((ConnectionError(line) for line in reversed(lines) if line.strip()), error) from None
+
+
+@asynccontextmanager
+async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[Client]:
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=_HTTP_TIMEOUT) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            yield tool
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _parse(arguments: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ToolError(f"the arguments are wrong: {error}") from None
+
+
+def _render(result: wire.CallToolResult) -> Any:
+    """A text alone is as it is; pieces are better read as the one value they were made from, where that is there."""
+    is_text = len(result.content) == 1 and isinstance(result.content[0], wire.TextContent)
+    if result.structured_content is not None and not is_text:
+        return result.structured_content
+    return "\n".join(_render_piece(piece) for piece in result.content)
+
+
+def _render_piece(piece: wire.ContentBlock) -> str:
+    match piece:
+        case wire.TextContent():
+            return piece.text
+        case wire.EmbeddedResource(resource=wire.TextResourceContents() as resource):
+            return resource.text
+        case wire.EmbeddedResource():
+            return f"[{piece.resource.mime_type or 'bytes'} from {piece.resource.uri}, not shown]"
+        case wire.ResourceLink():
+            return f"[{piece.name}: {piece.uri}]"
+    return f"[{piece.type}, {piece.mime_type}, not shown]"
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of errors that happened together, the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,160 @@
+"""What comes next: learns from runs, and tells the calls a model will probably make, each with a confidence.
+
+A pattern is a recipe (a tool, and where its arguments come from) after what happened last. Whenever a recipe can be
+followed it has been tried, and when the model then makes just that call it has hit: a rate is directly the chance that
+this very call comes, arguments and all. Two questions are asked and learned apart: what comes `next`, before the model
+has said anything; and, once it has `named` a tool, with what arguments.
+
+Everything is bounded, and nothing depends on a clock or on chance.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hotloop.agent.predict.calibration import Calibration
+from hotloop.agent.predict.habits import Habits
+from hotloop.agent.predict.history import History, PastCall
+from hotloop.agent.predict.sources import Candidate
+from hotloop.agent.predict.tally import Tallies
+from hotloop.core.message import Message, ToolCall
+
+MAX_TOOLS = 64
+_MAX_NAME_CHARS = 128
+_ORDER = 3  # how many of the last events a context has at most
+_MAX_RANK = 3  # later items of a list are alike
+
+Question = Literal["next", "named"]
+_PRIORS: dict[Question, float] = {"next": 0.1, "named": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A call, and the chance that it is the next. `expected` is that chance before it was calibrated."""
+
+    name: str
+    arguments: dict[str, Any]
+    key: str
+    expected: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """For people: after this comes that, with arguments from there."""
+
+    question: str
+    after: str
+    tool: str
+    arguments: dict[str, str]
+    num_tries: float
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    candidate: Candidate
+    tallies: Tallies
+    contexts: tuple[str, ...]
+    expected: float
+
+
+@dataclass(slots=True)
+class Predictor:
+    """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
+
+    tools: dict[str, Habits] = field(default_factory=dict)
+    calibrations: dict[Question, Calibration] = field(
+        default_factory=lambda: {"next": Calibration(), "named": Calibration()}
+    )
+    num_runs: int = 0
+
+    def learn(self, messages: Sequence[Message]) -> None:
+        """Learn from a whole run."""
+        run = self.open_run()
+        history = History()
+        for index, message in enumerate(messages):
+            if message.role == "assistant":
+                history.follow(messages[:index])
+                self.learn_turn(history, message.tool_calls, run)
+
+    def open_run(self) -> int:
+        """A number for a new run, so that its turns can be told from those of others."""
+        self.num_runs += 1
+        return self.num_runs
+
+    def predict(self, history: History, named: str | None = None) -> list[Prediction]:
+        """The calls that may come next, likeliest first; only of one tool, if the model has `named` it."""
+        question: Question = "named" if named else "next"
+        return self._judge(question, self._guess(question, history, [named] if named else list(self.tools)))
+
+    def learn_turn(self, history: History, calls: Sequence[ToolCall], run: int) -> None:
+        """After `history` the model answered with these calls, or with none."""
+        self._score("next", history, list(self.tools), {PastCall(call).key for call in calls})
+        for call in calls:
+            past = PastCall(call)
+            self._score("named", history, [call.name], {past.key})
+            self._learn_call(past, history, run)
+            history = history.after(call)
+
+    def patterns(self) -> list[Pattern]:
+        """All that was learned, the most often right first."""
+        found = []
+        for habits in self.tools.values():
+            for recipe, tallies in habits.recipes.items():
+                arguments = {name: str(source) for name, source in recipe.sources}
+                for context, tally in tallies.by_context.items():
+                    question, _, after = context.partition(" ")
+                    rate = tally.hits / tally.tries if tally.tries else 0.0
+                    found.append(Pattern(question, after, habits.tool, arguments, tally.tries, rate))
+        return sorted(found, key=lambda pattern: -pattern.num_tries * pattern.hit_rate)
+
+    def _guess(self, question: Question, history: History, names: Iterable[str]) -> list[_Guess]:
+        guesses = []
+        for habits in filter(None, map(self.tools.get, names)):
+            for recipe, candidate in habits.candidates(history):
+                tallies = habits.recipes[recipe]
+                contexts = _contexts(question, candidate, history)
+                expected = tallies.rate(contexts, _PRIORS[question])
+                guesses.append(_Guess(candidate, tallies, contexts, expected))
+        return guesses
+
+    def _judge(self, question: Question, guesses: Iterable[_Guess]) -> list[Prediction]:
+        """One prediction a call: where several recipes make it, the one that promises most speaks for it."""
+        best: dict[str, _Guess] = {}
+        for guess in guesses:
+            known = best.setdefault(guess.candidate.key, guess)
+            if known.expected < guess.expected:
+                best[guess.candidate.key] = guess
+        confidence = self.calibrations[question].confidence
+        found = [
+            Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence(guess.expected))
+            for key, guess in best.items()
+        ]
+        return sorted(found, key=lambda prediction: -prediction.confidence)
+
+    def _score(self, question: Question, history: History, names: Iterable[str], came: set[str | None]) -> None:
+        guesses = self._guess(question, history, names)
+        for prediction in self._judge(question, guesses):
+            self.calibrations[question].add(prediction.expected, prediction.key in came)
+        for guess in guesses:
+            guess.tallies.add(guess.contexts, guess.candidate.key in came)
+
+    def _learn_call(self, call: PastCall, history: History, run: int) -> None:
+        if len(call.name) > _MAX_NAME_CHARS:
+            return
+        habits = self.tools.pop(call.name, None) or Habits(call.name)
+        self.tools[call.name] = habits  # the last in the order is the last that was called
+        for recipe, candidate in habits.learn(call, history, run):
+            # It was found because it fits. That says something of where arguments come from, nothing of when.
+            habits.recipes[recipe].add(_contexts("named", candidate, history), is_hit=True)
+        while len(self.tools) > MAX_TOOLS:
+            self.tools.pop(next(iter(self.tools)))
+
+
+def _contexts(question: Question, candidate: Candidate, history: History) -> tuple[str, ...]:
+    """From the widest to the narrowest: which item of a list it is, and what happened last."""
+    item = "again" if candidate.rank is None else f"#{min(candidate.rank, _MAX_RANK) + 1}"
+    trail = ["start", *history.trail][-_ORDER:]
+    tails = [" → ".join(trail[-length:]) for length in range(1, len(trail) + 1)]
+    return (f"{question} {item}", *(f"{question} {item} after {tail}" for tail in tails))

@@ -1,0 +1,277 @@
+"""Running what the model will probably ask for, before it does.
+
+    model   ······[reads]······[{"id": "A7"}]──┐  asks for look(id=A7)
+    glimpse   └──────────look(id=A7)──────┐    │  began when the turn did, or when the model named the tool
+    result                                └────┘  there already: nobody waits
+
+Only tools that are marked read_only are ever run ahead, and only those that ask nobody's approval and limit nobody's
+number. A glimpse answers exactly one call, which has to be the same to the letter of its values; what nobody asks for
+is stopped and never seen. Once the model has asked for anything that may write, what was read before is stale: it is
+dropped, and nothing is guessed for the rest of the turn.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotloop.agent.answer import Answer
+from hotloop.agent.carry_out import Outcome, carry_out
+from hotloop.agent.context import Surroundings
+from hotloop.agent.events import CallForeseen
+from hotloop.agent.model import ModelEvent
+from hotloop.agent.predict.history import History
+from hotloop.agent.predict.predictor import Prediction, Predictor
+from hotloop.agent.predict.store import load_predictor, save_predictor
+from hotloop.agent.predict.values import call_key, parse_arguments
+from hotloop.agent.tool import AgentTool
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Message, ToolCall
+from hotloop.core.stream import CallOpened
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 5.0  # with a tool that does not stop when it is told to
+_FREE_WASTE = 4.0  # wasted calls that are allowed before there is a share to speak of
+_FADE = 0.98  # of the budget's memory, a turn
+
+
+@dataclass(slots=True)
+class Foreseen:
+    """What came of guessing, in all runs so far."""
+
+    num_started: int = 0
+    num_hits: int = 0
+    num_wasted: int = 0
+    saved_s: float = 0.0
+    """How long tools had run when the model asked for them."""
+    wasted_money: float = 0.0
+
+
+class Budget:
+    """Holds wasted calls to a share of the calls that were asked for, lately."""
+
+    def __init__(self, max_share: float, max_money: float) -> None:
+        self._max_share = max_share
+        self._max_money = max_money
+        self._num_asked = 0.0
+        self._num_wasted = 0.0
+        self._num_open = 0
+        self._money = 0.0
+
+    def take(self, cost: float) -> bool:
+        """Whether one more call may be risked; it is then counted as lost until `give_back` or `lose`."""
+        room = self._max_share * self._num_asked + _FREE_WASTE
+        if self._num_wasted + self._num_open + 1 > room or self._money + cost > self._max_money:
+            return False
+        self._num_open += 1
+        self._money += cost
+        return True
+
+    def give_back(self, cost: float) -> None:
+        self._num_open -= 1
+        self._money -= cost
+
+    def lose(self) -> None:
+        self._num_open -= 1
+        self._num_wasted += 1
+
+    def end_turn(self, num_asked: int) -> None:
+        self._num_asked = self._num_asked * _FADE + num_asked
+        self._num_wasted *= _FADE
+
+
+class SpeculativeForesight:
+    """`foresight=SpeculativeForesight(path=...)` of an agent. One serves many runs, in one event loop.
+
+    `threshold` is the least confidence at which a call is risked; `max_waste` the share of wasted calls, to calls the
+    model made, beyond which none is; `max_concurrent` how many run ahead at once, in a run; `max_money` what wasted
+    calls may cost in all, so that by default no tool with a cost runs ahead. `enabled` can be switched off at any time:
+    nothing runs ahead any more, and learning goes on. With `path`, what was learned is kept there.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor | None = None,
+        *,
+        threshold: float = 0.8,
+        max_waste: float = 0.25,
+        max_concurrent: int = 4,
+        max_money: float = 0.0,
+        path: Path | str | None = None,
+    ) -> None:
+        if not 0 < threshold <= 1:
+            raise ConfigError(f"threshold must be above 0 and at most 1, not {threshold}")
+        if max_waste < 0 or max_concurrent < 1 or max_money < 0:
+            raise ConfigError("max_waste and max_money must be at least 0, and max_concurrent at least 1")
+        self.enabled = True
+        self.threshold = threshold
+        self.max_concurrent = max_concurrent
+        self.foreseen = Foreseen()
+        self.path = Path(path) if path else None
+        self.predictor = predictor or self._load()
+        self.budget = Budget(max_waste, max_money)
+
+    def open(
+        self, tools: Sequence[AgentTool], surroundings: Surroundings, emit: Callable[[CallForeseen], None]
+    ) -> "_SpeculativeVision":
+        return _SpeculativeVision(self, tools, surroundings, emit)
+
+    def save(self) -> None:
+        """Keep what was learned, if there is a path. A disk that is full ends no run."""
+        if self.path:
+            try:
+                save_predictor(self.predictor, self.path)
+            except ConfigError as error:
+                log.warning("what was learned is not kept: %s", error)
+
+    def _load(self) -> Predictor:
+        if self.path and self.path.exists():
+            try:
+                return load_predictor(self.path)
+            except ConfigError as error:
+                log.warning("learning starts anew: %s", error)
+        return Predictor()
+
+
+@dataclass(slots=True)
+class _Glimpse:
+    """A call that runs ahead."""
+
+    key: str
+    cost: float
+    task: "asyncio.Task[Outcome]"
+    foreseen: Foreseen
+    began_at: float = field(default_factory=time.monotonic)
+    finished_at: float | None = None
+
+    async def outcome(self) -> Outcome:
+        self.foreseen.saved_s += (self.finished_at or time.monotonic()) - self.began_at
+        return await self.task
+
+
+class _SpeculativeVision:
+    """The guesses of one run."""
+
+    def __init__(
+        self,
+        foresight: SpeculativeForesight,
+        tools: Sequence[AgentTool],
+        surroundings: Surroundings,
+        emit: Callable[[CallForeseen], None],
+    ) -> None:
+        self._foresight = foresight
+        self._predictor = foresight.predictor
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._surroundings = surroundings
+        self._emit = emit
+        self._run = foresight.predictor.open_run()
+        self._history = History()
+        self._num_known = 0
+        self._answer = Answer()
+        self._asked = self._history
+        self._has_written = False
+        self._glimpses: list[_Glimpse] = []
+        self._running: set[asyncio.Task[Outcome]] = set()
+
+    def look(self, messages: Sequence[Message], turn: int) -> None:
+        self._history.follow(messages)
+        self._num_known = len(messages)
+        self._asked, self._answer, self._has_written = self._history, Answer(), False
+        if self._is_looking:
+            self._start(self._predictor.predict(self._history), turn)
+
+    def hear(self, event: ModelEvent, turn: int) -> None:
+        if call := self._answer.push(event):
+            self._asked = self._asked.after(call)
+            self._has_written |= not self._is_read_only(call.name)
+        elif isinstance(event, CallOpened) and self._is_looking and self._may_run(event.name):
+            self._start(self._predictor.predict(self._asked, named=event.name)[:1], turn)
+
+    def claim(self, call: ToolCall) -> _Glimpse | None:
+        if not self._is_read_only(call.name):
+            self._has_written = True
+            self._drop()
+            return None
+        key = call_key(call.name, parse_arguments(call.arguments))
+        found = next((glimpse for glimpse in self._glimpses if glimpse.key == key), None)
+        if found:
+            self._glimpses.remove(found)
+            self._foresight.foreseen.num_hits += 1
+            self._foresight.budget.give_back(found.cost)
+        return found
+
+    def settle(self, messages: Sequence[Message]) -> None:
+        self._drop()
+        answer = next((each for each in messages[self._num_known :] if each.role == "assistant"), None)
+        if answer:
+            self._predictor.learn_turn(self._history, answer.tool_calls, self._run)
+            self._foresight.budget.end_turn(len(answer.tool_calls))
+
+    async def close(self) -> None:
+        self._drop()
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=_PATIENCE_S)
+            for task in stuck:
+                log.warning("%s does not stop when it is cancelled", task.get_name())
+        self._foresight.save()
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._foresight.enabled and not self._has_written
+
+    def _is_read_only(self, name: str) -> bool:
+        return name in self._tools and self._tools[name].traits.read_only
+
+    def _may_run(self, name: str) -> bool:
+        """Whether a tool may run ahead: it changes nothing, asks nobody, and does not count how many of it run."""
+        if not self._is_read_only(name):
+            return False
+        traits = self._tools[name].traits
+        return not traits.needs_approval and traits.max_concurrency is None
+
+    def _start(self, predictions: Iterable[Prediction], turn: int) -> None:
+        for prediction in predictions:
+            if (
+                prediction.confidence < self._foresight.threshold
+                or len(self._glimpses) >= self._foresight.max_concurrent
+            ):
+                return  # the likeliest come first
+            if self._may_run(prediction.name) and not any(each.key == prediction.key for each in self._glimpses):
+                self._run_ahead(prediction, turn)
+
+    def _run_ahead(self, prediction: Prediction, turn: int) -> None:
+        tool = self._tools[prediction.name]
+        assert tool.traits.read_only, f"{prediction.name} is not marked read_only"
+        if not self._foresight.budget.take(tool.traits.cost):
+            return
+        arguments = json.dumps(prediction.arguments)
+        work = carry_out(tool, arguments, self._surroundings)
+        task = asyncio.create_task(work, name=f"tool {prediction.name} (foreseen)")
+        glimpse = _Glimpse(prediction.key, tool.traits.cost, task, self._foresight.foreseen)
+        self._running.add(task)
+        task.add_done_callback(lambda done: self._finish(glimpse, done))
+        self._glimpses.append(glimpse)
+        self._foresight.foreseen.num_started += 1
+        self._emit(CallForeseen(turn, prediction.name, arguments, prediction.confidence))
+
+    def _finish(self, glimpse: _Glimpse, task: "asyncio.Task[Outcome]") -> None:
+        glimpse.finished_at = time.monotonic()
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody else may ever ask for it
+
+    def _drop(self) -> None:
+        """Stop what nobody has asked for; nobody will see it."""
+        for glimpse in self._glimpses:
+            glimpse.task.cancel()
+            self._foresight.budget.lose()
+            self._foresight.foreseen.num_wasted += 1
+            self._foresight.foreseen.wasted_money += glimpse.cost
+        self._glimpses.clear()

@@ -1,0 +1,84 @@
+"""A tool call as its pieces come over a wire, and the moment it is whole.
+
+    {"city": "Par|is"}
+                     ^ closed here: the tool can begin as soon as the answer goes on
+
+OpenAI's wire has no word for the end of a call; Anthropic's has one, and says it of calls that were cut off, too. So
+a call is whole when the brackets of its arguments are closed. What has no brackets is whole if the answer is. A server
+may close the brackets of an answer that has run out of room, around whatever was written by then: so the end of a call
+is believed only once something else follows it, or the answer ends for another reason.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from hotloop.agent.json_stream import Nesting
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent
+
+
+class Doubt:
+    """Ends of calls that are not believed yet."""
+
+    def __init__(self) -> None:
+        self._held: list[CallClosed] = []
+
+    def hold(self, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
+        """The events, but for the ends of calls among them."""
+        for event in events:
+            if isinstance(event, CallClosed):
+                self._held.append(event)
+            else:
+                yield event
+
+    def settle(self) -> Iterator[StreamEvent]:
+        """The answer has gone on, or is whole: so the calls before are."""
+        held, self._held = self._held, []
+        yield from held
+
+
+class WireCall:
+    """One call of an answer."""
+
+    def __init__(self, index: int) -> None:
+        self.id = ""
+        self.name = ""
+        self.has_arguments = False
+        self.is_closed = False
+        self._index = index
+        self._is_opened = False
+        self._nesting = Nesting()
+
+    @property
+    def is_opened(self) -> bool:
+        return self._is_opened
+
+    def open(self) -> Iterator[StreamEvent]:
+        """Tell of it, if that was not done: its name is whole."""
+        if not self._is_opened:
+            self._is_opened = True
+            yield CallOpened(self._index, self.id, self.name)
+
+    def add(self, arguments: str) -> Iterator[StreamEvent]:
+        """More of the arguments. What comes behind their end is dropped: the tool has begun."""
+        if not arguments or self.is_closed:
+            return
+        yield from self.open()
+        self.has_arguments = True
+        end = self._find_end(arguments)
+        yield CallDelta(self._index, arguments[:end])
+        if end is not None:
+            yield from self.close()
+
+    def close(self) -> Iterator[StreamEvent]:
+        """Nothing more comes."""
+        yield from self.open()
+        if not self.is_closed:
+            self.is_closed = True
+            yield CallClosed(self._index)
+
+    def _find_end(self, arguments: str) -> int | None:
+        nesting = self._nesting
+        for i, char in enumerate(arguments):
+            nesting.push(char)
+            if char in "}]" and nesting.depth <= 0 and not nesting.is_in_string:
+                return i + 1
+        return None

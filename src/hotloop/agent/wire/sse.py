@@ -1,0 +1,81 @@
+"""Server-sent events from bytes that are cut anywhere.
+
+Knows the format and nothing of what is in it. A line ends with LF, CR or both; an event ends with an empty line.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hotloop.core.errors import RemoteError
+
+MAX_BYTES = 64 * 2**20
+"""Most that one event may have: whoever sends more means no good."""
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    name: str
+    """Empty if it has none."""
+    data: str
+
+
+class EventReader:
+    """Told bytes, gives events."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []  # of a line that has not ended
+        self._num_bytes = 0  # of the event so far
+        self._name = ""
+        self._data: list[str] = []
+        self._is_first = True
+
+    def push(self, data: bytes) -> Iterator[ServerEvent]:
+        """Take more bytes; gives each event that they end."""
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_BYTES:
+            raise RemoteError("the server sent an event that is too large")
+        self._rest.append(data)
+        if b"\n" not in data and b"\r" not in data and not self._rest[0].endswith(b"\r"):
+            return
+        *lines, rest = _split(b"".join(self._rest))
+        self._rest = [rest]
+        for line in lines:
+            yield from self._take(line)
+
+    def finish(self) -> Iterator[ServerEvent]:
+        """The last event, if the server forgot the empty line behind it."""
+        yield from self._take(b"".join(self._rest).rstrip(b"\r"))
+        yield from self._take(b"")
+
+    def _take(self, line: bytes) -> Iterator[ServerEvent]:
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        if not line:
+            if self._data:
+                yield ServerEvent(self._name, "\n".join(self._data))
+            self._name, self._data, self._num_bytes = "", [], 0
+            return
+        field, _, value = line.partition(b":")
+        text = _decode(value.removeprefix(b" "))
+        if field == b"data":
+            self._data.append(text)
+        elif field == b"event":
+            self._name = text
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The lines, and what is left of the last. A CR at the very end may be half of a line's end: it waits."""
+    held = b"\r" if data.endswith(b"\r") else b""
+    *lines, rest = _LINE_END.split(data.removesuffix(held) if held else data)
+    return [*lines, rest + held]
+
+
+def _decode(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RemoteError("the server sent an event that is not UTF-8") from None

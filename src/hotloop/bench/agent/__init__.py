@@ -1,0 +1,1 @@
+"""What the agent runtime gains: each pattern against the same loop without it."""

@@ -1,0 +1,1 @@
+"""What breaks a prefix, and what keeps it whole: measured over HTTP, explained by the server, checked against both."""

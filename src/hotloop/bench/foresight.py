@@ -1,0 +1,316 @@
+"""What guessing calls is worth, on recorded runs: a simulation on a clock of its own, the same on every machine.
+
+    turn      |···first token···|··text··|··name··|··arguments··|······ tool ······|
+    next      |═══════════ runs ahead from here ════════════════|hidden, the rest is waited for
+    named                                         |═ from here ═|
+
+Nothing runs: the record says what the model asked for and wrote, and every call of a tool gets a duration by lot. What
+is measured is the predictor, and how much of the tools' time it would have hidden behind the model's.
+"""
+
+import gzip
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hotloop.agent.predict.history import History, PastCall
+from hotloop.agent.predict.predictor import Prediction, Predictor
+from hotloop.agent.predict.values import call_key
+from hotloop.agent.speculation import Budget
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Message, ToolCall
+
+READ_ONLY_WORDS = frozenset(
+    [
+        "calculate",
+        "cat",
+        "check",
+        "diff",
+        "display",
+        "du",
+        "estimate",
+        "find",
+        "get",
+        "grep",
+        "list",
+        "ls",
+        "lookup",
+        "pwd",
+        "search",
+        "sort",
+        "tail",
+        "think",
+        "view",
+        "wc",
+    ]
+)
+"""A recorded tool counts as read-only if its name begins with one of these; records do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the model of the record is taken to be, and its tools."""
+
+    first_token_s: float = 0.3
+    tokens_per_s: float = 60.0
+    chars_per_token: float = 4.0
+    tool_median_s: float = 0.4
+    tool_sigma: float = 0.5
+
+    def write_s(self, text: str) -> float:
+        return len(text) / self.chars_per_token / self.tokens_per_s
+
+    def tool_s(self, seed: str) -> float:
+        return random.Random(seed).lognormvariate(math.log(self.tool_median_s), self.tool_sigma)
+
+
+class Guesser(Protocol):
+    def open_run(self) -> int: ...
+
+    def predict(self, history: History, named: str | None = None) -> list[Prediction]: ...
+
+    def learn_turn(self, history: History, calls: Sequence[ToolCall], run: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Figures:
+    """What came of it."""
+
+    num_runs: int = 0
+    num_turns: int = 0
+    num_calls: int = 0
+    num_read_only: int = 0
+    num_started: int = 0
+    num_hits: int = 0
+    num_started_next: int = 0
+    num_hits_next: int = 0
+    tool_s: float = 0.0
+    read_only_s: float = 0.0
+    hidden_s: float = 0.0
+
+    @property
+    def precision(self) -> float:
+        return self.num_hits / self.num_started if self.num_started else 0.0
+
+    @property
+    def coverage(self) -> float:
+        """The share of the read-only calls that were foreseen."""
+        return self.num_hits / self.num_read_only if self.num_read_only else 0.0
+
+    @property
+    def hidden(self) -> float:
+        """The share of all tools' time that passed while the model wrote."""
+        return self.hidden_s / self.tool_s if self.tool_s else 0.0
+
+    @property
+    def waste(self) -> float:
+        """Calls nobody asked for, a call that was made."""
+        return (self.num_started - self.num_hits) / self.num_calls if self.num_calls else 0.0
+
+
+def measure_foresight(
+    runs: Sequence[Sequence[Message]],
+    *,
+    num_learn: int,
+    learns_on: bool = False,
+    threshold: float = 0.8,
+    max_waste: float = 0.25,
+    guesser: Guesser | None = None,
+    pace: Pace | None = None,
+) -> Figures:
+    """Learn from the first `num_learn` runs and foresee the others; `learns_on` goes on learning, turn by turn."""
+    guesser = guesser or Predictor()
+    table = _Table(guesser, threshold, Budget(max_waste, 0.0), pace or Pace())
+    for index, messages in enumerate(runs):
+        is_test = index >= num_learn
+        table.play(messages, f"run {index}", is_test=is_test, learns=learns_on or not is_test)
+    return table.figures
+
+
+@dataclass(slots=True)
+class _Table:
+    guesser: Guesser
+    threshold: float
+    budget: Budget
+    pace: Pace
+    figures: Figures = field(default_factory=Figures)
+
+    def play(self, messages: Sequence[Message], seed: str, *, is_test: bool, learns: bool) -> None:
+        run = self.guesser.open_run()
+        history = History()
+        self.figures.num_runs += is_test
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            history.follow(messages[:index])
+            if is_test:
+                self._take_turn(history, message, f"{seed} message {index}")
+            if learns:
+                self.guesser.learn_turn(history, message.tool_calls, run)
+
+    def _take_turn(self, history: History, message: Message, seed: str) -> None:
+        self.figures.num_turns += 1
+        started: dict[str, float] = {}
+        self._start(self.guesser.predict(history), 0.0, started)
+        nexts = set(started)
+        now_s = self.pace.first_token_s + self.pace.write_s(message.content)
+        may_look = True
+        for number, call in enumerate(message.tool_calls):
+            now_s += self.pace.write_s(call.name)
+            if may_look and is_read_only(call.name):
+                self._start(self.guesser.predict(history, named=call.name)[:1], now_s, started)
+            now_s += self.pace.write_s(call.arguments)
+            may_look = may_look and is_read_only(call.name)
+            if not may_look:
+                self._drop(started)
+            history = history.after(call)
+            key = history.calls[-1].key
+            self.figures.num_hits_next += key in nexts and key in started
+            self._call(call, key, now_s, started, f"{seed} call {number}")
+        self.figures.num_started_next += len(nexts)
+        self._drop(started)
+        self.budget.end_turn(len(message.tool_calls))
+
+    def _start(self, predictions: Iterable[Prediction], now_s: float, started: dict[str, float]) -> None:
+        for prediction in predictions:
+            wanted = prediction.confidence >= self.threshold and is_read_only(prediction.name)
+            if wanted and prediction.key not in started and self.budget.take(0.0):
+                started[prediction.key] = now_s
+                self.figures.num_started += 1
+
+    def _call(self, call: ToolCall, key: str | None, now_s: float, started: dict[str, float], seed: str) -> None:
+        tool_s = self.pace.tool_s(seed)
+        self.figures.num_calls += 1
+        self.figures.tool_s += tool_s
+        if not is_read_only(call.name):
+            return
+        self.figures.num_read_only += 1
+        self.figures.read_only_s += tool_s
+        if key in started:
+            self.figures.num_hits += 1
+            self.figures.hidden_s += min(tool_s, now_s - started.pop(key))
+            self.budget.give_back(0.0)
+
+    def _drop(self, started: dict[str, float]) -> None:
+        for _ in started:
+            self.budget.lose()
+        started.clear()
+
+
+class BigramGuesser:
+    """The simplest thing that might work: the tool that most often came after the last event, each argument copied from
+    the latest place of its own name, in an earlier call or anywhere in a result."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, Counter[str]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._copied: dict[str, Counter[bool]] = {}
+
+    def open_run(self) -> int:
+        return 0
+
+    def predict(self, history: History, named: str | None = None) -> list[Prediction]:
+        followers = self._after.get(_last(history), Counter())
+        name = named or next((tool for tool, _ in followers.most_common(1)), "")
+        chance = 1.0 if named else followers[name] / max(followers.total(), 1)
+        arguments = self._copy(name, history)
+        key = call_key(name, arguments)
+        if not name or arguments is None or key is None:
+            return []
+        copied = self._copied.get(name, Counter())
+        chance *= copied[True] / max(copied.total(), 1)
+        return [Prediction(name, arguments, key, chance, chance)]
+
+    def learn_turn(self, history: History, calls: Sequence[ToolCall], run: int) -> None:
+        followers = self._after.setdefault(_last(history), Counter())
+        followers.update([call.name for call in calls] or [""])
+        for call in calls:
+            past = PastCall(call)
+            if past.arguments is not None:
+                right = call_key(call.name, self._copy(call.name, history)) == past.key
+                self._copied.setdefault(call.name, Counter())[right] += 1
+                self._names[call.name] = tuple(past.arguments)
+
+    def _copy(self, name: str, history: History) -> dict[str, Any] | None:
+        if name not in self._names:
+            return None
+        found = {argument: _latest(argument, history) for argument in self._names[name]}
+        return None if None in found.values() else found
+
+
+def _last(history: History) -> str:
+    return history.trail[-1] if history.trail else ""
+
+
+def _latest(argument: str, history: History) -> Any:
+    for call in reversed(history.calls):
+        for path, values in call.leaves.items():
+            if values and path.rpartition(".")[2] == argument:
+                return values[0]
+        if call.arguments and argument in call.arguments:
+            return call.arguments[argument]
+    return None
+
+
+def is_read_only(name: str) -> bool:
+    return name.split("_")[0] in READ_ONLY_WORDS
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str = ""
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _Transcript(msgspec.Struct):
+    messages: list[_Message]
+
+
+def read_runs(path: Path) -> list[list[Message]]:
+    """The runs of a transcript file, .jsonl or .jsonl.gz: OpenAI messages, one run a line."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            rows = [msgspec.json.decode(line, type=_Transcript) for line in lines if line.strip()]
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no transcript: {error}") from error
+    return [[_message(each) for each in row.messages if each.role in _ROLES] for row in rows]
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def _message(each: _Message) -> Message:
+    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls or ())
+    return Message(each.role, each.content or "", tool_calls=calls, tool_call_id=each.tool_call_id)  # type: ignore[arg-type]
+
+
+def foresight_row(path: Path, num_learn: int = 30) -> dict[str, float]:
+    """One row for a report: how right, how much foreseen, how much hidden and wasted, at the default threshold."""
+    figures = measure_foresight(read_runs(path), num_learn=num_learn)
+    return {
+        "calls": figures.num_calls,
+        "foreseen": figures.num_hits,
+        "precision": round(figures.precision, 3),
+        "coverage": round(figures.coverage, 3),
+        "hidden_share": round(figures.hidden, 3),
+        "wasted_share": round(figures.waste, 3),
+    }

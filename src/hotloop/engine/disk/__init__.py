@@ -1,0 +1,1 @@
+"""KV that outlives the memory it was computed in: prefixes as files."""

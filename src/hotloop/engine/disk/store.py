@@ -1,0 +1,281 @@
+"""Which KV segments are on disk, and the two threads that write them behind and read them ahead.
+
+A segment is the KV of a fixed run of tokens at an aligned position. Its key is a digest of all that its numbers depend
+on: the layout (model, precision, kernel), the salt, and every token up to its end. So a segment never changes, and what
+two tenants or two models store under the same folder never meets. Neither tokens nor text are on disk.
+
+Nothing that happens to the folder is an error here: what cannot be read was never there, what cannot be written is
+dropped, and the log says so. Knows bytes only: no block and no request.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from hotloop.engine.disk.folder import HEADER_BYTES, KEY_BYTES, Folder
+
+log = logging.getLogger(__name__)
+
+SEGMENT_TOKENS = 256
+_MAX_QUEUED_BYTES = 256 << 20
+_PAUSE_S = 60.0  # after a failed write
+_TOUCH_S = 60.0  # a use is noted this often
+_FLUSH_S = 5.0
+_SLACK = 16  # a sixteenth of the room is freed at once, and may be written before the folder is looked through again
+
+OnData = Callable[[memoryview | None], None]
+
+
+@dataclass(slots=True)
+class DiskTotals:
+    """Segments, in counters that only grow."""
+
+    num_read: int = 0
+    num_written: int = 0
+    num_damaged: int = 0
+    num_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """The folder at one moment. The totals only grow."""
+
+    num_segments: int = 0
+    num_bytes: int = 0
+    num_bytes_read: int = 0
+    num_bytes_written: int = 0
+    num_damaged: int = 0
+    num_dropped: int = 0
+
+
+class Keys:
+    """The keys of one sequence's segments, made as far as they are asked for."""
+
+    def __init__(self, layout: str, salt: str, segment_tokens: int) -> None:
+        self._segment_tokens = segment_tokens
+        self._keys: list[bytes] = []
+        self._digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        for part in (layout.encode(), salt.encode(errors="surrogatepass")):
+            self._digest.update(len(part).to_bytes(8, "little") + part)
+
+    def first(self, count: int, token_ids: "array[int]") -> list[bytes]:
+        """The keys of the first `count` segments of these tokens, which may only have grown since the last time."""
+        size = self._segment_tokens
+        for begin in range(len(self._keys) * size, count * size, size):
+            self._digest.update(token_ids[begin : begin + size].tobytes())
+            self._keys.append(self._digest.copy().digest())
+        return self._keys[:count]
+
+
+class KvStore:
+    """Asked from the engine's thread; never makes it wait for the disk."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        layout: str,
+        segment_bytes: int,
+        max_bytes: int,
+        segment_tokens: int = SEGMENT_TOKENS,
+        max_queued_bytes: int = _MAX_QUEUED_BYTES,
+    ) -> None:
+        self.segment_bytes = segment_bytes
+        self.segment_tokens = segment_tokens
+        self.totals = DiskTotals()
+        self.num_bytes = 0
+        """What the folder holds, as far as we know."""
+        self._folder = folder
+        self._layout = f"{layout} {segment_tokens} {segment_bytes}"
+        self._max_bytes = max_bytes
+        self._max_queued_bytes = max(max_queued_bytes, segment_bytes)
+        self._used_at: dict[bytes, float] = {}
+        self._queued: set[bytes] = set()
+        self._num_unseen_bytes = 0
+        self._paused_until = 0.0
+        self._is_closing = False
+        self._open()
+        self._writer, self._reader = _Worker("hotloop-kv-writer"), _Worker("hotloop-kv-reader")
+
+    def stats(self) -> DiskStats:
+        totals, file_bytes = self.totals, HEADER_BYTES + self.segment_bytes
+        return DiskStats(
+            num_segments=len(self._used_at),
+            num_bytes=self.num_bytes,
+            num_bytes_read=totals.num_read * file_bytes,
+            num_bytes_written=totals.num_written * file_bytes,
+            num_damaged=totals.num_damaged,
+            num_dropped=totals.num_dropped,
+        )
+
+    def keys(self, salt: str) -> Keys:
+        return Keys(self._layout, salt, self.segment_tokens)
+
+    def num_leading(self, keys: Sequence[bytes]) -> int:
+        """How many of these, from the first on, can be read; all of them are noted as used."""
+        count = next((i for i, key in enumerate(keys) if key not in self._used_at), len(keys))
+        uses = {key: _use_of(depth) for depth, key in enumerate(keys[:count])}
+        stale = {key: now for key, now in uses.items() if now - self._used_at.get(key, now) > _TOUCH_S}
+        if stale:
+            self._used_at.update(stale)
+            self._writer.put(lambda: self._touch(stale))
+        return count
+
+    def has(self, key: bytes) -> bool:
+        """Whether a segment is there or about to be."""
+        return key in self._used_at or key in self._queued
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another segment can be saved now."""
+        has_room = (len(self._queued) + 1) * self.segment_bytes <= self._max_queued_bytes
+        return has_room and time.monotonic() >= self._paused_until
+
+    def save(self, key: bytes, data: memoryview, depth: int) -> None:
+        """Write a segment; `depth` is how many come before it."""
+        assert len(data) == self.segment_bytes
+        self._queued.add(key)
+        self._writer.put(lambda: self._write(key, data, _use_of(depth)))
+
+    def read(self, key: bytes, on_data: OnData) -> None:
+        """Read a segment; `on_data` hears of it on another thread, in the order of the calls. None: it is lost."""
+        self._reader.put(lambda: on_data(self._read(key)))
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """These are not to be trusted."""
+        self._writer.put(lambda: self._delete(keys))
+
+    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+        """Wait until all that was asked for so far is written; whether it was, in time."""
+        is_done = threading.Event()
+        self._writer.put(is_done.set)
+        return is_done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Write what is queued, if that does not take long."""
+        if self._is_closing:
+            return
+        if not self.flush():
+            log.warning("%s: %d KV segments were not written in time", self._folder.path, len(self._queued))
+        self._is_closing = True
+        self._writer.close()
+        self._reader.close()
+
+    def _open(self) -> None:
+        try:
+            self._folder.prepare()
+        except OSError as error:
+            self._pause(error)
+        with suppress(OSError):  # a folder that cannot be written to may still be read
+            self._look_through(self._max_bytes)
+
+    def _write(self, key: bytes, data: memoryview, used_at: float) -> None:
+        try:
+            if self._is_closing or time.monotonic() < self._paused_until:
+                self.totals.num_dropped += 1
+            else:
+                self._make_room(HEADER_BYTES + len(data))
+                self._folder.write(key, data, used_at)
+                self._note_written(key, used_at)
+        except OSError as error:
+            self.totals.num_dropped += 1
+            self._pause(error)
+        finally:
+            self._queued.discard(key)
+
+    def _note_written(self, key: bytes, used_at: float) -> None:
+        num_bytes = HEADER_BYTES + self.segment_bytes
+        self.num_bytes += num_bytes
+        self._num_unseen_bytes += num_bytes
+        self._used_at[key] = used_at
+        self.totals.num_written += 1
+
+    def _read(self, key: bytes) -> memoryview | None:
+        if self._is_closing:
+            return None
+        try:
+            data = self._folder.read(key, self.segment_bytes)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # others may delete what they like
+                log.warning("%s cannot be read: %s; what was kept there is computed again", self._folder.path, error)
+            self._used_at.pop(key, None)
+            return None
+        except ValueError as error:
+            log.warning("%s/%s.kv is damaged, and deleted: %s", self._folder.path, key.hex(), error)
+            self.totals.num_damaged += 1
+            self._used_at.pop(key, None)
+            self.discard([key])
+            return None
+        self.totals.num_read += 1
+        return data
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Others may write here too: the folder is looked through before it is full, and every so often."""
+        if self.num_bytes + num_bytes > self._max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
+            self._look_through(self._max_bytes - num_bytes)
+
+    def _look_through(self, max_bytes: int) -> None:
+        """See what is there; the longest unused goes if that is more than may be."""
+        found = sorted(self._folder.list(), reverse=True)
+        if sum(segment.num_bytes for segment in found) > max_bytes:
+            max_bytes -= self._max_bytes // _SLACK
+        num_bytes = 0
+        kept: dict[bytes, float] = {}
+        for segment in found:
+            num_bytes += segment.num_bytes
+            if num_bytes > max_bytes:
+                self._folder.delete(segment.key)
+                num_bytes -= segment.num_bytes
+            else:
+                kept[segment.key] = segment.used_at
+        self._used_at, self.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
+
+    def _touch(self, uses: Mapping[bytes, float]) -> None:
+        for key, used_at in uses.items():
+            with suppress(OSError):
+                self._folder.touch(key, used_at)
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._used_at.pop(key, None)
+            with suppress(OSError):
+                self._folder.delete(key)
+
+    def _pause(self, error: OSError) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_S
+        log.warning(
+            "%s cannot be written to: %s; the KV cache is kept in memory alone, and this is tried again in %.0f s",
+            self._folder.path,
+            error.strerror or error,
+            _PAUSE_S,
+        )
+
+
+def _use_of(depth: int) -> float:
+    """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
+    return time.time() - depth
+
+
+class _Worker:
+    """A thread that does one job after the other, and dies with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """No more after what was asked for. It is not waited for: a disk may never answer."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while job := self._jobs.get():
+            job()

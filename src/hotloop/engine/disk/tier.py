@@ -1,0 +1,259 @@
+"""KV blocks on their way to disk and back, on the engine's thread, a few segments a step.
+
+Out: whatever a step completed is copied and written behind. In: a request whose prefix the disk knows further than the
+tree does waits here, outside the scheduler, until the tree has it:
+
+    tokens   [ known to the tree ...... | read from disk ......................... | computed ]
+    segments [ 0           | 1          | begin       | ...         |
+
+Of those who want the same segments one reads and the others follow. Whatever goes wrong, a request that waits here is
+handed to the scheduler, at the latest when the disk says nothing for a while: then it computes what it did not get.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hotloop.backends.backend import Backend
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import ConfigError
+from hotloop.core.request import Request
+from hotloop.engine.disk.folder import HEADER_BYTES, Folder
+from hotloop.engine.disk.store import SEGMENT_TOKENS, DiskStats, Keys, KvStore
+from hotloop.engine.scheduler import Scheduler, Slice
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0
+_MAX_AHEAD_BYTES = 64 << 20  # read from disk and not yet in blocks
+
+Post = Callable[[Callable[[], None]], None]
+
+
+def open_store(config: EngineConfig, backend: Backend) -> KvStore | None:
+    """The folder that was asked for, for this backend's KV."""
+    if not config.kv_dir:
+        return None
+    num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)
+    segment_bytes = num_blocks * backend.block_bytes
+    if config.kv_dir_bytes < HEADER_BYTES + segment_bytes:
+        raise ConfigError(f"kv_dir_size {config.kv_dir_size} is too small: one segment takes {segment_bytes:,} bytes")
+    return KvStore(
+        Folder(Path(config.kv_dir).expanduser()),
+        layout=backend.kv_layout,
+        segment_bytes=segment_bytes,
+        segment_tokens=num_blocks * backend.block_size,
+        max_bytes=config.kv_dir_bytes,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """The segments from `begin` on, being read for one request."""
+
+    request: Request
+    begin: int
+    keys: Sequence[bytes]
+    num_asked: int = 0
+    num_placed: int = 0
+    followers: dict[str, Request] = field(default_factory=dict)
+
+    @property
+    def is_asked(self) -> bool:
+        return self.num_asked == len(self.keys)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How much of a request's computed segments was offered to the store."""
+
+    keys: Keys
+    num_full: int = 0
+    num_saved: int = 0
+
+
+class DiskTier:
+    """Between the scheduler's blocks and the store. `post` brings a call to the engine's thread."""
+
+    def __init__(
+        self, store: KvStore, backend: Backend, scheduler: Scheduler, post: Post, clock: Callable[[], float]
+    ) -> None:
+        self.store = store
+        self._backend = backend
+        self._scheduler = scheduler
+        self._post = post
+        self._clock = clock
+        self._segment_blocks = store.segment_tokens // scheduler.block_size
+        self._max_ahead = max(2, _MAX_AHEAD_BYTES // store.segment_bytes)
+        self._num_skipped = 0  # segments that were never copied, since too many waited to be written
+        self._num_ahead = 0
+        self._heard_at = 0.0
+        self._is_stalled = False
+        self._progress: dict[str, _Progress] = {}
+        self._loads: dict[str, _Load] = {}  # of each request that waits here: its own, or the one it follows
+        self._loading: dict[bytes, _Load] = {}
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Who is here and not with the scheduler."""
+        loads = dict.fromkeys(list(self._loads.values()))
+        return [request for load in loads for request in (load.request, *list(load.followers.values()))]
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn, once what is known of its prefix is in memory."""
+        self._progress[request.id] = _Progress(self.store.keys(request.salt))
+        if not self._restore(request):
+            self._scheduler.add(request)
+
+    def let_go(self, request_id: str) -> None:
+        """If that request waits here, let it wait for its turn instead."""
+        load = self._loads.get(request_id)
+        if load and load.request.id == request_id:
+            self._end(load)
+        elif load:
+            del self._loads[request_id]
+            self._scheduler.add(load.followers.pop(request_id))
+
+    def let_all_go(self) -> None:
+        for request in self.waiting:
+            del self._loads[request.id]
+            self._scheduler.add(request)
+        self._loading.clear()
+
+    def poll(self, now: float) -> None:
+        """Nobody waits for ever for a disk that does not answer."""
+        if self._loads and now - self._heard_at > PATIENCE_S:
+            log.warning("the KV folder has not answered for %.0f s; prompts are computed instead", PATIENCE_S)
+            self._is_stalled = True
+            self.let_all_go()
+
+    def save(self, slices: Iterable[Slice]) -> None:
+        """Copy what these slices completed, and a little of what was not copied when it could have been."""
+        parts = [part for part in slices if not part.has_failed]
+        budget = 2 + sum(part.num_tokens for part in parts) // self.store.segment_tokens
+        for part in parts:
+            budget -= self._save(part.request, budget)
+
+    def forget(self, request: Request, *, is_trusted: bool) -> None:
+        """A request has ended. If its computation failed, what is on disk of it may be to blame."""
+        progress = self._progress.pop(request.id)
+        self._num_skipped += progress.num_full - progress.num_saved
+        if not is_trusted:
+            num_segments = request.num_tokens // self.store.segment_tokens
+            self.store.discard(progress.keys.first(num_segments, request.token_ids))
+
+    def stats(self) -> DiskStats:
+        stats = self.store.stats()
+        return replace(stats, num_dropped=stats.num_dropped + self._num_skipped)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def check(self) -> None:
+        assert all(request.id in self._loads for request in self.waiting)
+        assert len(self.waiting) == len(self._loads)
+        assert set(self._loading.values()) <= set(self._loads.values())
+        assert not any(request.block_ids for request in self.waiting)
+
+    def _save(self, request: Request, budget: int) -> int:
+        """Copy at most that many segments; returns how many it were."""
+        progress = self._progress[request.id]
+        progress.num_full = request.num_computed // self.store.segment_tokens
+        if progress.num_saved >= progress.num_full:
+            return 0
+        num_copied = 0
+        for key in progress.keys.first(progress.num_full, request.token_ids)[progress.num_saved :]:
+            if not self.store.has(key):
+                if num_copied == budget or not self.store.has_room:
+                    break
+                begin = progress.num_saved * self._segment_blocks
+                block_ids = request.block_ids[begin : begin + self._segment_blocks]
+                self.store.save(key, self._backend.read_blocks(block_ids).data, progress.num_saved)
+                num_copied += 1
+            progress.num_saved += 1
+        return num_copied
+
+    def _restore(self, request: Request) -> bool:
+        """Whether a request waits here for what the disk knows of its prefix and the tree does not."""
+        keys = self._progress[request.id].keys
+        size = self.store.segment_tokens
+        wanted = keys.first(request.num_tokens // size, request.token_ids)
+        num_stored = self.store.num_leading(wanted)
+        if self._is_stalled or num_stored == 0:
+            return False
+        known = self._scheduler.tree.peek(request.token_ids[: num_stored * size], request.salt)
+        begin = len(known) // self._segment_blocks
+        if begin >= num_stored:
+            return False
+        load = self._loading.get(wanted[begin])
+        if load:
+            load.followers[request.id] = request
+        else:
+            load = _Load(request, begin, wanted[begin:num_stored])
+            self._loading.update(dict.fromkeys(load.keys, load))
+            if not self._loads:
+                self._heard_at = self._clock()
+        self._loads[request.id] = load
+        self._ask()
+        return True
+
+    def _ask(self) -> None:
+        """Have the most urgent segments read, as many as may be under way."""
+        while self._num_ahead < self._max_ahead:
+            loads = [load for load in self._loads.values() if not load.is_asked]
+            if not loads:
+                return
+            load = min(loads, key=lambda load: load.request.priority)
+            self._num_ahead += 1
+            self.store.read(load.keys[load.num_asked], self._bring(load))
+            load.num_asked += 1
+
+    def _bring(self, load: _Load) -> Callable[[memoryview | None], None]:
+        return lambda data: self._post(lambda: self._arrive(load, data))
+
+    def _arrive(self, load: _Load, data: memoryview | None) -> None:
+        """The next segment of a load was read, or is lost."""
+        self._num_ahead -= 1
+        self._heard_at = self._clock()
+        self._is_stalled = False
+        is_wanted = self._loads.get(load.request.id) is load  # it may have been let go meanwhile
+        if is_wanted and not (data and self._place(load, data) and load.num_placed < len(load.keys)):
+            self._end(load)
+        self._ask()
+
+    def _place(self, load: _Load, data: memoryview) -> bool:
+        """Put a segment into blocks and the tree; False if there is no room, or the tree lost what comes before it."""
+        request, pool, tree = load.request, self._scheduler.pool, self._scheduler.tree
+        begin = (load.begin + load.num_placed) * self._segment_blocks
+        end = begin + self._segment_blocks
+        token_ids = request.token_ids[: end * self._scheduler.block_size]
+        known = tree.peek(token_ids, request.salt)
+        if len(known) < begin:
+            return False
+        pool.use(known)  # so that they are not given up for what follows them
+        block_ids = self._allocate(self._segment_blocks, request.id)
+        if block_ids is not None:
+            self._backend.write_blocks(block_ids, data)
+            tree.insert(token_ids, known[:begin] + block_ids, request.salt)
+            pool.release(block_ids)
+            load.num_placed += 1
+            request.num_restored += (end - len(known)) * self._scheduler.block_size
+        pool.release(known)
+        return block_ids is not None
+
+    def _allocate(self, count: int, beneficiary: str) -> list[int] | None:
+        pool = self._scheduler.pool
+        if count > pool.num_free:
+            self._scheduler.tree.evict(count - pool.num_free, beneficiary)
+        return pool.allocate(count)
+
+    def _end(self, load: _Load) -> None:
+        """Hand the request over to the scheduler; those who followed it see what is left for them to read."""
+        self._loading = {key: other for key, other in self._loading.items() if other is not load}
+        for request in (load.request, *load.followers.values()):
+            del self._loads[request.id]
+        self._scheduler.add(load.request)
+        for request in load.followers.values():
+            if not self._restore(request):
+                self._scheduler.add(request)

@@ -1,0 +1,179 @@
+"""Recorded traffic against a fleet that exists only on paper, placed by the very code that places real requests.
+
+A replica reads one prompt after the other at one speed, writes all answers at another, and keeps what it has read until
+its room runs out. A session's next request comes its recorded time after the answer before it. Simulated time only, so
+the same seed gives the same figures everywhere.
+"""
+
+import heapq
+import random
+import statistics
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from hotloop.router.index import PrefixIndex
+from hotloop.router.placement import OUTPUT_COST, Placement, Ticket
+from hotloop.router.policy import POLICIES, Choice, Placing, Policy, View
+from hotloop.router.trace import Arrival, Trace, key_of, repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What there is, and how fast it is asked."""
+
+    num_replicas: int = 64
+    capacity_tokens: int = 4_000_000
+    """What one replica keeps of what it has read."""
+    read_tokens_per_s: float = 20_000.0
+    write_tokens_per_s: float = 60.0
+    """For one answer; a replica writes many at once."""
+    sessions_per_s: float = 1.0
+    """How many sessions begin."""
+
+
+@dataclass(slots=True)
+class _Replica:
+    free_at: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """What came of it."""
+
+    policy: str
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_matched: int = 0
+    num_ideal: int = 0
+    """What one replica with room for everything need not have read."""
+    ttfts_s: list[float] = field(default_factory=list)
+    imbalance: float = 1.0
+    """Work of the busiest replica, as a multiple of the mean."""
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.num_matched / max(1, self.num_tokens)
+
+    @property
+    def ideal_rate(self) -> float:
+        return self.num_ideal / max(1, self.num_tokens)
+
+    def ttft_s(self, percent: int) -> float:
+        if len(self.ttfts_s) < 2:
+            return sum(self.ttfts_s)
+        return statistics.quantiles(self.ttfts_s, n=100)[percent - 1]
+
+
+class Simulation:
+    """One policy, one fleet, one trace."""
+
+    def __init__(self, trace: Trace, fleet: Fleet, policy: str, *, seed: int = 0) -> None:
+        names = [f"r{i}" for i in range(fleet.num_replicas)]
+        self.figures = Figures(policy)
+        self._trace = trace
+        self._fleet = fleet
+        self._dice = random.Random(seed)
+        self._placement = Placement(SIMULATED[policy], block_tokens=trace.block_tokens, seed=seed)
+        self._truth: PrefixIndex[str] = PrefixIndex()
+        self._ideal: PrefixIndex[str] = PrefixIndex()
+        self._ideal.add_replica("", 1 << 62)
+        for name in names:
+            self._placement.add_replica(name, capacity_tokens=fleet.capacity_tokens)
+            self._truth.add_replica(name, fleet.capacity_tokens // trace.block_tokens)
+        self._replicas = {name: _Replica() for name in names}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._births: Iterator[tuple[Arrival, ...]] = iter(())
+
+    def run(self, num_requests: int, on_progress: Callable[[int], None] | None = None) -> Figures:
+        """Play that many requests of the trace, over and over if it has fewer."""
+        self._births = repeat(self._trace, num_requests)
+        self._begin_session(0.0)
+        while self._events:
+            at_s, _, act = heapq.heappop(self._events)
+            act(at_s)
+            if on_progress and self.figures.num_requests % 10_000 == 0:
+                on_progress(self.figures.num_requests)
+        self.figures.imbalance = _imbalance([replica.busy_s for replica in self._replicas.values()])
+        return self.figures
+
+    def _at(self, at_s: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), act))
+
+    def _begin_session(self, now: float) -> None:
+        """One session begins, and the next is planned."""
+        arrivals = next(self._births, None)
+        if arrivals:
+            self._arrive(arrivals, 0, now)
+            self._at(now + self._dice.expovariate(self._fleet.sessions_per_s), self._begin_session)
+
+    def _arrive(self, arrivals: Sequence[Arrival], index: int, now: float) -> None:
+        arrival = arrivals[index]
+        key = key_of(arrival, is_shared=self._trace.is_shared)
+        session = str(arrival.session) if len(arrivals) > 1 else ""
+        ticket = self._placement.place(key, arrival.num_tokens, session=session, num_output=arrival.num_output, now=now)
+        assert ticket
+        written_at = self._serve(ticket, arrival, key, now)
+        self._at(written_at, lambda _: self._placement.finish(ticket))
+        if index + 1 < len(arrivals):
+            next_at = written_at + arrivals[index + 1].think_s
+            self._at(next_at, lambda at_s: self._arrive(arrivals, index + 1, at_s))
+
+    def _serve(self, ticket: Ticket, arrival: Arrival, key: bytes, now: float) -> float:
+        """When the answer is written."""
+        name, fleet, figures = ticket.choice.name, self._fleet, self.figures
+        num_matched = self._read(self._truth, name, key, arrival)
+        replica = self._replicas[name]
+        reading_s = (arrival.num_tokens - num_matched) / fleet.read_tokens_per_s
+        read_at = max(now, replica.free_at) + reading_s
+        replica.free_at = read_at
+        replica.busy_s += reading_s + OUTPUT_COST * arrival.num_output / fleet.read_tokens_per_s
+        figures.num_requests += 1
+        figures.num_tokens += arrival.num_tokens
+        figures.num_matched += num_matched
+        figures.num_ideal += self._read(self._ideal, "", key, arrival)
+        figures.ttfts_s.append(read_at - now)
+        figures.reasons[ticket.choice.reason.partition(",")[0]] = (
+            figures.reasons.get(ticket.choice.reason.partition(",")[0], 0) + 1
+        )
+        return read_at + arrival.num_output / fleet.write_tokens_per_s
+
+    def _read(self, index: PrefixIndex[str], name: str, key: bytes, arrival: Arrival) -> int:
+        """How much of a prompt was known; all of it is now."""
+        num_matched = min(index.match(key).get(name, 0) * self._trace.block_tokens, arrival.num_tokens)
+        index.insert(name, key)
+        return num_matched
+
+
+def _imbalance(works: Sequence[float]) -> float:
+    mean = sum(works) / len(works)
+    return max(works) / mean if mean else 1.0
+
+
+def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
+    """The same session always to the same replica, whatever happens there."""
+    name = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode())).name
+    return Choice(name, "hash")
+
+
+def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
+    """A published policy: the longest match if it is over 0.3 of the prompt, else whoever holds least; and whoever runs
+    least as soon as the fleet is out of balance by more than 64 requests and a half.
+    """
+    numbers = [view.num_running for view in views]
+    if max(numbers) - min(numbers) > 64 and max(numbers) > 1.5 * min(numbers):
+        least = min(views, key=lambda view: view.num_running)
+        return Choice(least.name, "balance", least.matched_tokens)
+    best = max(views, key=lambda view: view.matched_tokens)
+    if best.matched_tokens > 0.3 * placing.num_tokens:
+        return Choice(best.name, "match", best.matched_tokens)
+    smallest = min(views, key=lambda view: view.held_tokens)
+    return Choice(smallest.name, "smallest", smallest.matched_tokens)
+
+
+SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}
+"""The policies of the router, and others to compare them with."""

@@ -1,0 +1,75 @@
+"""Where the tokens of one prompt came from: pure arithmetic on what it has in common with an earlier one.
+
+    earlier   [ common ................................. | ...
+    current   [ cached ....... | evicted, capacity | block | diverged, new, diverged ... | new ]
+              0                C                       M                                 P
+
+Invariant: every token of a prompt is cached, new or read again, and each that was read again has one cause.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hotloop.chat.compare import Comparison, Parting
+from hotloop.core.retention import Eviction
+
+Reason = Literal["cold", "diverged", "retokenised", "evicted", "capacity", "block"]
+"""Why tokens are read again; `cold` is not: there was nothing like the prompt, so its tokens are new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why so many tokens had to be computed, and what is known about it. Where a prompt departs from the earlier one is
+    told even if nothing was read again for it.
+    """
+
+    reason: Reason
+    num_tokens: int
+    parting: Parting | None = None
+    eviction: Eviction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The tokens of one prompt."""
+
+    num_prompt: int
+    num_cached: int
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def num_again(self) -> int:
+        return sum(cause.num_tokens for cause in self.causes if cause.reason != "cold")
+
+    @property
+    def num_new(self) -> int:
+        return self.num_prompt - self.num_cached - self.num_again
+
+    @property
+    def num_block(self) -> int:
+        """Those of the tokens read again that no cache could have had: blocks are kept whole, and the last token of a
+        prompt is always computed.
+        """
+        return sum(cause.num_tokens for cause in self.causes if cause.reason == "block")
+
+
+def account_for(
+    comparison: Comparison | None,
+    *,
+    num_prompt: int,
+    num_cached: int,
+    block_size: int,
+    eviction: Eviction | None = None,
+) -> Account:
+    """`comparison` is with the earlier prompt that is most like this one, if there is one."""
+    if comparison is None:
+        num_new = num_prompt - num_cached
+        return Account(num_prompt, num_cached, (Cause("cold", num_new),) if num_new else ())
+    num_common, parting = comparison.num_common, comparison.parting
+    num_keepable = min(num_common, num_prompt - 1) // block_size * block_size
+    num_lost = max(num_keepable - num_cached, 0)
+    lost = Cause("evicted" if eviction else "capacity", num_lost, eviction=eviction)
+    block = Cause("block", max(num_common - max(num_keepable, num_cached), 0))
+    again = Cause(parting.change if parting else "diverged", comparison.num_again(num_cached), parting)
+    told = [cause for cause in (again, lost, block) if cause.num_tokens or cause.parting]
+    return Account(num_prompt, num_cached, tuple(told))

@@ -1,0 +1,247 @@
+"""The way of an explanation: a prompt is compared before it is read, accounted for once it was, and told on request.
+
+    job's thread   inquire()   what was read before that is like it, and where the two part
+    event loop     finish()    what was cached after all: every token gets its cause; a few additions
+    on request     render()    which words, in which message: only for whom they belong to
+
+The explainer keeps the prompts that were read, and the latest explanations, both bounded.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hotloop.chat.assembly.shelf import Shelf
+from hotloop.chat.assembly.spans import SpanKind
+from hotloop.chat.compare import Comparison, Spot, compare, find_spot, speller, token_array
+from hotloop.chat.prompt import Prompt
+from hotloop.core.config import Explanations
+from hotloop.core.request import FinishReason, Request
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.errors import UnknownExplanation
+from hotloop.server.explain.account import Account, account_for
+from hotloop.server.explain.past import Past, Reading
+from hotloop.server.metrics import Metrics
+from hotloop.server.tenants import Asker
+
+_KEPT_COST = 256  # of an explanation, in tokens
+_PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
+_MAX_SCOPES = 4096  # answers of which it is known who shares with them
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and what it was compared with."""
+
+    prompt: Prompt
+    earlier: Reading | None = None
+    comparison: Comparison | None = None
+    spot: Spot | None = None
+    """Where the two part; worked out beforehand only if it is asked for with the answer."""
+    is_named: bool = False
+    """Whether it is the answer that was to be compared with, and not only the one most like it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A prompt that was read."""
+
+    account: Account
+    compared_with: str | None
+    compared_owner: str
+    changes: tuple[str, ...]
+    num_exact: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All prompts of an answer."""
+
+    answer_id: str
+    asker: Asker
+    parts: tuple[Explained, ...]
+    prompts: tuple[Prompt, ...] = ()
+    """The prompts themselves, if something in them is to be found and they are still here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is told with an answer to whoever named an earlier one. `unknown`: there is no such answer, or no longer."""
+
+    outcome: Literal["same", "changed", "unknown", "unavailable"]
+    kind: SpanKind = "template"
+    index: int | None = None
+    num_missed: int = 0
+    num_common: int = 0
+
+
+class Inquiry:
+    """What is asked about one answer. One without questions says nothing."""
+
+    def __init__(
+        self,
+        explainer: "Explainer | None" = None,
+        asker: Asker | None = None,
+        questions: Sequence[Question] = (),
+        *,
+        named: str | None = None,
+    ) -> None:
+        self._explainer = explainer
+        self._asker = asker
+        self._questions = questions
+        self._named = named
+        self._requests: Sequence[Request] = ()
+        self._answer_id = ""
+        self._num_open = 0
+
+    @property
+    def changes(self) -> list[str]:
+        """What was done to the prompts."""
+        return [*dict.fromkeys(change for question in self._questions for change in question.prompt.changes)]
+
+    def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
+        """The requests of the answer: as many for each prompt, next to each other."""
+        if self._explainer and self._asker and self._questions:
+            self._explainer.open(answer_id, self._asker)
+            self._answer_id, self._num_open = answer_id, len(requests)
+            self._requests = requests[:: len(requests) // len(self._questions)]
+
+    def finish(self, request: Request) -> None:
+        """A request of the answer has ended. To be told before the client can come back."""
+        if not self._explainer or not self._asker or not self._questions:
+            return
+        if request.finish_reason is not FinishReason.ERROR and request.num_read:
+            token_ids = token_array(request.token_ids[: request.num_read])
+            self._explainer.past.add(Reading(self._answer_id, self._asker, token_ids, request.num_prompt))
+        self._num_open -= 1
+        if not self._num_open and self._is_read:
+            prompts = tuple(question.prompt for question in self._questions)
+            self._explainer.keep(Explanation(self._answer_id, self._asker, self._explain(), prompts))
+
+    def accounts(self) -> list[Account]:
+        """Where the tokens of each prompt came from; nothing before all of them were read."""
+        if not self._explainer or not self._is_read:
+            return []
+        pairs = zip(self._questions, self._requests, strict=True)
+        return [self._explainer.account(question, request) for question, request in pairs]
+
+    def diagnose(self) -> Diagnosis | None:
+        """What became of the comparison that was asked for; None if none was."""
+        if self._named is None:
+            return None
+        accounts = self.accounts()
+        if not accounts:
+            return Diagnosis("unavailable")
+        question, account = self._questions[0], accounts[0]
+        if not question.is_named:
+            return Diagnosis("unknown")
+        comparison = question.comparison
+        assert comparison
+        assert question.earlier
+        is_changed = comparison.parting is not None and comparison.parting.change == "diverged"
+        num_missed = sum(cause.num_tokens for cause in account.causes if cause.reason == "diverged")
+        if is_changed and (num_missed or comparison.num_common < question.earlier.num_prompt):
+            spot = question.spot or Spot("template", None, 0)
+            return Diagnosis("changed", spot.kind, spot.index, num_missed, comparison.num_common)
+        return Diagnosis("unavailable" if account.num_again > account.num_block else "same")
+
+    @property
+    def _is_read(self) -> bool:
+        return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
+
+    def _explain(self) -> tuple[Explained, ...]:
+        return tuple(
+            Explained(
+                account,
+                question.earlier.answer_id if question.earlier else None,
+                question.earlier.asker.owner if question.earlier else "",
+                question.prompt.changes,
+                question.prompt.num_exact,
+            )
+            for question, account in zip(self._questions, self.accounts(), strict=True)
+        )
+
+
+NOTHING_ASKED = Inquiry()
+
+
+class Explainer:
+    """Compares prompts with those read before, and remembers what came of it.
+
+    `past` may be used from any thread, the explanations only on the event loop.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, metrics: Metrics, *, block_size: int, level: Explanations, memory_tokens: int
+    ) -> None:
+        self.past = Past(memory_tokens)
+        self.level = level
+        self.spell = speller(tokenizer)
+        self._metrics = metrics
+        self._block_size = block_size
+        self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
+        self._prompts: Shelf[str, tuple[Prompt, ...]] = Shelf(memory_tokens // _PROMPT_SHARE)
+        self._scopes: OrderedDict[str, str] = OrderedDict()
+
+    def inquire(self, prompts: Sequence[Prompt], asker: Asker, named: str | None = None) -> Inquiry:
+        """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
+        if self.level == "off":
+            return Inquiry(named=named)
+        return Inquiry(self, asker, [self._ask(prompt, asker, named) for prompt in prompts], named=named)
+
+    def account(self, question: Question, request: Request) -> Account:
+        return account_for(
+            question.comparison,
+            num_prompt=request.num_prompt,
+            num_cached=request.num_cached,
+            block_size=self._block_size,
+            eviction=request.eviction,
+        )
+
+    def open(self, answer_id: str, asker: Asker) -> None:
+        """An answer begins; others may have to make room for it."""
+        self._scopes[answer_id] = asker.scope
+        if len(self._scopes) > _MAX_SCOPES:
+            self._scopes.popitem(last=False)
+
+    def keep(self, explanation: Explanation) -> None:
+        """An answer has ended, and can be asked about."""
+        for part in explanation.parts:
+            self._metrics.count_reading(part.account)
+        if any(cause.parting for part in explanation.parts for cause in part.account.causes):
+            cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
+            self._prompts.put(explanation.answer_id, explanation.prompts, cost)
+        asker, kept = explanation.asker, replace(explanation, prompts=())
+        self._kept.put((asker.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
+        self._kept.put((asker.scope, "request", asker.request_id), kept, _KEPT_COST)
+
+    def find(self, answer_id: str, asker: Asker) -> Explanation:
+        """By an answer's id or a request's. Raises UnknownExplanation; so it does for those of other scopes."""
+        for kind in ("answer", "request"):
+            if found := self._kept.get((asker.scope, kind, answer_id)):
+                return replace(found, prompts=self._prompts.get(found.answer_id) or ())
+        raise UnknownExplanation(answer_id, is_off=self.level == "off")
+
+    def name_beneficiary(self, request_id: str, scope: str) -> str | None:
+        """The answer a request belongs to, for those who share with it."""
+        answer_id = request_id.rpartition("-")[0]
+        return answer_id if self._scopes.get(answer_id) == scope else None
+
+    def _ask(self, prompt: Prompt, asker: Asker, named: str | None) -> Question:
+        token_ids = token_array(prompt.token_ids)
+        earlier = self.past.find(named, asker) if named else None
+        is_named = earlier is not None
+        earlier = earlier or self.past.find_like(token_ids, asker)
+        if earlier is None:
+            return Question(prompt)
+        comparison = compare(token_ids, earlier.token_ids, self.spell)
+        parting = comparison.parting if is_named else None
+        spot = find_spot(parting, prompt, self.spell) if parting else None
+        return Question(prompt, earlier, comparison, spot, is_named)
+
+
+def unix_time(engine_time: float) -> float:
+    """A moment on the engine's clock, as others date it."""
+    return round(time.time() - (time.monotonic() - engine_time), 3)

@@ -1,0 +1,196 @@
+"""The prompts that were read lately, and which of them another one is most like.
+
+Every window of tokens whose hash falls on a multiple of `_SAMPLING` is remembered with the latest prompts that have it,
+so a prompt is found again though its first token differs and nobody says which conversation it belongs to. Nothing is
+ever found under another scope. Bounded in tokens; used from any thread, and adding takes no time: whoever looks next
+sorts in what is new.
+"""
+
+import heapq
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from hotloop.chat.compare import WINDOW, Hashes, TokenIds, count_common, hash_windows
+from hotloop.server.tenants import Asker
+
+_SAMPLING = 32
+_MAX_HOLDERS = 8  # prompts remembered for one window, and for one session
+_NUM_ELECTED = 8  # prompts with most windows in common that are looked at closely
+_SHORT = 512  # tokens of a prompt that is compared by all of its windows: of a sample it may have none
+_ENTRY_COST = 64  # what a prompt costs beside its tokens
+_MAX_NEWS = 256
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A prompt and its answer, as far as they were computed."""
+
+    answer_id: str
+    asker: Asker
+    token_ids: TokenIds
+    num_prompt: int
+
+    @property
+    def cost(self) -> int:
+        return len(self.token_ids) + _ENTRY_COST
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Windows:
+    """The windows a prompt is known by: a share of them that depends on nothing but what is in them, and its first."""
+
+    hashes: Hashes
+    """Those it is compared by, sorted, each once; all of them if it is short."""
+    keys: list[int]
+    """Those it is looked up by: elsewhere for every scope."""
+    is_short: bool
+
+    @classmethod
+    def of(cls, token_ids: TokenIds, scope: str) -> "_Windows":
+        hashes = hash_windows(token_ids)
+        sample = np.unique(np.concatenate([hashes[:1], hashes[hashes % np.uint64(_SAMPLING) == 0]]))
+        seed, is_short = hash(scope), len(token_ids) <= _SHORT
+        keys = [window ^ seed for window in sample.tolist()]
+        return cls(np.unique(hashes) if is_short else sample, keys, is_short)
+
+    def count_shared(self, other: "_Windows") -> int:
+        """About how many windows two prompts have in common."""
+        if not len(self.hashes) or not len(other.hashes):
+            return 0
+        places = np.searchsorted(other.hashes, self.hashes).clip(max=len(other.hashes) - 1)
+        num_shared = int(np.count_nonzero(other.hashes[places] == self.hashes))
+        return num_shared if self.is_short and other.is_short else num_shared * _SAMPLING
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    reading: Reading
+    windows: _Windows
+    number: int
+
+
+class Past:
+    """Readings, the latest of which are kept up to `max_tokens`."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._cost = 0
+        self._num_added = 0
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._by_answer: dict[str, _Entry] = {}
+        self._by_window: dict[int, list[int]] = {}
+        self._by_session: dict[tuple[str, str], list[int]] = {}
+        self._news: deque[Reading] = deque(maxlen=_MAX_NEWS)
+        self._lock = threading.Lock()
+
+    def add(self, reading: Reading) -> None:
+        self._news.append(reading)
+
+    def find(self, answer_id: str, asker: Asker) -> Reading | None:
+        """What this asker was answered under that id."""
+        with self._lock:
+            self._take_news()
+            entry = self._by_answer.get(answer_id)
+        if entry is None:
+            return None
+        found = entry.reading.asker
+        return entry.reading if (found.owner, found.scope) == (asker.owner, asker.scope) else None
+
+    def find_like(self, token_ids: TokenIds, asker: Asker) -> Reading | None:
+        """The reading that this prompt goes on from or, if there is none, that has most in common with it; of equally
+        like ones the latest.
+        """
+        windows = _Windows.of(token_ids, asker.scope)
+        with self._lock:
+            self._take_news()
+            entries = [self._entries[number] for number in self._nominate(windows, asker)]
+        commons = [count_common(token_ids, entry.reading.token_ids) for entry in entries]
+        most = max(commons, default=0)
+        ranked = [
+            (
+                num_common == most == len(entry.reading.token_ids),
+                windows.count_shared(entry.windows),
+                num_common,
+                entry.number,
+            )
+            for num_common, entry in zip(commons, entries, strict=True)
+        ]
+        if not ranked:
+            return None
+        (_, num_shared, num_common, _), best = max(zip(ranked, entries, strict=True), key=lambda pair: pair[0])
+        return best.reading if num_shared or num_common >= WINDOW else None
+
+    def check(self) -> None:
+        with self._lock:
+            self._take_news()
+            assert self._cost == sum(entry.reading.cost for entry in self._entries.values()) <= self._max_tokens
+            holders = [*self._by_window.values(), *self._by_session.values()]
+            assert all(0 < len(numbers) <= _MAX_HOLDERS for numbers in holders)
+            assert {number for numbers in holders for number in numbers} <= self._entries.keys()
+            assert {entry.number for entry in self._by_answer.values()} <= self._entries.keys()
+
+    def _nominate(self, windows: _Windows, asker: Asker) -> Iterable[int]:
+        """Who is looked at closely. A window that few have says more than one that all have."""
+        votes: defaultdict[int, float] = defaultdict(float)
+        for key in windows.keys:
+            if numbers := self._by_window.get(key):
+                share = 1 / len(numbers)
+                for number in numbers:
+                    votes[number] += share
+        elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
+        for session in _sessions(asker):
+            elected.update(self._by_session.get(session, ()))
+        return [number for number in elected if self._entries[number].reading.asker.scope == asker.scope]
+
+    def _take_news(self) -> None:
+        while self._news:
+            self._keep(self._news.popleft())
+
+    def _keep(self, reading: Reading) -> None:
+        self._num_added += 1
+        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.asker.scope), self._num_added)
+        self._entries[entry.number] = self._by_answer[reading.answer_id] = entry
+        self._cost += reading.cost
+        for key in entry.windows.keys:
+            _note(self._by_window.setdefault(key, []), entry.number)
+        for session in _sessions(reading.asker):
+            _note(self._by_session.setdefault(session, []), entry.number)
+        while self._entries and self._cost > self._max_tokens:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        reading = entry.reading
+        self._cost -= reading.cost
+        if self._by_answer.get(reading.answer_id) is entry:
+            del self._by_answer[reading.answer_id]
+        for key in entry.windows.keys:
+            _strike(self._by_window, key, number)
+        for session in _sessions(reading.asker):
+            _strike(self._by_session, session, number)
+
+
+def _sessions(asker: Asker) -> Iterable[tuple[str, str]]:
+    """The asker's own session, and that of everybody: the latest of a scope may be what is looked for."""
+    return {(asker.scope, asker.session_id), (asker.scope, "")}
+
+
+def _note(numbers: list[int], number: int) -> None:
+    numbers.append(number)
+    if len(numbers) > _MAX_HOLDERS:
+        del numbers[0]
+
+
+def _strike(shelf: dict[Key, list[int]], key: Key, number: int) -> None:
+    numbers = shelf.get(key)
+    if numbers and number in numbers:
+        numbers.remove(number)
+        if not numbers:
+            del shelf[key]

@@ -1,0 +1,185 @@
+"""Tools of real MCP servers: a child process over stdio, and one over streamable HTTP on loopback."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.agent.mcp_server import NUM_GUESTS, ServedMcp
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.carry_out import carry_out
+from hotloop.agent.context import Surroundings
+from hotloop.agent.conversation import Conversation
+from hotloop.agent.events import CallDispatched, CallFinished
+from hotloop.agent.mcp import McpServer
+from hotloop.agent.result import MAX_CHARS
+from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.tool import AgentTool
+from hotloop.core.errors import ConfigError
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+
+
+def child(*args: str, **options: object) -> McpServer:
+    return McpServer.stdio(sys.executable, SERVER, *args, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedMcp]:
+    with ServedMcp() as served:
+        yield served
+
+
+@pytest.fixture(params=["stdio", "http"])
+async def tools(request: pytest.FixtureRequest, served: ServedMcp) -> AsyncIterator[dict[str, AgentTool]]:
+    async with AsyncExitStack() as stack:
+        source = child() if request.param == "stdio" else McpServer.http(served.url)
+        yield {tool.spec.name: tool for tool in await source.open(stack)}
+
+
+async def call(tool: AgentTool, arguments: str = "{}") -> tuple[str, bool]:
+    outcome = await carry_out(tool, arguments, Surroundings())
+    return outcome.text, outcome.is_error
+
+
+async def test_a_tool_is_described_as_its_server_does(tools: dict[str, AgentTool]):
+    add = tools["add"]
+    assert add.spec.description == "Add two numbers."
+    assert add.spec.parameters["required"] == ["a"]
+    assert (add.traits.read_only, add.traits.idempotent) == (True, False)
+    assert (tools["listed"].traits.read_only, tools["listed"].traits.idempotent) == (False, True)
+    assert (tools["refuse"].traits.read_only, tools["refuse"].traits.idempotent) == (False, False)
+    assert "dotted_name" in tools, "a name that an API would refuse"
+
+
+async def test_results_are_text(tools: dict[str, AgentTool]):
+    assert await call(tools["add"], '{"a": 1}') == ("3", False)
+    assert await call(tools["listed"], "") == ('{"result":[{"id":1},{"id":2}]}', False)
+    assert await call(tools["dotted_name"]) == ("one\ntwo", False)
+    assert await call(tools["picture"]) == ("[image, image/png, not shown]", False)
+
+
+async def test_a_long_result_is_cut(tools: dict[str, AgentTool]):
+    text, _ = await call(tools["long"], f'{{"num_chars": {3 * MAX_CHARS}}}')
+    assert len(text) < 1.1 * MAX_CHARS
+    assert "characters left out" in text
+
+
+async def test_what_goes_wrong_is_told_to_the_model(tools: dict[str, AgentTool]):
+    text, is_error = await call(tools["refuse"], '{"reason": "too late"}')
+    assert is_error
+    assert "refuse" in text
+    text, is_error = await call(tools["add"], '{"a": "one"}')
+    assert is_error
+    assert "integer" in text
+    assert await call(tools["add"], '{"a": ') == ("Error: the arguments are wrong: Input data was truncated", True)
+    text, is_error = await call(tools["add"], "[1]")
+    assert is_error
+
+
+async def test_many_calls_run_at_once_over_one_connection(tools: dict[str, AgentTool]):
+    results = await asyncio.gather(*(call(tools["meet"]) for _ in range(NUM_GUESTS)))
+    assert results == [("met", False)] * NUM_GUESTS
+
+
+async def test_a_call_given_up_leaves_the_connection_as_it_is(tools: dict[str, AgentTool]):
+    hanging = asyncio.create_task(call(tools["hang"]))
+    assert await call(tools["add"], '{"a": 1}') == ("3", False)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert await call(tools["add"], '{"a": 2}') == ("4", False)
+
+
+async def test_a_call_that_takes_too_long_is_an_error():
+    async with AsyncExitStack() as stack:
+        [hang] = [tool for tool in await child(timeout_s=0.05).open(stack) if tool.spec.name == "hang"]
+        assert await call(hang) == ("Error: hang did not answer within 0.05 s", True)
+
+
+async def test_a_server_that_dies_is_an_error_of_its_tools():
+    async with AsyncExitStack() as stack:
+        tools = {tool.spec.name: tool for tool in await child().open(stack)}
+        assert await call(tools["die"]) == ("Error: the MCP server has gone", True)
+        assert await call(tools["add"], '{"a": 1}') == ("Error: the MCP server has gone", True)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (child("crash"), "the notes are nowhere to be found"),
+        (child("mute", start_s=0.5), "did not answer within 0.5 s"),
+        (McpServer.stdio("no-such-command"), "No such file"),
+        (McpServer.http("http://127.0.0.1:9/mcp"), "cannot be used"),
+    ],
+    ids=["crash", "mute", "no command", "no server"],
+)
+async def test_a_server_that_does_not_start_is_one_clear_line(source: McpServer, reason: str):
+    conversation = Conversation()
+    agent = Agent(ScriptedModel(["never asked"]), tools=[source])
+    with pytest.raises(ConfigError, match=reason) as failure:
+        await agent.run("Hello", conversation=conversation)
+    assert "\n" not in str(failure.value)
+    assert not len(conversation), "nothing was said, so that it can be tried again"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_headers_are_sent():
+    with ServedMcp(token="secret") as served:
+        async with AsyncExitStack() as stack:
+            assert await McpServer.http(served.url, headers={"Authorization": "Bearer secret"}).open(stack)
+        with pytest.raises(ConfigError) as failure:
+            async with AsyncExitStack() as stack:
+                await McpServer.http(served.url, headers={"Authorization": "Bearer wrong"}).open(stack)
+        assert "Bearer" not in str(failure.value)
+
+
+async def test_a_child_sees_only_the_environment_it_is_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OUR_SECRET", "42")
+    async with AsyncExitStack() as stack:
+        tools = {tool.spec.name: tool for tool in await child(env={"THEIRS": "1"}).open(stack)}
+        assert await call(tools["environment"], '{"name": "OUR_SECRET"}') == ("not set", False)
+        assert await call(tools["environment"], '{"name": "THEIRS"}') == ("1", False)
+
+
+async def test_two_servers_need_a_prefix(served: ServedMcp):
+    script = ["hello", [Call("there_add", a=1), Call("add", a=2)], "done"]
+    with pytest.raises(ConfigError, match="two tools named"):
+        await Agent(ScriptedModel(script), tools=[child(), McpServer.http(served.url)]).run("Hello")
+    agent = Agent(ScriptedModel(script[1:]), tools=[child(), McpServer.http(served.url, prefix="there_")])
+    result = await agent.run("Hello")
+    assert [m.content for m in result.conversation.messages if m.role == "tool"] == ["3", "4"]
+
+
+async def test_an_entered_agent_starts_its_servers_once():
+    agent = Agent(ScriptedModel(lambda ask: Call("process") if ask.messages[-1].role == "user" else "done"), [child()])
+
+    async def process() -> str:
+        result = await agent.run("Who are you?")
+        return next(m.content for m in result.conversation.messages if m.role == "tool")
+
+    assert await process() != await process()
+    async with agent:
+        seen = {await process(), await process(), *await asyncio.gather(process(), process())}
+        assert len(seen) == 1
+    assert await process() not in seen
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_run_may_be_closed_by_another_task():
+    agent = Agent(ScriptedModel([Call("hang")]), tools=[child()])
+    events = agent.stream("Hang.")
+    async for event in events:
+        if isinstance(event, CallDispatched):
+            break
+    await asyncio.create_task(events.aclose())
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_failed_call_of_a_server_is_a_failed_call_of_the_run():
+    agent = Agent(ScriptedModel([Call("refuse", reason="no"), "I see."]), tools=[child()])
+    finished = [event async for event in agent.stream("Try it.") if isinstance(event, CallFinished)]
+    assert [event.is_error for event in finished] == [True]

@@ -1,0 +1,302 @@
+"""Streams of both APIs, cut anywhere, become the same events; and what is wrong with one is said."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionChunk
+from pydantic import TypeAdapter
+from tests.agent.wire import streams as wires
+from tests.agent.wire.streams import (
+    added,
+    begun,
+    call_block,
+    chunk,
+    data,
+    ended,
+    events,
+    grown,
+    opened,
+    started,
+    stopped,
+)
+
+from hotloop.agent.model import Answered, ModelEvent, ModelUsage
+from hotloop.agent.wire.anthropic_answer import AnthropicAnswer
+from hotloop.agent.wire.http import RemoteServer
+from hotloop.agent.wire.openai_answer import OpenAIAnswer
+from hotloop.agent.wire.sse import EventReader, ServerEvent
+from hotloop.core.errors import RemoteError
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+
+SERVER = RemoteServer("http://localhost")
+
+
+def hear(answer: OpenAIAnswer | AnthropicAnswer, pieces: Iterable[bytes]) -> list[ModelEvent]:
+    reader = EventReader()
+    heard: list[ModelEvent] = []
+    for piece in pieces:
+        for event in reader.push(piece):
+            heard += answer.push(event)
+    for event in reader.finish():
+        heard += answer.push(event)
+    return [*heard, *answer.finish()]
+
+
+def openai(*pieces: bytes) -> list[ModelEvent]:
+    return hear(OpenAIAnswer(SERVER, {"weather", "clock"}), pieces)
+
+
+def anthropic(*pieces: bytes) -> list[ModelEvent]:
+    return hear(AnthropicAnswer(SERVER), pieces)
+
+
+def calls_of(heard: Iterable[ModelEvent]) -> list[tuple[str, str, str, bool]]:
+    """Id, name and arguments of each call, and whether it was closed; held to the order of events."""
+    calls: dict[int, list[Any]] = {}
+    for event in heard:
+        match event:
+            case CallOpened():
+                assert event.index == len(calls)
+                calls[event.index] = [event.id, event.name, "", False]
+            case CallDelta():
+                assert not calls[event.index][3], "arguments behind the end"
+                calls[event.index][2] += event.arguments
+            case CallClosed():
+                assert not calls[event.index][3], "closed twice"
+                calls[event.index][3] = True
+    return [(call_id, name, arguments, is_closed) for call_id, name, arguments, is_closed in calls.values()]
+
+
+def text_of(heard: Iterable[ModelEvent]) -> str:
+    return "".join(event.text for event in heard if isinstance(event, TextDelta))
+
+
+USAGE = ModelUsage(num_prompt=1200, num_cached=1024, num_output=40)
+PARIS = '{"city":"Pa\\"}ris"}'
+
+
+def test_the_streams_are_what_the_vendors_own_types_have() -> None:
+    for each in [*wires.OPENAI_CHUNKS, *(chunk(finish=reason) for reason in ("stop", "length"))]:
+        ChatCompletionChunk.model_validate(each, strict=True)
+    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    for each in [*wires.ANTHROPIC_EVENTS, *stopped("max_tokens")]:
+        if each["type"] != "ping":
+            adapter.validate_python(each, strict=True)
+
+
+def test_an_answer_of_openai() -> None:
+    heard = openai(wires.OPENAI_CALLS)
+    assert text_of(heard) == "Ich schaue nach: ☂ "
+    assert calls_of(heard) == [("call_a", "weather", PARIS, True), ("call_b", "clock", "{}", True)]
+    assert heard[-1] == Answered("calls", USAGE)
+    assert openai(wires.OPENAI_TEXT)[-1] == Answered("stop", USAGE)
+
+
+def test_an_answer_of_anthropic() -> None:
+    heard = anthropic(wires.ANTHROPIC_CALLS)
+    assert text_of(heard) == "Ich schaue nach: ☂ "
+    assert calls_of(heard) == [("toolu_a", "weather", PARIS, True), ("toolu_b", "clock", "", True)]
+    assert heard[-1] == Answered("calls", ModelUsage(num_prompt=1120, num_cached=1000, num_output=40))
+    assert anthropic(wires.ANTHROPIC_TEXT)[-1].end == "stop"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("hear_all", "wire"), [(openai, wires.OPENAI_CALLS), (anthropic, wires.ANTHROPIC_CALLS)])
+def test_streams_may_be_cut_anywhere(hear_all: Any, wire: bytes) -> None:
+    whole = hear_all(wire)
+    for i in range(len(wire)):
+        assert hear_all(wire[:i], wire[i:]) == whole
+    wire = b"\xef\xbb\xbf: hello\n" + wire
+    for end in (b"\n", b"\r\n", b"\r"):
+        data = wire.replace(b"\n", end)
+        assert hear_all(*(data[i : i + 1] for i in range(len(data)))) == whole
+
+
+def test_a_call_closes_when_the_answer_goes_on_behind_its_brackets() -> None:
+    answer = OpenAIAnswer(SERVER, {"weather", "clock"})
+    heard = [event for each in wires.OPENAI_CHUNKS[:6] for event in answer.push(_event(each))]
+    assert not any(isinstance(event, CallClosed) for event in heard)
+    [closed, opening] = answer.push(_event(opened(1, "b", "clock")))
+    assert (closed, isinstance(opening, CallOpened)) == (CallClosed(0), True)
+
+
+def test_brackets_that_close_where_the_room_ends_close_nothing() -> None:
+    """Whoever ran out of room may have closed them around half a value."""
+    answer = OpenAIAnswer(SERVER, {"weather"})
+    chunks = (opened(0, "a", "weather"), grown(0, '{"city": "Pa"}'), chunk({}, finish="length"))
+    heard = [event for each in chunks for event in answer.push(_event(each))]
+    assert calls_of([*heard, *answer.finish()]) == [("a", "weather", '{"city": "Pa"}', False)]
+    cut = anthropic(wires.ANTHROPIC_CALLS.replace(b'"stop_reason": "tool_use"', b'"stop_reason": "max_tokens"'))
+    assert [is_closed for *_, is_closed in calls_of(cut)] == [True, False]
+
+
+def _event(item: dict[str, Any]) -> ServerEvent:
+    [event] = EventReader().push(data(item, done=False))
+    return event
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    ),
+    st.data(),
+)
+def test_calls_close_exactly_at_their_end(value: Any, draw: st.DataObject) -> None:
+    arguments = json.dumps({"value": value}, ensure_ascii=draw.draw(st.booleans()))
+    cuts = sorted(draw.draw(st.lists(st.integers(0, len(arguments)), max_size=5)))
+    pieces = [arguments[a:b] for a, b in zip([0, *cuts], [*cuts, len(arguments)], strict=True)]
+    answer = OpenAIAnswer(SERVER, {"weather", "clock"})
+    heard = [
+        event
+        for each in (opened(0, "a", "weather"), *(grown(0, piece) for piece in pieces))
+        for event in answer.push(_event(each))
+    ]
+    heard += answer.push(_event(opened(1, "b", "clock")))
+    assert calls_of(heard)[0] == ("a", "weather", arguments, True)
+    assert [isinstance(event, CallClosed) for event in heard[-2:]] == [True, False]
+
+
+WHOLE = '{"city": "Rome"}'
+FUNCTION = {"name": "weather", "arguments": WHOLE}
+
+
+def piece(**fields: Any) -> dict[str, Any]:
+    return chunk({"tool_calls": [fields]})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "calls"),
+    [
+        ([opened(0, "a", "weather", WHOLE)], [("a", "weather", WHOLE)]),
+        (
+            [piece(function=FUNCTION), piece(function=FUNCTION)],
+            [("call_0", "weather", WHOLE), ("call_1", "weather", WHOLE)],
+        ),
+        (
+            [opened(0, "a", "weather", WHOLE), opened(0, "b", "clock", "{}")],
+            [("a", "weather", WHOLE), ("b", "clock", "{}")],
+        ),
+        ([opened(0, "a", "clock"), opened(1, "b", "clock", "")], [("a", "clock", ""), ("b", "clock", "")]),
+        (
+            [opened(0, "a", "wea"), piece(index=0, function={"name": "ther"}), grown(0, WHOLE)],
+            [("a", "weather", WHOLE)],
+        ),
+        ([opened(0, "a", "weather"), opened(0, "a", "weather", WHOLE)], [("a", "weather", WHOLE)]),
+        ([opened(0, "a", "weather"), piece(index=0, id="x", function={"arguments": WHOLE})], [("a", "weather", WHOLE)]),
+        (
+            [piece(index=0, id="a", function={"name": "weather", "arguments": {"city": "Rome"}})],
+            [("a", "weather", WHOLE)],
+        ),
+        ([opened(0, "a", "weather", WHOLE + "}"), grown(0, "\n")], [("a", "weather", WHOLE)]),
+        ([opened(3, "a", "weather", WHOLE)], [("a", "weather", WHOLE)]),
+        ([opened(0, "a", "unheard_of"), grown(0, WHOLE)], [("a", "unheard_of", WHOLE)]),
+        (
+            [chunk({"content": "x", "tool_calls": [{"index": 0, "id": "a", "function": FUNCTION}]})],
+            [("a", "weather", WHOLE)],
+        ),
+        (
+            [
+                chunk(choices=[{"index": 1, "delta": {"content": "other"}, "finish_reason": "stop"}]),
+                opened(0, "a", "clock", "{}"),
+            ],
+            [("a", "clock", "{}")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+def test_servers_take_liberties(chunks: list[Any], calls: list[Any], finish: str) -> None:
+    heard = openai(data(*chunks, chunk(finish=finish)))
+    assert calls_of(heard) == [(*call, True) for call in calls]
+    assert heard[-1] == Answered("calls")
+    assert "other" not in text_of(heard)
+
+
+def test_a_whole_message_in_one_chunk_is_an_answer() -> None:
+    message = {"role": "assistant", "content": "Hi.", "tool_calls": None}
+    heard = openai(data({"choices": [{"message": message, "finish_reason": "stop"}], "usage": None}, done=False))
+    assert heard == [TextDelta("Hi."), Answered("stop")]
+
+
+def test_a_name_that_may_go_on_waits_for_the_arguments() -> None:
+    answer = OpenAIAnswer(SERVER, {"get", "get_all"})
+    assert [*answer.push(_event(opened(0, "a", "get")))] == []
+    assert [*answer.push(_event(piece(index=0, function={"name": "_all"})))] == [CallOpened(0, "a", "get_all")]
+
+
+def test_a_call_that_was_cut_off_is_never_closed() -> None:
+    cut = openai(data(opened(0, "a", "clock", "{}"), opened(1, "b", "weather", '{"city": "Ro'), chunk(finish="length")))
+    assert [call[3] for call in calls_of(cut)] == [True, False]
+    assert cut[-1] == Answered("length")
+    for partial in ('{"city": "Ro', ""):
+        wire = events(started(), *call_block(0, "a", "weather", partial), *stopped("max_tokens"))
+        heard = anthropic(wire)
+        assert [call[3] for call in calls_of(heard)] == [False]
+        assert heard[-1].end == "length"  # type: ignore[union-attr]
+
+
+def test_input_that_comes_with_the_beginning_of_a_block() -> None:
+    whole = begun(0, type="tool_use", id="a", name="weather", input={"city": "Rome"})
+    assert calls_of(anthropic(events(started(), whole, ended(0), *stopped("tool_use")))) == [
+        ("a", "weather", WHOLE, True)
+    ]
+
+
+def test_unknown_events_and_blocks_are_ignored() -> None:
+    unknown = [
+        {"type": "novelty", "index": 3},
+        begun(0, type="server_tool_use", id="s", name="web", input={}),
+        ended(0),
+    ]
+    late = added(7, type="compaction_delta", content="x")
+    assert anthropic(events(started(), *unknown, late, *stopped("end_turn")))[0].end == "stop"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("hear_all", "wire", "words"),
+    [
+        (openai, data(chunk({"content": "It"}), done=False), "before it was whole"),
+        (openai, b"", "before it was whole"),
+        (openai, data(), "before it was whole"),
+        (openai, b"data: {nonsense\n\n", "makes no sense"),
+        (openai, b'data: {"choices": 7}\n\n', "makes no sense"),
+        (openai, b"data: \xff\n\n", "not UTF-8"),
+        (openai, data({"error": {"message": "the GPU\nis on fire", "code": 500}}), "the GPU is on fire"),
+        (openai, b'event: error\ndata: {"message": "gone"}\n\n', "gone"),
+        (openai, data(chunk(finish="content_filter")), "content filter"),
+        (anthropic, events(started(), *wires.text_block(0, "It")), "before it was whole"),
+        (
+            anthropic,
+            events(started(), {"type": "error", "error": {"type": "overloaded_error", "message": "Busy"}}),
+            "Busy",
+        ),
+        (anthropic, events(started(), *stopped("refusal")), "refused"),
+        (anthropic, b"event: x\ndata: []\n\n", "makes no sense"),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_said(hear_all: Any, wire: bytes, words: str) -> None:
+    with pytest.raises(RemoteError, match=words) as caught:
+        hear_all(wire)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_whatever_comes_there_is_an_answer_or_an_error(noise: bytes, is_openai: bool) -> None:
+    with pytest.raises(RemoteError):
+        (openai if is_openai else anthropic)(b"data: " + noise + b"\n\n")
+
+
+def test_an_event_without_end_is_not_waited_for() -> None:
+    reader = EventReader()
+    with pytest.raises(RemoteError, match="too large"):
+        [*(event for _ in range(1000) for event in reader.push(b"x" * 2**20))]
+
+
+def test_hotloop_shows_itself_in_the_usage() -> None:
+    answer = OpenAIAnswer(SERVER, ())
+    hear(answer, [data(chunk(finish="stop"), chunk(choices=[], usage={**wires.OPENAI_USAGE, "hotloop": {"steps": 1}}))])
+    assert answer.is_hotloop

@@ -1,0 +1,352 @@
+"""Both models over loopback: what they ask, what they hear, when they ask again, and what they never tell."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from anthropic.types import message_create_params
+from openai.types.chat import completion_create_params
+from pydantic import TypeAdapter
+from tests.agent.wire import streams as wires
+from tests.agent.wire.streams import ASK, Reply, WireServer, chunk, data
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.model import Ask, Model, ModelEvent
+from hotloop.agent.open_model import open_model
+from hotloop.agent.tool import tool
+from hotloop.agent.wire.anthropic import AnthropicModel
+from hotloop.agent.wire.http import RemoteServer, Retries
+from hotloop.agent.wire.openai import OpenAIModel
+from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.core.stream import CallClosed, TextDelta
+
+KEY = "sk-very-secret-1234"
+AT_ONCE = Retries(first_pause_s=0)
+
+Make = Callable[[str], Model]
+
+
+def openai(url: str, **fields: Any) -> OpenAIModel:
+    return OpenAIModel(f"{url}/v1", "gpt-5", api_key=KEY, **{"retries": AT_ONCE, **fields})
+
+
+def anthropic(url: str, **fields: Any) -> AnthropicModel:
+    return AnthropicModel(url, "claude", api_key=KEY, **{"retries": AT_ONCE, **fields})
+
+
+BOTH = pytest.mark.parametrize(
+    ("make", "calls", "text"),
+    [(openai, wires.OPENAI_CALLS, wires.OPENAI_TEXT), (anthropic, wires.ANTHROPIC_CALLS, wires.ANTHROPIC_TEXT)],
+    ids=["openai", "anthropic"],
+)
+
+
+async def hear(model: Model, ask: Ask = ASK) -> list[ModelEvent]:
+    try:
+        return [event async for event in model.stream(ask)]
+    finally:
+        await model.close()
+
+
+def said(heard: list[ModelEvent]) -> str:
+    return "".join(event.text for event in heard if isinstance(event, TextDelta))
+
+
+@BOTH
+async def test_an_agent_runs_on_a_recorded_wire(make: Make, calls: bytes, text: bytes) -> None:
+    cities: list[str] = []
+
+    @tool
+    async def weather(city: str) -> str:
+        cities.append(city)
+        return "rain"
+
+    @tool
+    async def clock() -> str:
+        raise RuntimeError("it stands still")
+
+    async with WireServer(Reply(calls, size=3), Reply(text, size=1)) as server:
+        agent = Agent(make(server.url), [weather, clock], "Be brief.")
+        result = await agent.run("Paris?")
+        await agent.close()
+    assert result.output == "It rains."
+    assert cities == ['Pa"}ris']
+    assert result.spent.usage.num_cached > 0
+    assert server.num_connections == 1
+    assert {asked.headers["x-session-id"] for asked in server.asked} == {result.conversation.session_id}
+
+
+HISTORY = (
+    Message("system", "Be brief."),
+    Message("user", "Paris?"),
+    Message(
+        "assistant", "I look.", tool_calls=(ToolCall("a", "weather", '{"city": "Paris"}'), ToolCall("b", "clock", ""))
+    ),
+    Message("tool", "rain", tool_call_id="a", name="weather"),
+    Message("tool", "Error: it stands still", tool_call_id="b", name="clock"),
+    Message("user", "And Rome?"),
+    Message("system", "The user is in a hurry."),
+)
+FULL = replace(ASK, messages=HISTORY, max_tokens=99, temperature=0.5, session_id="session-1/2", extra={"seed": 1})
+
+
+async def test_what_openai_is_asked() -> None:
+    async with WireServer(wires.OPENAI_TEXT) as server:
+        await hear(openai(server.url), FULL)
+    [asked] = server.asked
+    assert (asked.method, asked.path) == ("POST", "/v1/chat/completions")
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert asked.headers["x-session-id"] == "session-1/2"
+    body = asked.body
+    TypeAdapter(completion_create_params.CompletionCreateParamsStreaming).validate_python(body)
+    assert [message["role"] for message in body["messages"]] == [message.role for message in HISTORY]
+    assert body["messages"][2]["tool_calls"][1]["function"] == {"name": "clock", "arguments": "{}"}
+    assert body["messages"][4] == {"role": "tool", "tool_call_id": "b", "content": "Error: it stands still"}
+    assert [each["function"]["name"] for each in body["tools"]] == ["clock", "weather"]
+    assert (body["prompt_cache_key"], body["max_completion_tokens"], body["seed"]) == ("session-1", 99, 1)
+    assert "tool_choice" not in body
+
+
+async def test_a_shy_server_is_asked_only_what_all_know() -> None:
+    async with WireServer(wires.OPENAI_TEXT) as server:
+        await hear(openai(server.url, is_plain=True), FULL)
+    [body] = server.bodies
+    assert set(body) == {"model", "messages", "tools", "max_tokens", "temperature", "stream", "seed"}
+    assert set(body["tools"][0]["function"]) == {"name", "description", "parameters"}
+    async with WireServer(wires.ANTHROPIC_TEXT) as server:
+        await hear(anthropic(server.url, is_plain=True), FULL)
+    assert "cache_control" not in str(server.bodies)
+
+
+async def test_what_anthropic_is_asked() -> None:
+    async with WireServer(wires.ANTHROPIC_TEXT) as server:
+        await hear(anthropic(server.url), replace(FULL, extra={}))
+    [asked] = server.asked
+    assert asked.path == "/v1/messages"
+    assert (asked.headers["x-api-key"], asked.headers["anthropic-version"]) == (KEY, "2023-06-01")
+    body = asked.body
+    TypeAdapter(message_create_params.MessageCreateParamsStreaming).validate_python(body)
+    kept = {"cache_control": {"type": "ephemeral"}}
+    assert body["system"] == [{"type": "text", "text": "Be brief.", **kept}]
+    user, assistant, results = body["messages"]
+    assert (user["role"], assistant["role"], results["role"]) == ("user", "assistant", "user")
+    assert assistant["content"][1:] == [
+        {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Paris"}},
+        {"type": "tool_use", "id": "b", "name": "clock", "input": {}},
+    ]
+    assert results["content"] == [
+        {"type": "tool_result", "tool_use_id": "a", "content": "rain"},
+        {"type": "tool_result", "tool_use_id": "b", "content": "Error: it stands still", "is_error": True},
+        {"type": "text", "text": "And Rome?"},
+        {"type": "text", "text": "The user is in a hurry.", **kept},
+    ]
+    assert str(body).count("cache_control") == 2
+    assert (body["max_tokens"], body["temperature"]) == (99, 0.5)
+
+
+async def test_nothing_that_anthropic_refuses_is_sent() -> None:
+    odd = (
+        Message("user", "a"),
+        Message("assistant", ""),
+        Message("user", "b"),
+        Message("assistant", "", tool_calls=(ToolCall("a", "weather", "[nonsense"),)),
+        Message("tool", "", tool_call_id="a"),
+    )
+    async with WireServer(wires.ANTHROPIC_TEXT) as server:
+        await hear(anthropic(server.url), replace(ASK, messages=odd))
+    [body] = server.bodies
+    assert "system" not in body
+    assert body["tools"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert [(turn["role"], len(turn["content"])) for turn in body["messages"]] == [
+        ("user", 2),
+        ("assistant", 1),
+        ("user", 1),
+    ]
+    assert body["messages"][1]["content"][0]["input"] == {}
+
+
+CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+OPEN = {"type": "object", "properties": {"a": {"type": "string", "default": {"type": "object"}}}}
+
+
+@pytest.mark.parametrize("schema", [CLOSED, OPEN])
+async def test_an_answer_of_a_shape(schema: dict[str, Any]) -> None:
+    ask = replace(ASK, schema=schema)
+    async with WireServer(wires.OPENAI_TEXT) as server:
+        await hear(openai(server.url), ask)
+    shape = server.bodies[0]["response_format"]["json_schema"]
+    assert (shape["schema"], shape.get("strict", False)) == (schema, schema is CLOSED)
+    assert server.bodies[0]["tool_choice"] == "none"
+    async with WireServer(wires.ANTHROPIC_TEXT) as server:
+        await hear(anthropic(server.url), ask)
+    assert server.bodies[0]["output_config"] == {"format": {"type": "json_schema", "schema": schema}}
+    assert server.bodies[0]["tool_choice"] == {"type": "none"}
+
+
+@pytest.mark.parametrize(("choice", "others"), [("required", "any"), ("none", "none")])
+async def test_choices(choice: Any, others: str) -> None:
+    async with WireServer(wires.OPENAI_TEXT, wires.ANTHROPIC_TEXT) as server:
+        await hear(openai(server.url), replace(ASK, choice=choice))
+        await hear(anthropic(server.url), replace(ASK, choice=choice))
+    assert server.bodies[0]["tool_choice"] == choice
+    assert server.bodies[1]["tool_choice"] == {"type": others}
+
+
+async def test_tools_are_strict_where_that_can_be_kept() -> None:
+    tools = (Tool("a", "", CLOSED), Tool("b", "", OPEN), Tool("c", "", CLOSED, is_strict=False))
+    async with WireServer(wires.OPENAI_TEXT) as server:
+        await hear(openai(server.url), replace(ASK, tools=tools))
+    assert [each["function"].get("strict") for each in server.bodies[0]["tools"]] == [True, None, False]
+
+
+REFUSED = b'{"error": {"message": "try\\nlater, dear ' + KEY.encode() + b'", "type": "rate_limit_error"}}'
+
+
+@BOTH
+async def test_a_passing_failure_is_tried_again(make: Make, calls: bytes, text: bytes) -> None:
+    busy = Reply(REFUSED, 429, "application/json", {"retry-after": "0"})
+    broken = Reply(b"", breaks=True)
+    async with WireServer(busy, broken, text) as server:
+        assert said(await hear(make(server.url))) == "It rains."
+    assert len(server.asked) == 3
+    assert server.bodies[0] == server.bodies[2]
+
+
+@BOTH
+async def test_tries_run_out(make: Make, calls: bytes, text: bytes) -> None:
+    async with WireServer(*[Reply(REFUSED, 503, "application/json", {"retry-after-ms": "1"})] * 3) as server:
+        with pytest.raises(RemoteError) as caught:
+            await hear(make(server.url))
+    assert (caught.value.status, caught.value.retry_after_s, len(server.asked)) == (503, 0.001, 3)
+    assert str(caught.value).endswith("answered 503: try later, dear ***")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(REFUSED, 400),
+        Reply(REFUSED, 401),
+        Reply(REFUSED, 429, headers={"retry-after": "3600"}),
+        Reply(REFUSED, 429, headers={"x-should-retry": "false"}),
+        Reply(REFUSED, 429, headers={"retry-after": format_datetime(datetime.now(UTC) + timedelta(hours=1))}),
+        Reply(b'{"choices": []}', content_type="application/json"),
+        Reply(b"<html>hello</html>", content_type="text/html"),
+        Reply(data(chunk({"content": "It"}), done=False), breaks=True),
+        Reply(data(chunk({"content": "It"}), done=False)),
+        Reply(b"data: {nonsense\n\n"),
+    ],
+)
+@pytest.mark.parametrize("make", [openai, anthropic])
+async def test_other_failures_are_told_at_once(make: Make, reply: Reply, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with WireServer(reply) as server:
+        with pytest.raises(RemoteError) as caught:
+            await hear(make(server.url))
+    assert len(server.asked) == 1
+    words = str(caught.value)
+    assert words.startswith(server.url)
+    assert "\n" not in words
+    for shown in (words, repr(caught.value), caplog.text, repr(make(server.url)), repr(make(server.url).__dict__)):
+        assert KEY not in shown
+
+
+async def test_a_server_that_is_not_there() -> None:
+    async with WireServer() as server:
+        pass
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        await hear(openai(server.url))
+
+
+@BOTH
+async def test_closing_the_stream_hangs_up(make: Make, calls: bytes, text: bytes) -> None:
+    async with WireServer(Reply(calls, hold=asyncio.Event())) as server:
+        model = make(server.url)
+        async with aclosing(model.stream(ASK)) as events:
+            async for event in events:
+                if isinstance(event, CallClosed):
+                    break
+        await asyncio.wait_for(server.has_lost.wait(), 30)
+        await model.close()
+
+
+@BOTH
+async def test_a_call_can_be_made_while_the_answer_still_comes(make: Make, calls: bytes, text: bytes) -> None:
+    """The answer ends only when the tool has run."""
+    hold = asyncio.Event()
+
+    @tool
+    async def weather(city: str) -> str:
+        hold.set()
+        return "rain"
+
+    without_last = calls[: calls.rindex(b"\n\n", 0, -2) + 2]
+    async with WireServer(Reply(without_last, hold=hold), text) as server:
+        agent = Agent(make(server.url), [weather])
+        assert (await agent.run("Paris?")).output == "It rains."
+        await agent.close()
+    assert hold.is_set()
+
+
+def test_one_model_serves_one_event_loop_after_another() -> None:
+    async def twice(remote: list[RemoteServer]) -> None:
+        async with WireServer(Reply(b"{}", content_type="application/json")) as server:
+            if not remote:
+                remote.append(RemoteServer(server.url))
+            remote[0].url = server.url
+            assert await remote[0].get("/x") == {}
+            await remote[0].close()
+
+    remote: list[RemoteServer] = []
+    for _ in range(2):
+        asyncio.run(twice(remote))
+
+
+async def test_the_first_model_is_taken_if_none_is_named() -> None:
+    listed = Reply(b'{"data": [{"id": "first"}, {"id": "second"}]}', content_type="application/json")
+    for prefix, suffix, text in (("", "/v1", wires.OPENAI_TEXT), ("anthropic:", "", wires.ANTHROPIC_TEXT)):
+        async with WireServer(listed, text) as server:
+            model = open_model(prefix + server.url + suffix)
+            assert model.name.startswith(server.url)
+            await hear(model)
+            assert model.name == "first"
+        assert server.asked[0].path == "/v1/models"
+        assert server.bodies[1]["model"] == "first"
+    async with WireServer(Reply(b'{"data": []}', content_type="application/json")) as server:
+        with pytest.raises(RemoteError, match="lists no model"):
+            await hear(open_model(server.url))
+
+
+def test_addresses() -> None:
+    assert repr(open_model("http://h:1/v1#tiny")) == "OpenAIModel('http://h:1/v1', 'tiny')"
+    assert repr(open_model("anthropic:https://h/v1#tiny")) == "AnthropicModel('https://h', 'tiny')"
+    assert repr(open_model("openai:gpt-5", api_key="k")) == "OpenAIModel('https://api.openai.com/v1', 'gpt-5')"
+    assert repr(open_model("anthropic:c", api_key="k")) == "AnthropicModel('https://api.anthropic.com', 'c')"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "gpt-5", "openai:", "ftp://h", "openai:gpt-5", "http://", "http://a:b@h", "http://h:x", "smol:http://h"],
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_model(address)
+    assert "\n" not in str(caught.value)
+
+
+def test_headers_that_cannot_be_sent() -> None:
+    for key in ("a\nb", "ключ"):
+        with pytest.raises(ConfigError, match="cannot be sent") as caught:
+            OpenAIModel("http://h", api_key=key)
+        assert key not in str(caught.value)
+
+
+async def test_what_cannot_be_written_as_json() -> None:
+    with pytest.raises(ConfigError, match="JSON"):
+        await hear(openai("http://h"), replace(ASK, extra={"x": object()}))

@@ -1,0 +1,49 @@
+"""A scheduler turned by hand, for tests that look at who computes what."""
+
+from typing import Any
+
+from tests.engine.tiny import BLOCK_SIZE, make_request
+
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.engine.scheduler import Scheduler, Step
+
+
+def make_scheduler(num_blocks: int = 64, **changes: Any) -> Scheduler:
+    return Scheduler(EngineConfig(**changes), block_size=BLOCK_SIZE, num_blocks=num_blocks)
+
+
+class Loop:
+    """Turns a scheduler by hand; every sampled token is the request's number of tokens so far."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.now = 0.0
+
+    def add(self, name: str, prompt: list[int], priority: Priority = Priority.INTERACTIVE) -> Request:
+        request = make_request(prompt, name, priority=priority, arrived_at=self.now)
+        self.scheduler.add(request)
+        return request
+
+    def step(self, seconds: float = 0.001) -> dict[str, tuple[int, int]]:
+        """What each request computed."""
+        self.now += seconds
+        step = self.scheduler.schedule(self.now)
+        self.scheduler.check()
+        self.update(step)
+        return {part.request.id: (part.begin, part.end) for part in step.slices}
+
+    def update(self, step: Step) -> None:
+        for part in step.slices:
+            if part.wants_token:
+                part.request.token_ids.append(part.request.num_tokens)
+        self.scheduler.update(step, self.now)
+        self.scheduler.check()
+
+    def finish(self, request: Request) -> None:
+        self.scheduler.finish(request, FinishReason.STOP)
+        self.scheduler.check()
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
