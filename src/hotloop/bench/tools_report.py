@@ -17,6 +17,8 @@ TOTAL = "total"
 Check = Callable[[Question, ToolCall], bool]
 """Whether a call is valid."""
 
+_MAX_SHOWN = 20
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFigures:
@@ -35,6 +37,8 @@ class ToolFigures:
     """Answers that ended at the limit of tokens."""
     num_calls: int
     num_valid: int
+    invalid: tuple[str, ...]
+    """The first few that are not, and what their answers ended with."""
     num_identical: int
     """Questions whose answers are the same, however they were asked."""
     num_right: int
@@ -63,7 +67,12 @@ class ToolFigures:
 def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed) -> ToolFigures:
     pairs = measured.pairs
     judged = [(pair.question, answer) for pair in pairs for answer in pair.answers]
-    calls = [(question, call) for question, answer in judged for call in answer.calls]
+    calls = [(question, call, answer) for question, answer in judged for call in answer.calls]
+    invalid = [
+        f"{question.id}: {call.name} {call.arguments} ({answer.finish_reason})"
+        for question, call, answer in calls
+        if not is_valid(question, call)
+    ]
     fast = _Sums.of([pair.fast.answer for pair in pairs])
     slow = _Sums.of([pair.slow.answer for pair in pairs])
     speed, slow_speed = _share(fast.num_output, measured.fast_s), _share(slow.num_output, measured.slow_s)
@@ -76,7 +85,8 @@ def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed)
         num_without_call=sum(not answer.calls for _, answer in judged),
         num_cut=sum(answer.finish_reason == "length" for _, answer in judged),
         num_calls=len(calls),
-        num_valid=sum(is_valid(question, call) for question, call in calls),
+        num_valid=len(calls) - len(invalid),
+        invalid=tuple(invalid[:_MAX_SHOWN]),
         num_identical=sum(pair.is_identical for pair in pairs),
         num_right=sum(is_right(pair.question, pair.fast.answer.calls) for pair in pairs),
         num_slow_right=sum(is_right(pair.question, pair.slow.answer.calls) for pair in pairs),
