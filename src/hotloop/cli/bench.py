@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from hotloop.cli.bench_agent import agent
 from hotloop.cli.bench_cache import cache
 from hotloop.cli.bench_output import progress, show
 from hotloop.cli.settings import ApiKey, Json, Url
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hotloop.bench.workload import Job
 
 bench = App(name="bench", help="Measure a server as agents feel it, or the engine's own cost.")
+bench.command(agent)
 bench.command(cache)
 
 
