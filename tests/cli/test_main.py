@@ -29,7 +29,9 @@ def test_help_loads_nothing_heavy():
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "run", "predict", "pull", "models", "bench", "demo", "version"])
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "run", "predict", "simulate", "pull", "models", "bench", "demo", "version"]
+)
 def test_every_command_is_there_and_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     assert run([command, "--help"]) == 0
     assert f"hotloop {command}" in capsys.readouterr().out

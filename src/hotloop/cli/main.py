@@ -22,6 +22,7 @@ from hotloop.cli.pull import pull
 from hotloop.cli.run import run_agent
 from hotloop.cli.serve import serve
 from hotloop.cli.settings import Sources
+from hotloop.cli.simulate import simulate
 from hotloop.cli.version import version
 from hotloop.core.errors import ConfigError, HotloopError
 
@@ -37,7 +38,7 @@ app = App(
 app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(run_agent, name="run")
-for command in (pull, models, demo, version):
+for command in (simulate, pull, models, demo, version):
     app.command(command)
 app.command(bench)
 app.command(predict)

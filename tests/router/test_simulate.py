@@ -1,0 +1,76 @@
+"""Recorded traffic, small enough to reckon by hand, and the command around it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotloop.cli.main import run
+from hotloop.core.errors import ConfigError
+from hotloop.router.simulate import Fleet, Simulation
+from hotloop.router.trace import read_trace
+
+
+def session(number: int, num_turns: int) -> dict[str, Any]:
+    requests = [
+        {"t": 10.0 * i, "type": "n", "in": 64 * (10 + i), "out": 10, "think_time": 1.0, "hash_ids_rle": [[1, 10 + i]]}
+        for i in range(num_turns)
+    ]
+    return {"id": f"trace_{number}", "block_size": 64, "requests": requests}
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Path:
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("\n".join(json.dumps(session(i, 5)) for i in range(20)))
+    return path
+
+
+def test_with_room_for_all_only_what_is_new_is_read(sessions: Path) -> None:
+    trace = read_trace(sessions)
+    assert (trace.num_requests, trace.block_tokens) == (100, 64)
+    figures = Simulation(trace, Fleet(num_replicas=4), "prefix").run(100)
+    assert figures.num_requests == 100
+    assert figures.hit_rate == figures.ideal_rate == pytest.approx(46 / 60), "60 blocks a session, 14 of them new"
+    scattered = Simulation(trace, Fleet(num_replicas=4), "round_robin").run(100)
+    assert scattered.hit_rate < figures.hit_rate
+    assert scattered.ideal_rate == figures.ideal_rate
+
+
+def test_the_same_seed_gives_the_same_figures(sessions: Path) -> None:
+    trace = read_trace(sessions)
+    one, other = (Simulation(trace, Fleet(num_replicas=3), "prefix", seed=5).run(250) for _ in range(2))
+    assert one == other
+    assert one.num_requests == 250
+
+
+def test_single_requests(tmp_path: Path) -> None:
+    path = tmp_path / "singles.jsonl"
+    rows = [{"timestamp": i, "input_length": 1024, "output_length": 5, "hash_ids": [0, i]} for i in range(1, 9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    figures = Simulation(read_trace(path), Fleet(num_replicas=1), "least_load").run(8)
+    assert figures.hit_rate == pytest.approx(7 / 16), "the first block is everybody's"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"requests": []}', '{"hash_ids": 3}', '{"block_size": 1, "requests": [1]}']
+)
+def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
+    (tmp_path / "trace.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=r"trace\.jsonl"):
+        read_trace(tmp_path / "trace.jsonl")
+
+
+def test_the_command(sessions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "fleet.svg"
+    argv = ["simulate", str(sessions), "--replicas", "4", "--policy", "prefix,round_robin", "--svg", str(picture)]
+    assert run([*argv, "--json"]) == 0
+    better, worse = json.loads(capsys.readouterr().out)["policies"]
+    assert better["hit_rate"] > worse["hit_rate"]
+    assert picture.read_text().count("<rect") == 3
+    assert run(argv) == 0
+    assert "round_robin" in capsys.readouterr().out
+    assert run(["simulate", str(sessions), "--policy", "magic"]) == 2
+    assert "there is no policy 'magic'" in capsys.readouterr().err
+    assert run(["simulate", str(tmp_path / "none.jsonl")]) == 2
