@@ -26,7 +26,7 @@ def answer(ask: Ask) -> str | Call:
 
 def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"MODEL": ScriptedModel(answer)}
+    names: dict[str, object] = {"MODEL": ScriptedModel(answer), "__name__": "__main__"}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert len(blocks) > 10
     for block in blocks:

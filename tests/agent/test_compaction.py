@@ -68,6 +68,26 @@ async def test_a_run_that_outgrows_its_window() -> None:
     assert conversation.messages[2].content.endswith("Pages were read.")
 
 
+async def test_a_conversation_that_outgrows_its_window_run_by_run() -> None:
+    """Each run has one turn, so that none of them grows much by itself; it is the conversation that does."""
+    model = ScriptedModel(lambda ask: "Much was said." if ask.choice == "none" else "word " * 100)
+    agent = Agent(model, compaction=Compaction(window_tokens=500, num_kept=0))
+    conversation = Conversation()
+    shortened: list[Compacted] = []
+    for number in range(6):
+        conversation = Conversation.from_json(conversation.to_json())
+        shortened += of(Compacted, await listen(agent, f"tell {number}", conversation=conversation))
+        assert model.asks[-1].messages[-1].content == f"tell {number}", "what is asked is never left out"
+    assert shortened
+    assert conversation.fork().num_tokens == conversation.num_tokens > 0
+
+
+async def test_nothing_is_left_out_for_an_empty_summary() -> None:
+    messages = tuple(talk(6))
+    shorter, _ = await Compaction(window_tokens=10).shrink(ScriptedModel(lambda _: ""), Ask(messages=messages))
+    assert shorter == messages
+
+
 def test_settings() -> None:
     with pytest.raises(ConfigError):
         Compaction(window_tokens=0)

@@ -95,6 +95,37 @@ async def test_not_for_ever() -> None:
     assert (flaky.num_calls, outcome.text) == (MAX_TRIES, "Error: OSError: gone")
 
 
+async def test_not_again_once_it_is_cancelled() -> None:
+    """Though the tool makes an error of it that would do for another try."""
+    has_begun, num_tries = asyncio.Event(), 0
+
+    @tool(read_only=True, timeout_s=None)
+    async def stubborn() -> None:
+        nonlocal num_tries
+        num_tries += 1
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("closed") from None
+
+    task = asyncio.create_task(carry_out(stubborn, "{}", Surroundings()))
+    await has_begun.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert num_tries == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), BaseExceptionGroup("two", [asyncio.CancelledError()])])
+async def test_a_tool_does_not_end_the_program(error: BaseException) -> None:
+    @tool
+    async def leave() -> None:
+        raise error
+
+    outcome = await carry_out(leave, "{}", Surroundings())
+    assert (outcome.text, outcome.is_error) == (f"Error: {type(error).__name__}: {error}", True)
+
+
 async def test_a_tool_that_hangs_is_given_up() -> None:
     @tool(timeout_s=0.01)
     async def hang() -> None:

@@ -71,3 +71,40 @@ async def test_it_can_be_switched_off() -> None:
     plain = Agent(model, agent._own_tools, can_read_ahead=False)
     await listen(plain)
     assert not model.reads
+
+
+async def test_a_run_that_is_cancelled_while_a_reading_stops_is_cancelled() -> None:
+    """The one must not pass for the other: nothing may run any more."""
+    is_reading, is_stopping, may_stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    written: list[str] = []
+
+    class Slow(ScriptedModel):
+        async def read(self, ask: Ask) -> None:
+            is_reading.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_stopping.set()
+                await may_stop.wait()
+
+    @tool
+    async def quick() -> str:
+        return LONG
+
+    @tool
+    async def late() -> None:
+        await is_reading.wait()
+
+    @tool
+    async def write() -> None:
+        written.append("")
+
+    agent = Agent(Slow([[Call("quick"), Call("late")], Call("write"), "ok"]), [quick, late, write])
+    task = asyncio.create_task(agent.run("go"))
+    await is_stopping.wait()
+    task.cancel()
+    for _ in range(5):  # until it has reached the run
+        await asyncio.sleep(0)
+    may_stop.set()
+    await asyncio.wait({task})
+    assert (task.cancelled(), written) == (True, [])

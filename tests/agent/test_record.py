@@ -98,8 +98,8 @@ async def test_a_run_can_be_had_again(tmp_path: Path, is_paced: bool) -> None:
     assert end_of(first).output == "Done."
     assert num_runs >= 3
 
-    unasked = Agent(ScriptedModel([]), [*counting.tools(), elsewhere], "Be brief.", approve=nobody)
-    for _ in range(2):
+    for way in (nobody, None):
+        unasked = Agent(ScriptedModel([]), [*counting.tools(), elsewhere], "Be brief.", approve=way)
         again = await listen(replay(unasked, path, is_paced=is_paced))
         assert shown(again) == shown(first)
     assert (counting.num_runs, elsewhere.num_opened) == (num_runs, num_opened)
@@ -147,6 +147,24 @@ async def test_the_same_question_has_its_answers_in_their_order(tmp_path: Path) 
     assert [(await agent.run("go")).output for _ in range(3)] == ["one", "two", "three"]
     agent = replay(agent, tmp_path / "run")
     assert [(await agent.run("go")).output for _ in range(3)] == ["one", "two", "three"]
+
+
+async def test_of_calls_that_are_alike_each_has_its_own_result(tmp_path: Path) -> None:
+    """Though the first ended last."""
+    numbers, has_ended = iter("12"), asyncio.Event()
+
+    @tool
+    async def throw() -> str:
+        number = next(numbers)
+        if number == "1":
+            await has_ended.wait()
+        has_ended.set()
+        return number
+
+    agent = Agent(ScriptedModel([[Call("throw"), Call("throw")], "ok"]), [throw])
+    await record(agent, tmp_path / "run").run("go")
+    result = await replay(agent, tmp_path / "run").run("go")
+    assert [m.content for m in result.conversation.messages if m.role == "tool"] == ["1", "2"]
 
 
 def fails(ask: Ask) -> str:

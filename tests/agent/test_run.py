@@ -25,8 +25,8 @@ from hotloop.agent.events import (
 from hotloop.agent.limits import LimitReached, Limits, Prices
 from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import tool
-from hotloop.core.errors import ConfigError, HotloopError, RequestError
+from hotloop.agent.tool import FunctionTool, tool
+from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
 from hotloop.core.stream import CallDelta, TextDelta
 from hotloop.core.stream import CallOpened as Opened
@@ -141,6 +141,9 @@ async def test_tools_are_offered_in_one_order() -> None:
     assert models[0].asks[0].tools == models[1].asks[0].tools
     with pytest.raises(ConfigError, match="two tools named 'double'"):
         await Agent(models[0], [double, double]).run("go")
+    mine = FunctionTool(lambda: None, name="final_answer")
+    with pytest.raises(ConfigError, match="two tools named 'final_answer'"):
+        await Agent(models[0], [mine], output=int).run("go")
 
 
 async def test_every_prompt_begins_as_the_one_before_it() -> None:
@@ -241,6 +244,85 @@ async def test_a_model_that_fails_ends_the_run(error: Exception) -> None:
     with pytest.raises(HotloopError):
         await Agent(Model(error)).run("go")
     assert num_tasks() == before
+
+
+async def test_a_timeout_that_is_not_the_runs_is_a_failure() -> None:
+    events = await listen(Agent(Model(TimeoutError("the proxy"))))
+    assert (end_of(events).end, str(end_of(events).error)) == ("failed", "the run failed: TimeoutError('the proxy')")
+
+
+async def test_what_a_broken_turn_has_done_is_in_the_conversation() -> None:
+    """Whoever goes on from there would otherwise send the mail again."""
+    has_begun = asyncio.Event()
+
+    @tool(cost=0.5)
+    async def send(to: str) -> str:
+        if to == "bob":
+            has_begun.set()
+            await asyncio.Event().wait()
+        return "sent"
+
+    class Breaking(ScriptedModel):
+        async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+            async for event in super().stream(ask):
+                if isinstance(event, TextDelta):
+                    await has_begun.wait()
+                    raise RemoteError("broke off")
+                yield event
+
+    conversation = Conversation()
+    script = [[Call("send", to="ann"), Call("send", to="bob"), "Sent."]]
+    events = await listen(Agent(Breaking(script), [send]), conversation=conversation)
+    assert (end_of(events).end, end_of(events).spent.money) == ("failed", 1.0)
+    _, said, *results = conversation.messages
+    assert [m.tool_call_id for m in results] == [call.id for call in said.tool_calls]
+    assert [m.content.partition(";")[0] for m in results] == ["sent", "Error: this call was broken off"]
+
+
+class Watching:
+    """Foresees nothing, and counts how often it is told to stop."""
+
+    num_closed = 0
+
+    def open(self, *_: Any) -> "Watching":
+        return self
+
+    def look(self, *_: Any) -> None:
+        pass
+
+    hear = claim = settle = look
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+async def test_what_was_foreseen_is_stopped_even_if_somebody_stops_the_stopping() -> None:
+    """A run that has failed waits for a tool that does not stop; whoever waits for the run does not want to."""
+    is_stopping, may_stop, watching = asyncio.Event(), asyncio.Event(), Watching()
+
+    @tool(timeout_s=None)
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_stopping.set()
+            await may_stop.wait()
+
+    agent = Agent(ScriptedModel([Call("stubborn")]), [stubborn], limits=Limits(time_s=0.01), foresight=watching)
+    task = asyncio.create_task(agent.run("go"))
+    await is_stopping.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    may_stop.set()
+    assert (task.cancelled(), watching.num_closed) == (True, 1)
+
+
+async def test_calls_before_the_one_too_many_are_in_the_conversation() -> None:
+    conversation = Conversation()
+    agent = Agent(ScriptedModel([[Call("double", n=n) for n in range(3)]]), [double], limits=Limits(calls=2))
+    assert end_of(await listen(agent, conversation=conversation)).end == "limit"
+    assert [len(m.tool_calls) for m in conversation.messages if m.role == "assistant"] == [2]
+    assert [m.role for m in conversation.messages] == ["user", "assistant", "tool", "tool"]
 
 
 async def test_closing_the_stream_stops_everything() -> None:

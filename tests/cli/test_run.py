@@ -118,6 +118,24 @@ def test_a_person_is_asked(weather: str, typed: str, answer: str):
     assert answer in shown
 
 
+def test_what_is_approved_is_what_is_shown(tmp_path: Path):
+    """A return between two values could hide the first on a terminal; what was typed too early answers nothing."""
+    call = 'hidden = Call("book")\nhidden.arguments = \'{"city": "Rome"\\r   }\'\n\ndef answer'
+    path = write(tmp_path, WEATHER.replace("def answer", call).replace('Call("book", city="Rome")', "hidden"))
+    ours, theirs = pty.openpty()
+    os.write(ours, b"yes\n")
+    command = [sys.executable, "-m", "hotloop", "run", path, "Please book it."]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = read_until(ours, "run it?")
+        os.write(ours, b"no\n")
+        shown += read_until(ours, None)
+        assert process.wait(60) == 0
+    os.close(ours)
+    assert 'book {"city": "Rome"\\r   }' in shown
+    assert "the call was not approved" in shown
+
+
 def read_until(source: int, words: str | None) -> str:
     """What a terminal shows until it shows this, or until its program has gone."""
     shown = b""

@@ -23,6 +23,7 @@ from tests.engine.tiny import (
     until_idle,
 )
 
+from hotloop.backends.null import NullBackend
 from hotloop.core.errors import EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.request import FinishReason, SamplingParams
 from hotloop.engine.core import StepReport
@@ -136,6 +137,24 @@ def test_closing_ends_everything_once() -> None:
         with pytest.raises(EngineClosed):
             engine.submit([make_request([1])], listener)
     assert {type(listener.last(name).error) for name in "abc"} == {EngineClosed}
+
+
+def test_a_backend_is_closed_once_and_on_the_thread_it_ran_on() -> None:
+    class Noting(NullBackend):
+        def close(self) -> None:
+            closed_on.append(threading.get_ident())
+            super().close()
+
+    ran_on: set[int] = set()
+    closed_on: list[int] = []
+    backend = Noting(block_size=4, vocab_size=VOCAB_SIZE, on_run=lambda batch: ran_on.add(threading.get_ident()))
+    with Engine(TOKENIZER, backend) as engine:
+        engine.generate([1], greedy())
+        engine.close()
+    assert [*ran_on] == closed_on
+    never_started = Engine(TOKENIZER, Noting(vocab_size=VOCAB_SIZE))
+    never_started.close()
+    assert closed_on[1:] == [threading.get_ident()]
 
 
 async def test_draining_lets_what_runs_finish() -> None:

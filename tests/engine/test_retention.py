@@ -107,6 +107,26 @@ def test_what_is_awaited_is_counted_once_and_only_while_it_is() -> None:
     assert shelf.tree.num_awaited(1, prefix(9, 1)) == 1, "what is in use need not be kept"
 
 
+def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
+    shelf = Shelf()
+    shelf.put(1)
+    shelf.put(2)
+    for i in range(500):
+        shelf.retention.now = float(i)
+        shelf.hold(1, HoldKind.PINNED, until=i + 300, ttl_s=300)
+        shelf.hold(2, HoldKind.AWAY, until=i + 60)
+        shelf.hold(2, HoldKind.AWAY, until=i + 0.5)
+    assert len(shelf.tree._expiring) < 100
+    shelf.retention.now = 798.0
+    shelf.tree.num_awaited(0, prefix(9, 1))
+    assert [node.hold is None for node in shelf.tree._nodes()] == [False, True]
+    shelf.retention.now = 799.0
+    shelf.tree.num_awaited(0, prefix(9, 1))
+    assert [node.hold is None for node in shelf.tree._nodes()] == [True, True]
+    assert not shelf.tree._expiring
+    shelf.tree.check()
+
+
 def test_one_is_awaited_who_goes_on_where_a_hold_ends() -> None:
     shelf = Shelf()
     shelf.put(1, 2)

@@ -6,7 +6,7 @@ import pytest
 from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import Loop, make_scheduler, prompt
 
-from hotloop.core.request import Priority
+from hotloop.core.request import FinishReason, Priority
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.scheduler import SETTLE_S
 
@@ -102,6 +102,19 @@ def test_who_is_back_and_has_to_wait_keeps_its_prefix_beyond_the_time_it_was_exp
     assert loop.scheduler.tree.num_awaited(0, array("i")) == 7
     loop.finish(runs)
     assert loop.step() == {"back": (28, 30)}
+
+
+def test_nothing_is_kept_for_one_who_was_back_and_left_before_its_turn() -> None:
+    loop = Loop(make_scheduler(num_blocks=16, max_running=1))
+    back = leave(loop, "away", 100, until=9.0)
+    loop.add("runs", prompt(4))
+    loop.step()
+    waiting = loop.add("back", [*back, 1])
+    loop.step()
+    assert loop.scheduler.tree.num_awaited(0, array("i")) == 7
+    loop.scheduler.finish(waiting, FinishReason.ABORT)
+    assert loop.scheduler.tree.num_awaited(0, array("i")) == 0
+    loop.scheduler.check()
 
 
 def test_switched_off_newcomers_take_what_room_there_is() -> None:

@@ -258,8 +258,9 @@ def test_words_are_for_whom_they_belong_to(house: Serving) -> None:
     ask(house, "Hello", system=f"Anna's first. {RULES}", headers=ANNA)
     theirs = ask(house, "Hello", system=f"Bob's own. {RULES}", headers=BOB)
     cause = only_cause(explain(house, theirs["id"], BOB))
-    assert cause["cause"] == "diverged"
-    assert not WORDS & cause.keys(), "compared with Anna's"
+    assert cause.keys() == {"cause", "tokens"}, "where it departs from Anna's would tell what hers says"
+    assert cause["cause"] == "cold"
+    assert theirs["usage"]["hotloop"]["reread_tokens"] == 0
     assert explain(house, theirs["id"], BOB)["compared_with"] is None
     again = ask(house, "Hello", system=f"Bob's new. {RULES}", headers=BOB)
     assert only_cause(explain(house, again["id"], BOB)).keys() >= WORDS

@@ -83,7 +83,8 @@ def test_scopes_and_owners() -> None:
     keep(past, "secret", tokens(0, 500), Asker("anna", "theirs"))
     keep(past, "open", tokens(1, 500), ANNA)
     assert like(past, tokens(0, 500)) is None
-    assert like(past, tokens(0, 500), Asker("bob", "theirs")) == "secret"
+    assert like(past, tokens(0, 500), Asker("anna", "theirs")) == "secret"
+    assert like(past, tokens(0, 500), Asker("bob", "theirs")) is None
     assert past.find("open", ANNA)
     assert past.find("open", Asker("bob", "")) is None
     assert past.find("secret", ANNA) is None

@@ -23,6 +23,7 @@ from hotloop.agent.foresight import Foresight, NoForesight
 from hotloop.agent.limits import Limits, Prices, Spent
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
+from hotloop.agent.output import NAME as FINAL_ANSWER
 from hotloop.agent.output import FinalAnswer
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
@@ -239,7 +240,7 @@ class Agent(Generic[T]):
         tools: list[AgentTool] = [_as_tool(each) for each in self._own_tools]
         for source in self._sources:
             tools += await source.open(stack)
-        names = [tool.spec.name for tool in tools]
+        names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two tools named {name!r}")

@@ -30,7 +30,7 @@ async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings)
     max_tries = MAX_TRIES if tool.traits.can_retry else 1
     for num_tries in range(1, max_tries + 1):
         outcome, can_retry = await _try(tool, arguments, surroundings, num_tries)
-        if not can_retry or num_tries == max_tries:
+        if not can_retry or num_tries == max_tries or _is_cancelled():
             break
         await asyncio.sleep(pause_s)
         pause_s *= 2
@@ -53,11 +53,17 @@ async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_
     except HotloopError as error:
         return _failure(str(error), num_tries), False
     except asyncio.CancelledError:
-        if (task := asyncio.current_task()) and task.cancelling():
+        if _is_cancelled():
             raise
         return _failure(f"{tool.spec.name} cancelled itself", num_tries), True
-    except Exception as error:  # a tool is not ours: whatever it raises is an answer for the model
+    except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
         return _failure(f"{type(error).__name__}: {error}", num_tries), True
+
+
+def _is_cancelled() -> bool:
+    """Whether we were told to stop, though the tool may have made something else of it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _failure(reason: str, num_tries: int) -> Outcome:

@@ -57,13 +57,17 @@ class Compaction:
             extra=ask.extra,
         )
         answer = await _take(model.stream(wanted))
+        usage = answer.end.usage if answer.end else ModelUsage()
+        if not answer.text.strip():
+            return ask.messages, usage  # nothing is left out for nothing
         summary = Message("user", _SUMMARY + answer.text)
-        return (*ask.messages[:begin], summary, *ask.messages[end:]), answer.end.usage if answer.end else ModelUsage()
+        return (*ask.messages[:begin], summary, *ask.messages[end:]), usage
 
     def _middle(self, messages: tuple[Message, ...]) -> tuple[int, int]:
         """From behind the user's first words to before the last messages, not within a call and its results."""
         begin = next((i + 1 for i, message in enumerate(messages) if message.role == "user"), len(messages))
-        end = max(begin, len(messages) - self.num_kept)
+        is_asked = bool(messages) and messages[-1].role == "user"  # what is to be answered now stays
+        end = max(begin, len(messages) - max(self.num_kept, int(is_asked)))
         while end > begin and messages[end:] and messages[end].role == "tool":
             end -= 1
         return begin, end

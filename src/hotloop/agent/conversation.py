@@ -17,6 +17,8 @@ class Conversation:
 
     def __init__(self, messages: Iterable[Message] = (), *, session_id: str | None = None) -> None:
         self.session_id = session_id or f"session-{secrets.token_hex(8)}"
+        self.num_tokens = 0
+        """What its last prompt and answer had, as far as a server said: by that it outgrows a window."""
         self._messages = list(messages)
 
     @property
@@ -32,16 +34,19 @@ class Conversation:
     def replace(self, messages: Iterable[Message]) -> None:
         """Compaction's way: a server will have to read all that changed."""
         self._messages = list(messages)
+        self.num_tokens = 0
 
     def fork(self) -> "Conversation":
         """Another that begins the same; what is said in one is not said in the other.
 
         Its session is a branch of this one's, `session-1/2`: servers that route by sessions keep branches together.
         """
-        return Conversation(self._messages, session_id=f"{self.session_id}/{secrets.token_hex(4)}")
+        branch = Conversation(self._messages, session_id=f"{self.session_id}/{secrets.token_hex(4)}")
+        branch.num_tokens = self.num_tokens
+        return branch
 
     def to_json(self) -> str:
-        return msgspec.json.encode(_Saved(self.session_id, self._messages)).decode()
+        return msgspec.json.encode(_Saved(self.session_id, self._messages, self.num_tokens)).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Conversation":
@@ -50,7 +55,9 @@ class Conversation:
             saved = msgspec.json.decode(text, type=_Saved)
         except msgspec.DecodeError as error:
             raise ConfigError(f"not a saved conversation: {error}") from None
-        return cls(saved.messages, session_id=saved.session_id)
+        conversation = cls(saved.messages, session_id=saved.session_id)
+        conversation.num_tokens = saved.num_tokens
+        return conversation
 
     def save(self, path: Path | str) -> None:
         Path(path).write_text(self.to_json(), encoding="utf-8")
@@ -63,3 +70,4 @@ class Conversation:
 class _Saved(msgspec.Struct):
     session_id: str
     messages: list[Message]
+    num_tokens: int = 0

@@ -30,6 +30,7 @@ Approve = Callable[[ToolCall], Awaitable[bool | str]]
 """Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
 
 _PATIENCE_S = 5.0  # with a tool that does not stop when it is told to
+_BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
 
 @dataclass(slots=True)
@@ -42,7 +43,16 @@ class Pending:
     @property
     def message(self) -> Message:
         """The result; only once the task is done."""
-        return Message("tool", self.task.result().text, tool_call_id=self.call.id, name=self.call.name)
+        return self._as_message(self.task.result().text)
+
+    @property
+    def last_word(self) -> Message:
+        """The result, or that there will be none: for a run that is over."""
+        is_known = self.task.done() and not self.task.cancelled() and not self.task.exception()
+        return self.message if is_known else self._as_message(_BROKEN_OFF)
+
+    def _as_message(self, text: str) -> Message:
+        return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
 
 
 class Dispatcher:

@@ -11,7 +11,6 @@ lost chance.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from hotloop.agent.dispatch import Pending
 from hotloop.agent.model import Ask, Model
@@ -44,8 +43,9 @@ async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None
         await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
+        await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
+    if not reading.cancelled():
+        reading.result()
 
 
 async def _read(model: Model, ask: Ask) -> None:

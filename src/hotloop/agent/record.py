@@ -36,7 +36,7 @@ def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agen
     Nothing is foreseen: what was run ahead of time is on the tape as a result like any other.
     """
     tape, settings = Tape(path, is_paced=is_paced), agent.settings
-    approve = tape.approve if settings.approve else None
+    approve = tape.approve if tape.has_verdicts else None
     own, _ = _part(agent)
     tools: list[AgentTool | ToolSource] = [*(ReplayTool(each, tape) for each in own), ReplaySource(tape)]
     changed = replace(settings, model=ReplayModel(tape), approve=approve, foresight=NoForesight())

@@ -77,7 +77,7 @@ class RunLoop:
         self._settings = settings
         self._emit = emit
         self._final = final
-        self._num_read = 0
+        self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
         run_id = f"run-{secrets.token_hex(8)}"
         self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
@@ -104,10 +104,23 @@ class RunLoop:
         finally:
             self._run.cancel()
             try:
-                await self._dispatcher.close()
-                await self._vision.close()
+                await self._close()
             finally:
                 self._emit(ended)
+
+    async def _close(self) -> None:
+        try:
+            await self._dispatcher.close()
+        finally:
+            self._keep_begun()
+            await self._vision.close()
+
+    def _keep_begun(self) -> None:
+        """What a turn that was broken off has done is done: whoever goes on must not do it again unknowingly."""
+        if self._begun:
+            said = Message("assistant", tool_calls=tuple(each.call for each in self._begun))
+            self.conversation.add(said, *(each.last_word for each in self._begun))
+            self._charge(ModelUsage(), self._begun)
 
     async def _end(self) -> RunEnded:
         limits = self._settings.limits
@@ -115,7 +128,9 @@ class RunLoop:
         try:
             async with deadline:
                 return RunEnded("done", await self._turns(), spent=self.spent)
-        except TimeoutError:
+        except TimeoutError as timeout:
+            if not deadline.expired():
+                return RunEnded("failed", error=HotloopError(f"the run failed: {timeout!r}"), spent=self.spent)
             error = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
             return RunEnded("limit", error=error, spent=self.spent)
         except LimitReached as error:
@@ -153,34 +168,35 @@ class RunLoop:
         if pending:
             await asyncio.wait([each.task for each in pending])
         self.conversation.add(answer.message, *(each.message for each in pending))
+        self._begun = []
         self._vision.settle(self.conversation.messages)
         usage = answer.end.usage if answer.end else ModelUsage()
         self._charge(usage, pending)
-        self._num_read = usage.num_tokens
+        self.conversation.num_tokens = usage.num_tokens
         self._emit(TurnFinished(turn, usage, len(pending)))
         return answer, pending
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
-        if compaction is None or not compaction.is_due(self._num_read):
+        if compaction is None or not compaction.is_due(self.conversation.num_tokens):
             return
         before = len(self.conversation)
         messages, usage = await compaction.shrink(self._settings.model, self._ask())
         self.conversation.replace(messages)
         self._charge(usage)
-        self._num_read = 0
         self._emit(Compacted(turn, before, len(messages), usage))
 
     async def _listen(self, turn: int) -> tuple[Answer, list[Pending]]:
         """The model's answer; each call is given out the moment it is whole."""
-        answer, pending = Answer(), []
+        answer = Answer()
+        self._begun = []
         async with aclosing(self._settings.model.stream(self._ask())) as events:
             async for event in events:
                 self._vision.hear(event, turn)
                 if call := answer.push(event):
-                    pending.append(self._dispatcher.start(call, turn))
+                    self._begun.append(self._dispatcher.start(call, turn))
                 self._tell(event, answer, turn)
-        return answer, pending
+        return answer, self._begun
 
     def _tell(self, event: ModelEvent, answer: Answer, turn: int) -> None:
         match event:

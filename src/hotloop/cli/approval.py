@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import termios
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -45,7 +46,8 @@ class _Asking:
     async def __call__(self, call: "ToolCall") -> bool | str:
         async with self._turn:
             with self._view.pause():
-                print(f"{call.name} {call.arguments}", file=sys.stderr)
+                _forget_typed()
+                print(_show(f"{call.name} {call.arguments}"), file=sys.stderr)
                 print("run it? yes, no, or what to do instead: ", end="", file=sys.stderr, flush=True)
                 answer = await _read_line()
         match answer.lower():
@@ -54,6 +56,17 @@ class _Asking:
             case "" | "n" | "no":
                 return False
         return answer
+
+
+def _show(text: str) -> str:
+    """What will run, and nothing else: a return or an escape, which could write over it, is shown as its code."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _forget_typed() -> None:
+    """What was typed before the question is no answer to it."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 async def _read_line() -> str:

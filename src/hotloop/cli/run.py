@@ -206,7 +206,7 @@ def _model(agent: "Agent[Any]", url: str | None, model: str | None, api_key: str
         from hotloop.bench.serving import ChildServer
         from hotloop.cli.loading import console, pull_model
 
-        name = model or DEFAULT_MODEL
+        name = model or urlsplit(agent.address).fragment or DEFAULT_MODEL
         if not Path(name).exists():
             pull_model(name)
         with contextlib.ExitStack() as stack:

@@ -9,6 +9,7 @@ import secrets
 import threading
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
@@ -107,7 +108,9 @@ class Engine:
         self._idle.set()
         self._is_closing = False
         self._is_stopped = False
-        self._has_closed = False
+        self._at_end = ExitStack()
+        for close in (backend.close, self._core.close):  # the last first, and each of them once
+            self._at_end.callback(close)
         self.has_failed = False
         """Whether a bug of ours ended the loop: this engine will never run again."""
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
@@ -152,12 +155,9 @@ class Engine:
         with self._wake:
             self._is_closing = self._is_stopped = True
             self._wake.notify()
-            has_closed, self._has_closed = self._has_closed, True
         if self._thread.is_alive():
             self._thread.join()
-        if not has_closed:
-            self._core.close()
-            self._backend.close()
+        self._at_end.close()  # if the thread never ran
 
     def __enter__(self) -> Self:
         return self.start()
@@ -357,6 +357,7 @@ class Engine:
             self._take_inbox()
             self._core.fail_all(EngineClosed("the engine was shut down"))
             self._idle.set()
+            self._at_end.close()  # where it computed: a join does not wait for what the thread has of its own
 
     def _step(self) -> None:
         """Whatever goes wrong in a step ends the requests that ran, never the engine."""

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
@@ -29,7 +29,7 @@ _MAX_EVICTIONS = 4096  # that are remembered, so that a miss can be explained
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An edge and where it ends: the tokens of some whole blocks, and the blocks."""
+    """An edge and where it ends: the tokens of some whole blocks, and the blocks. A root has its salt for a key."""
 
     parent: "Node | None"
     key: bytes
@@ -40,6 +40,8 @@ class Node:
     """What is known about the prefix that ends here."""
     queued: Rank | None = None
     """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
+    looked_at: float | None = None
+    """When it is next seen whether its hold has expired; entries of another time are stale."""
     children: "dict[bytes, Node]" = field(default_factory=dict)
 
 
@@ -84,8 +86,10 @@ class RadixTree:
         this prefix.
         """
         self._expire()
-        paths = (_path(node) for node in self._away if node.hold and node.hold.rank <= rank)
-        nodes = {node for path in paths for node in path}
+        nodes: set[Node] = set()
+        for away in self._away:
+            if away.hold and away.hold.rank <= rank:
+                nodes.update(takewhile(lambda node: node not in nodes, _path(away)))
         known = ((node, num) for node, num in self._trace(token_ids.tobytes(), salt) if node in nodes)
         num_known = sum(self._num_idle(node.block_ids[:num_common]) for node, num_common in known)
         return sum(self._num_idle(node.block_ids) for node in nodes) - num_known
@@ -99,14 +103,15 @@ class RadixTree:
             return
         node = nodes[-1]
         self._set_hold(node, hold)
-        expires_at = self.retention.expires_at(hold)
-        if expires_at is not None:
-            heapq.heappush(self._expiring, (expires_at, next(self._tickets), node))
+        self._watch(node)
+        self._expire()
 
     def eviction(self, token_ids: "array[int]", num_known: int, salt: str = "") -> Eviction | None:
         """If and when the block after the first `num_known` tokens was given up, as far as is remembered."""
         end = num_known + self._block_size
-        return self._evictions.get(_digest(salt, [token_ids[:end].tobytes()])) if len(token_ids) >= end else None
+        if len(token_ids) < end:
+            return None
+        return self._evictions.get(_digest(salt.encode(), [token_ids[:end].tobytes()]))
 
     def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
@@ -122,7 +127,7 @@ class RadixTree:
             known += node.block_ids
         new_ids = block_ids[len(known) :]
         if new_ids:
-            node = node or self._roots.setdefault(salt, Node(None, b"", [], 0))
+            node = node or self._roots.setdefault(salt, Node(None, salt.encode(), [], 0))
             self._append(node, key[len(known) * self._block_bytes :], new_ids)
         return known + new_ids
 
@@ -274,7 +279,7 @@ class RadixTree:
         if leaf.parent.parent:
             self._remember_leaf(leaf.parent)
         else:
-            self._roots = {salt: root for salt, root in self._roots.items() if root is not leaf.parent}
+            del self._roots[leaf.parent.key.decode()]
 
     def _cut(self, top: Node) -> None:
         """Give up a node and all below it."""
@@ -320,18 +325,28 @@ class RadixTree:
     def _expire(self) -> None:
         """Holds whose time is up mean nothing any more."""
         while self._expiring and self._expiring[0][0] <= self.retention.now:
-            _, _, node = heapq.heappop(self._expiring)
+            at, _, node = heapq.heappop(self._expiring)
+            if at != node.looked_at:
+                continue
+            node.looked_at = None
             expires_at = self.retention.expires_at(node.hold) if node.hold else None
             if expires_at is not None and expires_at <= self.retention.now:
                 self._set_hold(node, None)
-            elif expires_at is not None:  # it was used meanwhile
-                heapq.heappush(self._expiring, (expires_at, next(self._tickets), node))
+            else:  # it was used meanwhile
+                self._watch(node)
+
+    def _watch(self, node: Node) -> None:
+        """See to it that its hold expires. Who is to be looked at before that need not be queued again."""
+        expires_at = self.retention.expires_at(node.hold) if node.hold else None
+        if expires_at is not None and (node.looked_at is None or expires_at < node.looked_at):
+            node.looked_at = expires_at
+            heapq.heappush(self._expiring, (expires_at, next(self._tickets), node))
 
     def _remember_eviction(self, leaf: Node, num_kept: int, beneficiary: str) -> None:
         """Under the prefix that ends with the first block given up."""
         first = leaf.key[: (num_kept + 1) * self._block_bytes]
         above = [node.key for node in _path(leaf)][1:]
-        salt = next(salt for salt, root in self._roots.items() if root is _root_of(leaf))
+        salt = _root_of(leaf).key
         self._evictions[_digest(salt, [*reversed(above), first])] = Eviction(self.retention.now, beneficiary)
         if len(self._evictions) > _MAX_EVICTIONS:
             self._evictions.popitem(last=False)
@@ -342,8 +357,8 @@ class RadixTree:
                 yield from _subtree(child)
 
 
-def _digest(salt: str, parts: list[bytes]) -> bytes:
-    digest = hashlib.blake2b(salt.encode(), digest_size=16)
+def _digest(salt: bytes, parts: list[bytes]) -> bytes:
+    digest = hashlib.blake2b(salt, digest_size=16)
     for part in parts:
         digest.update(part)
     return digest.digest()

@@ -150,6 +150,8 @@ class Scheduler:
         if reason is FinishReason.STOP:
             hold = Hold(HoldKind.AWAY, self.retention.now + SETTLE_S, rank=request.rank)
             self.tree.hold(request.token_ids, hold, request.salt)
+        elif request.is_awaited and request.id in self.waiting:  # nothing is kept for one who is not waiting any more
+            self.tree.match(request.token_ids, request.salt)
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
     def fail(self, request: Request) -> None:

@@ -278,7 +278,9 @@ async def test_the_limit_of_time_ends_a_plan() -> None:
         return 1
 
     agent = Agent(planner(plan(("a", "hang", {})), "never"), [hang], limits=Limits(time_s=0.05))
-    events = await listen(agent)
+    conversation = Conversation()
+    events = await listen(agent, conversation=conversation)
+    assert [message.role for message in conversation.messages] == ["user", "assistant", "tool"], "what began is told"
     ended = of(RunEnded, events)[0]
     assert ended.end == "limit"
     assert isinstance(ended.error, HotloopError)

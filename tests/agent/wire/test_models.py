@@ -1,6 +1,7 @@
 """Both models over loopback: what they ask, what they hear, when they ask again, and what they never tell."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -255,6 +256,16 @@ async def test_other_failures_are_told_at_once(make: Make, reply: Reply, caplog:
     assert "\n" not in words
     for shown in (words, repr(caught.value), caplog.text, repr(make(server.url)), repr(make(server.url).__dict__)):
         assert KEY not in shown
+
+
+async def test_of_a_key_not_even_the_beginning_is_told() -> None:
+    """Long words are cut, and the cut may go through the key."""
+    for num_before in (575, 590):
+        body = json.dumps({"error": "x" * num_before + KEY}).encode()
+        async with WireServer(Reply(body, 400)) as server:
+            with pytest.raises(RemoteError) as caught:
+                await hear(openai(server.url))
+        assert "sk-" not in str(caught.value)
 
 
 async def test_a_server_that_is_not_there() -> None:

@@ -30,6 +30,7 @@ from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, ConfigError, EngineClosed
 from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.disk.folder import Folder
 from hotloop.engine.disk.tier import PATIENCE_S, DiskTier, open_store
 from hotloop.engine.engine import Engine
@@ -325,6 +326,24 @@ def test_a_prefix_lost_while_it_is_read_is_let_go(filled: Path) -> None:
         rig.hear()
     assert list(rig.scheduler.waiting.values()) == [request]
     assert rig.scheduler.pool.num_used == 0
+    rig.tier.close()
+
+
+@pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
+def test_room_of_the_more_urgent_who_are_away_is_left_alone(filled: Path, priority: Priority) -> None:
+    rig = Rig(filled)
+    pool, tree = rig.scheduler.pool, rig.scheduler.tree
+    block_ids = pool.allocate(pool.num_free) or []
+    away = array("i", range(1000, 1000 + len(block_ids) * BLOCK_SIZE))
+    tree.insert(away, block_ids)
+    pool.release(block_ids)
+    tree.hold(away, Hold(HoldKind.AWAY, until=900.0, rank=Priority.INTERACTIVE))
+    request = Request("a", PROMPT, greedy(), priority)
+    rig.tier.add(request)
+    while rig.tier.waiting:
+        rig.hear()
+    num_restored = NUM_STORED if priority is Priority.INTERACTIVE else 0
+    assert (request.num_restored, tree.num_evicted * BLOCK_SIZE) == (num_restored, num_restored)
     rig.tier.close()
 
 

@@ -48,13 +48,14 @@ class PlannedRun(RunLoop):
         self._emit(TurnStarted(turn))
         self._vision.look(self.conversation.messages, turn)
         execution = Execution(self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
+        self._begun = execution.made
         try:
             usage = await self._follow_plan(execution, turn)
             await self._finish(execution)
         finally:
             await execution.close()
         self._charge(usage, execution.made)
-        self._num_read = usage.num_tokens
+        self.conversation.num_tokens = usage.num_tokens
         self._emit(TurnFinished(turn, usage, len(execution.pending)))
 
     async def _follow_plan(self, execution: Execution, turn: int) -> ModelUsage:
@@ -92,6 +93,7 @@ class PlannedRun(RunLoop):
                 await read_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in pending])
             self.conversation.add(said, *(each.message for each in pending))
+        self._begun = []
         self._vision.settle(self.conversation.messages)
 
 

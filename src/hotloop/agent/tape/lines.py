@@ -5,6 +5,7 @@ once, in full, to be shown where a run departs from the tape. A tape holds all t
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,6 +77,8 @@ class Outcome(msgspec.Struct, tag="outcome", tag_field="line"):
     text: str
     failure: str | None = None
     """`refused`, or `crashed` if another try might have gone better."""
+    number: int = 0
+    """Which of all it was when it began: of two calls that are alike the second may have ended first."""
 
 
 class Verdict(msgspec.Struct, tag="verdict", tag_field="line"):
@@ -128,6 +131,7 @@ class TapeWriter:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
         self._said: set[str] = set()
+        self.numbers = itertools.count()
         try:
             self._path.write_bytes(_encode(Head(VERSION)))
         except OSError as error:

@@ -63,10 +63,10 @@ class RecordingTool:
         self._tape = tape
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        began_at = time.monotonic()
+        began_at, number = time.monotonic(), next(self._tape.numbers)
 
         def write(text: str, failure: str | None = None) -> None:
-            self._tape.write(Outcome(self.spec.name, arguments, time.monotonic() - began_at, text, failure))
+            self._tape.write(Outcome(self.spec.name, arguments, time.monotonic() - began_at, text, failure, number))
 
         try:
             text = render_result(await self._tool.run(arguments, surroundings))
@@ -75,14 +75,14 @@ class RecordingTool:
             if timeout_s is not None and time.monotonic() - began_at >= timeout_s:
                 write(f"{self.spec.name} did not answer within {timeout_s:g} s", "crashed")
             raise
-        except Exception as error:  # whatever it is, carry_out decides what the model is told
+        except (Exception, SystemExit, BaseExceptionGroup) as error:  # carry_out decides what the model is told
             write(*_describe(error))
             raise
         write(text)
         return text
 
 
-def _describe(error: Exception) -> tuple[str, str]:
+def _describe(error: BaseException) -> tuple[str, str]:
     """As `carry_out` words it, and whether it would try again."""
     match error:
         case ToolCrashed():

@@ -44,7 +44,7 @@ class Tape:
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
         self._outcomes: defaultdict[tuple[str, str], deque[Outcome]] = defaultdict(deque)
         self._verdicts: defaultdict[tuple[str, str], deque[Verdict]] = defaultdict(deque)
-        for line in lines:
+        for line in sorted(lines, key=lambda line: line.number if isinstance(line, Outcome) else 0):
             match line:
                 case Answer():
                     self._answers[line.asked.key].append(line)
@@ -52,6 +52,9 @@ class Tape:
                     self._outcomes[line.name, line.arguments].append(line)
                 case Verdict():
                     self._verdicts[line.name, line.arguments].append(line)
+
+        self.has_verdicts = bool(self._verdicts)
+        """Whether somebody was asked; if nobody was there then, nobody is now."""
 
     def answer(self, ask: Ask) -> Answer:
         asked = digest_ask(ask)

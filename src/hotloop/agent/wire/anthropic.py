@@ -123,6 +123,8 @@ def mark(body: Json) -> Json:
         if body.get(part):
             marked[part] = _mark_last(body[part])
             break
+    if not body["messages"]:
+        return marked  # which the server refuses, and says so
     *turns, last = body["messages"]
     return {**marked, "messages": [*turns, {**last, "content": _mark_last(last["content"])}]}
 

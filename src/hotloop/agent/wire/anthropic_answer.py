@@ -155,3 +155,5 @@ class AnthropicAnswer:
         call = self._blocks.get(index)
         if call and not call.has_arguments and self._inputs[index]:
             yield from call.add(json.dumps(self._inputs[index], ensure_ascii=False))
+        elif call and call.is_empty:
+            yield from call.close()

@@ -44,12 +44,18 @@ class WireCall:
         self.has_arguments = False
         self.is_closed = False
         self._index = index
+        self._empty = ""  # all that was written so far is this empty object
         self._is_opened = False
         self._nesting = Nesting()
 
     @property
     def is_opened(self) -> bool:
         return self._is_opened
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether an empty object is all it has."""
+        return bool(self._empty)
 
     def open(self) -> Iterator[StreamEvent]:
         """Tell of it, if that was not done: its name is whole."""
@@ -58,11 +64,17 @@ class WireCall:
             yield CallOpened(self._index, self.id, self.name)
 
     def add(self, arguments: str) -> Iterator[StreamEvent]:
-        """More of the arguments. What comes behind their end is dropped: the tool has begun."""
-        if not arguments or self.is_closed:
+        """More of the arguments. What comes behind their end is dropped: the tool has begun.
+
+        But some servers begin with an empty object and then write the arguments: so its end is not believed.
+        """
+        if not arguments or self.is_closed or (self._empty and not arguments.lstrip().startswith("{")):
             return
         yield from self.open()
+        self._empty = arguments if not self.has_arguments and arguments.strip() == "{}" else ""
         self.has_arguments = True
+        if self._empty:
+            return
         end = self._find_end(arguments)
         yield CallDelta(self._index, arguments[:end])
         if end is not None:
@@ -73,6 +85,8 @@ class WireCall:
         yield from self.open()
         if not self.is_closed:
             self.is_closed = True
+            if self._empty:
+                yield CallDelta(self._index, self._empty)
             yield CallClosed(self._index)
 
     def _find_end(self, arguments: str) -> int | None:

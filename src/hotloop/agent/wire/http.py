@@ -124,7 +124,7 @@ class RemoteServer:
             try:
                 return msgspec.json.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                raise self._error(f"answered what is not JSON: {_cut(data)}") from None
+                raise self._error(f"answered what is not JSON: {_as_text(data)}") from None
 
     async def _listen(
         self, path: str, body: Json, headers: Mapping[str, str], is_last: Callable[[ServerEvent], bool]
@@ -178,8 +178,10 @@ class RemoteServer:
         )
 
     def _error(self, words: str, **facts: Any) -> RemoteError:
-        line = " ".join(f"{self.url} {words}".split())
-        return RemoteError(line.replace(self._secret, "***") if self._secret else line, **facts)
+        """Cut last: a key that was cut is one that is not found."""
+        shown = words.replace(self._secret, "***") if self._secret else words
+        shown = shown if len(shown) <= _MAX_WORDS else shown[:_MAX_WORDS] + "…"
+        return RemoteError(" ".join(f"{self.url} {shown}".split()), **facts)
 
     def fail(self, error: Any) -> RemoteError:
         """What a server says went wrong in the middle of an answer."""
@@ -236,7 +238,7 @@ def _message(data: bytes) -> str:
     try:
         return _words(msgspec.json.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _cut(data)
+        return _as_text(data)
 
 
 def _words(error: Any) -> str:
@@ -245,12 +247,11 @@ def _words(error: Any) -> str:
         for name in ("error", "message", "detail"):
             if error.get(name):
                 return _words(error[name])
-    text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
-    return text if len(text) <= _MAX_WORDS else text[:_MAX_WORDS] + "…"
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
 
 
-def _cut(data: bytes) -> str:
-    return _words(data.decode("utf-8", "replace"))
+def _as_text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

@@ -144,7 +144,7 @@ def is_closed(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return True
     if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties):
+        properties = schema.get("properties") or {}
+        if schema.get("additionalProperties") is not False or set(schema.get("required") or ()) != set(properties):
             return False
     return all(is_closed(value) for key, value in schema.items() if key not in ("default", "enum", "const"))

@@ -123,10 +123,11 @@ class _Fleet:
             async with places:
                 taken_at = time.monotonic()
                 try:
-                    result.usage += await self._run_job(job, model)
+                    usage = await self._run_job(job, model)
                 except HotloopError as error:  # a job that fails is counted, and the others go on
                     result.failures.append(f"{job.id}: {error}")
                 else:
+                    result.usage += usage
                     result.job_times_s.append(time.monotonic() - began_at)
                     result.run_times_s.append(time.monotonic() - taken_at)
                 self.on_job()

@@ -148,7 +148,9 @@ class KvStore:
         self._reader.put(lambda: on_data(self._read(key)))
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """These are not to be trusted."""
+        """These are not to be trusted, from now on."""
+        for key in keys:
+            self._used_at.pop(key, None)
         self._writer.put(lambda: self._delete(keys))
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:

@@ -232,7 +232,7 @@ class DiskTier:
         if len(known) < begin:
             return False
         pool.use(known)  # so that they are not given up for what follows them
-        block_ids = self._allocate(self._segment_blocks, request.id)
+        block_ids = self._allocate(self._segment_blocks, request)
         if block_ids is not None:
             self._backend.write_blocks(block_ids, data)
             tree.insert(token_ids, known[:begin] + block_ids, request.salt)
@@ -242,10 +242,15 @@ class DiskTier:
         pool.release(known)
         return block_ids is not None
 
-    def _allocate(self, count: int, beneficiary: str) -> list[int] | None:
-        pool = self._scheduler.pool
-        if count > pool.num_free:
-            self._scheduler.tree.evict(count - pool.num_free, beneficiary)
+    def _allocate(self, count: int, request: Request) -> list[int] | None:
+        """Room for a request that may not run for long: not that of those who are away and more urgent."""
+        pool, tree = self._scheduler.pool, self._scheduler.tree
+        num_missing = count - pool.num_free
+        if num_missing > 0:
+            num_awaited = tree.num_awaited(request.priority - 1, request.token_ids, request.salt)
+            if num_missing > pool.num_idle - num_awaited:
+                return None
+            tree.evict(num_missing, request.id)
         return pool.allocate(count)
 
     def _end(self, load: _Load) -> None:

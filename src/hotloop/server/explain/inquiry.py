@@ -50,7 +50,6 @@ class Explained:
 
     account: Account
     compared_with: str | None
-    compared_owner: str
     changes: tuple[str, ...]
     num_exact: int
 
@@ -156,7 +155,6 @@ class Inquiry:
             Explained(
                 account,
                 question.earlier.answer_id if question.earlier else None,
-                question.earlier.asker.owner if question.earlier else "",
                 question.prompt.changes,
                 question.prompt.num_exact,
             )

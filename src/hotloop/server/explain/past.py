@@ -1,9 +1,10 @@
 """The prompts that were read lately, and which of them another one is most like.
 
 Every window of tokens whose hash falls on a multiple of `_SAMPLING` is remembered with the latest prompts that have it,
-so a prompt is found again though its first token differs and nobody says which conversation it belongs to. Nothing is
-ever found under another scope. Bounded in tokens; used from any thread, and adding takes no time: whoever looks next
-sorts in what is new.
+so a prompt is found again though its first token differs and nobody says which conversation it belongs to. Everybody
+finds only what was their own, and read under the same scope: where two prompts part tells, token by token, what the
+other one says. Bounded in tokens; used from any thread, and adding takes no time: whoever looks next sorts in what is
+new.
 """
 
 import heapq
@@ -49,14 +50,14 @@ class _Windows:
     hashes: Hashes
     """Those it is compared by, sorted, each once; all of them if it is short."""
     keys: list[int]
-    """Those it is looked up by: elsewhere for every scope."""
+    """Those it is looked up by: elsewhere for everybody."""
     is_short: bool
 
     @classmethod
-    def of(cls, token_ids: TokenIds, scope: str) -> "_Windows":
+    def of(cls, token_ids: TokenIds, asker: Asker) -> "_Windows":
         hashes = hash_windows(token_ids)
         sample = np.unique(np.concatenate([hashes[:1], hashes[hashes % np.uint64(_SAMPLING) == 0]]))
-        seed, is_short = hash(scope), len(token_ids) <= _SHORT
+        seed, is_short = hash((asker.owner, asker.scope)), len(token_ids) <= _SHORT
         keys = [window ^ seed for window in sample.tolist()]
         return cls(np.unique(hashes) if is_short else sample, keys, is_short)
 
@@ -86,7 +87,7 @@ class Past:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._by_answer: dict[str, _Entry] = {}
         self._by_window: dict[int, list[int]] = {}
-        self._by_session: dict[tuple[str, str], list[int]] = {}
+        self._by_session: dict[tuple[str, str, str], list[int]] = {}
         self._news: deque[Reading] = deque(maxlen=_MAX_NEWS)
         self._lock = threading.Lock()
 
@@ -98,16 +99,13 @@ class Past:
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
-        if entry is None:
-            return None
-        found = entry.reading.asker
-        return entry.reading if (found.owner, found.scope) == (asker.owner, asker.scope) else None
+        return entry.reading if entry and _is_same(entry.reading.asker, asker) else None
 
     def find_like(self, token_ids: TokenIds, asker: Asker) -> Reading | None:
-        """The reading that this prompt goes on from or, if there is none, that has most in common with it; of equally
-        like ones the latest.
+        """The asker's reading that this prompt goes on from or, if there is none, that has most in common with it; of
+        equally like ones the latest.
         """
-        windows = _Windows.of(token_ids, asker.scope)
+        windows = _Windows.of(token_ids, asker)
         with self._lock:
             self._take_news()
             entries = [self._entries[number] for number in self._nominate(windows, asker)]
@@ -147,7 +145,7 @@ class Past:
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
         for session in _sessions(asker):
             elected.update(self._by_session.get(session, ()))
-        return [number for number in elected if self._entries[number].reading.asker.scope == asker.scope]
+        return [number for number in elected if _is_same(self._entries[number].reading.asker, asker)]
 
     def _take_news(self) -> None:
         while self._news:
@@ -155,7 +153,7 @@ class Past:
 
     def _keep(self, reading: Reading) -> None:
         self._num_added += 1
-        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.asker.scope), self._num_added)
+        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.asker), self._num_added)
         self._entries[entry.number] = self._by_answer[reading.answer_id] = entry
         self._cost += reading.cost
         for key in entry.windows.keys:
@@ -177,9 +175,14 @@ class Past:
             _strike(self._by_session, session, number)
 
 
-def _sessions(asker: Asker) -> Iterable[tuple[str, str]]:
-    """The asker's own session, and that of everybody: the latest of a scope may be what is looked for."""
-    return {(asker.scope, asker.session_id), (asker.scope, "")}
+def _is_same(one: Asker, other: Asker) -> bool:
+    """Whether two requests come from one who shares what was read with itself."""
+    return (one.owner, one.scope) == (other.owner, other.scope)
+
+
+def _sessions(asker: Asker) -> Iterable[tuple[str, str, str]]:
+    """The asker's session, and one for all it asks: the latest of these may be what is looked for."""
+    return {(asker.owner, asker.scope, session_id) for session_id in (asker.session_id, "")}
 
 
 def _note(numbers: list[int], number: int) -> None:

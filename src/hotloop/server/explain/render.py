@@ -7,7 +7,7 @@ from typing import Any
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.server.explain.account import Account, Cause
-from hotloop.server.explain.inquiry import Explained, Explainer, Explanation, Inquiry, unix_time
+from hotloop.server.explain.inquiry import Explainer, Explanation, Inquiry, unix_time
 from hotloop.server.tenants import Asker
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ def render_explanation(explanation: Explanation, viewer: Asker, explainer: Expla
     """Takes a moment, since the parts of a prompt are worked out."""
     accounts = [part.account for part in explanation.parts]
     is_owner = viewer.owner == explanation.asker.owner
-    compared = [part.compared_with for part in explanation.parts if is_owner and part.compared_owner == viewer.owner]
+    compared = [part.compared_with for part in explanation.parts if is_owner]
     changes = dict.fromkeys(change for part in explanation.parts for change in part.changes)
     return {
         "object": "cache.explanation",
@@ -46,7 +46,7 @@ def render_explanation(explanation: Explanation, viewer: Asker, explainer: Expla
         "exact_tokens": sum(part.num_exact for part in explanation.parts),
         "changes": [*changes],
         "causes": [
-            _render_cause(cause, part, prompt, explainer, viewer, is_owner=is_owner)
+            _render_cause(cause, prompt, explainer, viewer, is_owner=is_owner)
             for part, prompt in zip_longest(explanation.parts, explanation.prompts)
             for cause in part.account.causes
         ],
@@ -61,9 +61,7 @@ def _render_counts(accounts: Sequence[Account]) -> Json:
     }
 
 
-def _render_cause(
-    cause: Cause, part: Explained, prompt: Prompt | None, explainer: Explainer, viewer: Asker, *, is_owner: bool
-) -> Json:
+def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Asker, *, is_owner: bool) -> Json:
     rendered: Json = {"cause": cause.reason, "tokens": cause.num_tokens}
     if cause.eviction:
         beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer.scope)
@@ -72,7 +70,7 @@ def _render_cause(
         spot = find_spot(cause.parting, prompt, explainer.spell) if prompt else None
         span = {"kind": spot.kind, "index": spot.index, "offset": spot.offset} if spot else None
         rendered |= {"token_index": cause.parting.index, "span": span}
-        if explainer.level == "words" and part.compared_owner == viewer.owner:
+        if explainer.level == "words":
             words = find_words(cause.parting, explainer.spell)
             rendered |= {"before": words.before, "previous": words.previous, "current": words.current}
     return rendered
