@@ -248,7 +248,9 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
         assert process.wait(60) == code
     assert "cancelled in turn 2: 2 calls finished; stopped: sleep {}" in rest
     assert "Traceback" not in rest
-    assert [m["role"] for m in json.loads(saved.read_text())["messages"]] == ["user", "assistant", "tool"]
+    messages = json.loads(saved.read_text())["messages"]
+    assert [m["role"] for m in messages] == ["user", *["assistant", "tool"], *["assistant", "tool", "tool"]]
+    assert messages[-1]["content"].startswith("Error: this call was broken off"), "and nobody does it again unknowingly"
 
 
 def a_turn() -> list[object]:

@@ -5,6 +5,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +97,7 @@ async def _measure_plan() -> "list[PatternRow]":
     from hotloop.bench.agent.plan import run_plan
     from hotloop.bench.agent.report import PatternRow
 
-    times = {way: (await run_plan(way)).wall_s for way in ("chained", "levels", "plan")}  # type: ignore[arg-type]
+    times = {way: (await run_plan(way)).wall_s for way in ("chained", "levels", "plan")}
     what = "six calls in three levels, 1 s each, against "
     return [
         PatternRow("plan", what + "a call a turn", times["chained"], times["plan"]),
@@ -157,7 +158,7 @@ def _measure_fleet(flags: AgentFlags) -> "list[FleetRun]":
                     make_foresight=make_foresight,
                     latency=Latency(flags.tool_time),
                     max_tokens=flags.max_out,
-                    on_job=lambda task=task: bar.advance(task),  # type: ignore[misc]
+                    on_job=partial(bar.advance, task),
                 )
             )
     return runs

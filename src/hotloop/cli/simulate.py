@@ -1,6 +1,7 @@
 """`hotloop simulate`: recorded traffic against a fleet on paper, placed by the router's own code."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from hotloop.router.simulate import Figures
 
 
@@ -71,10 +74,14 @@ def simulate(
         for name in policies:
             task = bar.add_task(name, total=num_requests)
             simulation = Simulation(recorded, fleet, name, seed=flags.seed)
-            figures.append(simulation.run(num_requests, lambda done, task=task: bar.update(task, completed=done)))
+            figures.append(simulation.run(num_requests, partial(_advance, bar, task)))
     if flags.svg:
         flags.svg.write_text(draw(figures, f"{figures[0].num_requests:,} requests, {flags.replicas} replicas"))
     show({"policies": [_as_json(each) for each in figures]}, _table(figures), as_json)
+
+
+def _advance(bar: "Progress", task: "TaskID", num_done: int) -> None:
+    bar.update(task, completed=num_done)
 
 
 def _as_json(figures: "Figures") -> dict[str, Any]:

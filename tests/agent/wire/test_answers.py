@@ -193,6 +193,8 @@ def piece(**fields: Any) -> dict[str, Any]:
             [("a", "weather", WHOLE)],
         ),
         ([opened(0, "a", "weather", WHOLE + "}"), grown(0, "\n")], [("a", "weather", WHOLE)]),
+        ([opened(0, "a", "weather", "{}"), grown(0, WHOLE)], [("a", "weather", WHOLE)]),
+        ([opened(0, "a", "clock", "{}"), grown(0, "\n"), grown(0, "}")], [("a", "clock", "{}")]),
         ([opened(3, "a", "weather", WHOLE)], [("a", "weather", WHOLE)]),
         ([opened(0, "a", "unheard_of"), grown(0, WHOLE)], [("a", "unheard_of", WHOLE)]),
         (

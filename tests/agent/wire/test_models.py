@@ -21,9 +21,9 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, ModelEvent
 from hotloop.agent.open_model import open_model
 from hotloop.agent.tool import tool
-from hotloop.agent.wire.anthropic import AnthropicModel
+from hotloop.agent.wire.anthropic import AnthropicModel, mark, render_ask
 from hotloop.agent.wire.http import RemoteServer, Retries
-from hotloop.agent.wire.openai import OpenAIModel
+from hotloop.agent.wire.openai import OpenAIModel, is_closed
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import CallClosed, TextDelta
@@ -266,6 +266,11 @@ async def test_of_a_key_not_even_the_beginning_is_told() -> None:
             with pytest.raises(RemoteError) as caught:
                 await hear(openai(server.url))
         assert "sk-" not in str(caught.value)
+
+
+def test_an_empty_prompt_and_a_careless_schema_are_for_the_server_to_refuse() -> None:
+    assert mark(render_ask(Ask(messages=(Message("user", " "),)), "claude", max_tokens=9))["messages"] == []
+    assert is_closed({"type": "object", "additionalProperties": False, "properties": None, "required": None})
 
 
 async def test_a_server_that_is_not_there() -> None:

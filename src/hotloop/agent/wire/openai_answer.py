@@ -134,15 +134,15 @@ class OpenAIAnswer:
         if text:
             yield TextDelta(text)
         for piece in delta.tool_calls or ():
-            yield from self._doubt.hold(self._take_piece(piece))
+            function = piece.function or _Function()
+            call = self._find(piece, function)
+            if call is None:
+                for earlier in self._calls:  # the wire's only sign that they are whole
+                    yield from earlier.close()
+                call = self._begin(piece)
+            yield from self._doubt.hold(self._grow(call, function))
 
-    def _take_piece(self, piece: _CallPiece) -> Iterator[StreamEvent]:
-        function = piece.function or _Function()
-        call = self._find(piece, function)
-        if call is None:
-            for earlier in self._calls:  # the wire's only sign that they are whole
-                yield from earlier.close()
-            call = self._begin(piece)
+    def _grow(self, call: WireCall, function: _Function) -> Iterator[StreamEvent]:
         if function.name and not call.is_opened and function.name != call.name:
             call.name += function.name
         if call.name in self._offered and not self._may_go_on(call.name):
