@@ -11,8 +11,8 @@ from hotloop.bench.agent.recorded import Latency, RecordedTool, read_agent_jobs
 from hotloop.core.errors import ConfigError
 
 
-def call(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+def call(call_id: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
 
 
 ROW = {
