@@ -154,3 +154,14 @@ def test_a_listener_that_fails_ends_its_own_request_only() -> None:
         until_idle(engine)
         assert engine.stats().num_finished[FinishReason.ABORT] == 1
     assert listener.last("good").finish_reason is FinishReason.LENGTH
+
+
+def test_a_command_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    with make_engine() as engine:
+        engine._post(fail)
+        assert engine.generate([1, 2, 3], greedy(3)).token_ids
+        assert not engine.has_failed
+    assert "a command failed" in caplog.text

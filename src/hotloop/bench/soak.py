@@ -24,7 +24,8 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
-from hotloop.engine.engine import Engine, EngineStats
+from hotloop.engine.engine import Engine
+from hotloop.engine.stats import EngineStats
 
 _VOCAB_SIZE = 1000
 _BLOCK_SIZE = 16

@@ -8,12 +8,12 @@ import logging
 import secrets
 import threading
 from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -24,16 +24,19 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
-from hotloop.engine.disk.store import DiskStats, KvStore
+from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import open_drafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
+from hotloop.engine.stats import EngineStats
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +48,6 @@ class Completion:
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The engine at one moment. The totals only grow."""
-
-    num_running: int
-    num_waiting: Mapping[Priority, int]
-    num_blocks: int
-    num_blocks_used: int
-    num_blocks_cached: int
-    num_steps: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    num_sampled_tokens: int
-    num_forced_tokens: int
-    num_drafted_tokens: int
-    num_accepted_tokens: int
-    num_restored_tokens: int
-    num_grammar_hits: int
-    num_grammar_misses: int
-    num_evicted_blocks: int
-    num_preemptions: int
-    num_finished: Mapping[FinishReason, int]
-    disk: DiskStats
 
 
 class Engine:
@@ -360,15 +337,18 @@ class Engine:
             self._at_end.close()  # where it computed: a join does not wait for what the thread has of its own
 
     def _step(self) -> None:
-        """Whatever goes wrong in a step ends the requests that ran, never the engine."""
-        try:
-            report = self._core.step()
-        except Exception as error:
-            log.exception("a step failed")
-            self._core.fail(error if isinstance(error, BackendError) else BackendError(f"a step failed: {error!r}"))
-            return
+        report = self._attempt("a step", self._core.step)
         if report and self.on_step:
             self._report(report, self.on_step)
+
+    def _attempt(self, what: str, act: Callable[[], T]) -> T | None:
+        """Whatever goes wrong ends the requests that ran, never the engine."""
+        try:
+            return act()
+        except Exception as error:
+            log.exception("%s failed", what)
+            self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))
+            return None
 
     def _report(self, report: StepReport, on_step: Callable[[StepReport], None]) -> None:
         """Whoever watches may fail; the requests that are watched do not."""
@@ -389,7 +369,7 @@ class Engine:
                     break  # those who wait for the disk do not wait for ever
             commands, self._inbox = self._inbox, []
         for command in commands:
-            command()
+            self._attempt("a command", command)
         return not self._is_stopped
 
     def _receive(self, requests: Sequence[Request], matchers: Sequence[Matcher | None], on_event: OnEvent) -> None:

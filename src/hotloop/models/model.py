@@ -16,6 +16,8 @@ from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.models.vocabulary import gguf_tokenizer
 
+_NUM_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, that a model is known by
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -87,8 +89,15 @@ def _within_window(spec: ModelSpec, window: int | None) -> tuple[ModelSpec, tupl
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:
+    """Where the files are, how large and how old, and samples of what is in them: images may have all of them equally
+    old, and reading all of a large model would take too long.
+    """
     digest = hashlib.sha256()
     for path in paths:
         stat = path.stat()
         digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        with path.open("rb") as file:
+            for i in range(_NUM_SAMPLES):
+                file.seek(i * max(0, stat.st_size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:32]

@@ -15,7 +15,8 @@ from hotloop import __version__
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
-from hotloop.engine.engine import Engine, EngineStats
+from hotloop.engine.engine import Engine
+from hotloop.engine.stats import EngineStats
 from hotloop.server.explain.account import Account
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
