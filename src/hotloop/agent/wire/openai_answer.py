@@ -141,6 +141,8 @@ class OpenAIAnswer:
                     yield from earlier.close()
                 call = self._begin(piece)
             yield from self._doubt.hold(self._grow(call, function))
+        if choice.finish_reason and choice.finish_reason not in ("length", *_FAILURES):  # no need to wait for the usage
+            yield from self._doubt.settle()
 
     def _grow(self, call: WireCall, function: _Function) -> Iterator[StreamEvent]:
         if function.name and not call.is_opened and function.name != call.name:
