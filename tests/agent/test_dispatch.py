@@ -169,3 +169,11 @@ async def test_approval(verdict: Any, result: str) -> None:
     assert [call.arguments for call in asked] == ([] if verdict is None else ['{"amount": 5}'])
     dispatched = {event.name for event in of(CallDispatched, events)}
     assert dispatched == ({"pay", "look"} if verdict is True else {"look"})
+
+
+async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
+    flaky = Flaky(1, OSError("gone"))
+    work = FunctionTool(flaky.work, traits=Traits(idempotent=True, cost=0.5))
+    pay = FunctionTool(lambda: None, name="pay", traits=Traits(needs_approval=True, cost=9.0))
+    events = await listen(Agent(ScriptedModel([[Call("work"), Call("pay")], "ok"]), [work, pay]))
+    assert end_of(events).spent.money == 1.0

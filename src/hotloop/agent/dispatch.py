@@ -41,6 +41,12 @@ class Pending:
     task: "asyncio.Task[Outcome]"
 
     @property
+    def num_tries(self) -> int:
+        """How often the tool was run for it; one that was broken off may have been."""
+        is_over = self.task.done() and not self.task.cancelled() and not self.task.exception()
+        return self.task.result().num_tries if is_over else 1
+
+    @property
     def message(self) -> Message:
         """The result; only once the task is done."""
         return self._as_message(self.task.result().text)
@@ -109,7 +115,7 @@ class Dispatcher:
         refusal = await self._refusal(tool, call) if tool else f"there is no tool {call.name!r}; {self._offer()}"
         began_at = time.monotonic()
         if refusal or tool is None:
-            outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True)
+            outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
         elif glimpse := self._vision.claim(call):  # what runs already needs no room
             began_at = glimpse.began_at
             self._emit(CallDispatched(turn, call.id, call.name, call.arguments, was_foreseen=True))

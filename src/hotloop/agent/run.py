@@ -182,9 +182,10 @@ class RunLoop:
             return
         before = len(self.conversation)
         messages, usage = await compaction.shrink(self._settings.model, self._ask())
-        self.conversation.replace(messages)
         self._charge(usage)
-        self._emit(Compacted(turn, before, len(messages), usage))
+        if len(messages) < before:
+            self.conversation.replace(messages)
+            self._emit(Compacted(turn, before, len(messages), usage))
 
     async def _listen(self, turn: int) -> tuple[Answer, list[Pending]]:
         """The model's answer; each call is given out the moment it is whole."""
@@ -220,5 +221,6 @@ class RunLoop:
         )
 
     def _charge(self, usage: ModelUsage, calls: Sequence[Pending] = ()) -> None:
-        cost = sum(self._tools[each.call.name].traits.cost for each in calls if each.call.name in self._tools)
+        known = [each for each in calls if each.call.name in self._tools]
+        cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         self._run.charge(usage, self._settings.prices.of(usage) + cost)
