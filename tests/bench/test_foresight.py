@@ -47,12 +47,12 @@ def test_runs_are_read_as_they_were(name: str, tmp_path: Path):
 def test_what_is_no_transcript_is_said(text: str, tmp_path: Path):
     path = tmp_path / "runs.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="is no transcript"):
+    with pytest.raises(ConfigError, match="is not a transcript"):
         read_runs(path)
 
 
 def test_a_missing_file_is_said(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         read_runs(tmp_path / "none.jsonl.gz")
 
 

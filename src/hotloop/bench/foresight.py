@@ -8,7 +8,6 @@ Nothing runs: the record says what the model asked for and wrote, and every call
 is measured is the predictor, and how much of the tools' time it would have hidden behind the model's.
 """
 
-import gzip
 import math
 import random
 from collections import Counter
@@ -17,13 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from hotloop.agent.predict.history import History, PastCall
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.predict.values import call_key
 from hotloop.agent.speculation import Budget
-from hotloop.core.errors import ConfigError
+from hotloop.bench.transcripts import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
 READ_ONLY_WORDS = frozenset(
@@ -262,45 +259,12 @@ def is_read_only(name: str) -> bool:
     return name.split("_")[0] in READ_ONLY_WORDS
 
 
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str = ""
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-
-
-class _Transcript(msgspec.Struct):
-    messages: list[_Message]
-
-
 def read_runs(path: Path) -> list[list[Message]]:
-    """The runs of a transcript file, .jsonl or .jsonl.gz: OpenAI messages, one run a line."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            rows = [msgspec.json.decode(line, type=_Transcript) for line in lines if line.strip()]
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no transcript: {error}") from error
-    return [[_message(each) for each in row.messages if each.role in _ROLES] for row in rows]
+    """The runs of a transcript file, without what nobody knows."""
+    return [[each.message for each in row.messages if each.role in _ROLES] for row in read_transcripts(path)]
 
 
 _ROLES = ("system", "user", "assistant", "tool")
-
-
-def _message(each: _Message) -> Message:
-    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in each.tool_calls or ())
-    return Message(each.role, each.content or "", tool_calls=calls, tool_call_id=each.tool_call_id)  # type: ignore[arg-type]
 
 
 def foresight_row(path: Path, num_learn: int = 30) -> dict[str, float]:

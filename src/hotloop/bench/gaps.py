@@ -21,8 +21,7 @@ import httpx
 from hotloop.bench.client import ChatClient, ServerFailed
 from hotloop.bench.report import percentile
 from hotloop.bench.serving import ChildServer
-from hotloop.bench.workload import _read_rows as read_transcripts
-from hotloop.bench.workload import _Transcript as Transcript
+from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.core.errors import ConfigError
 from hotloop.core.request import Usage
 

@@ -5,7 +5,6 @@ with the words of the record, not with the server's: so every server reads ident
 text and tool results are user turns, so that a chat template without tools can serve too.
 """
 
-import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.core.errors import ConfigError
 
 ChatMessage = dict[str, str]
@@ -41,26 +39,10 @@ class Job:
     turns: tuple[Turn, ...]
 
 
-class _Call(msgspec.Struct):
-    function: dict[str, Any]
-
-
-class _Recorded(msgspec.Struct):
-    role: str
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Transcript(msgspec.Struct):
-    messages: list[_Recorded]
-    system: str = ""
-    tools: list[Any] = []
-
-
 def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
     """The first `max_jobs` runs of a transcript file whose last prompt is shorter than `max_chars` characters."""
     jobs: list[Job] = []
-    for row in _read_rows(path):
+    for row in read_transcripts(path):
         turns = _turns_of(row, max_output)[:max_turns]
         if turns and turns[-1].num_chars < max_chars:
             jobs.append(Job(f"job-{len(jobs)}", tuple(turns)))
@@ -71,27 +53,7 @@ def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max
     return jobs
 
 
-def _read_rows(path: Path) -> Iterator[_Transcript]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _parse_row(line, f"{path}, line {number}")
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a compressed transcript is called .gz") from None
-
-
-def _parse_row(line: str, where: str) -> _Transcript:
-    try:
-        return msgspec.json.decode(line, type=_Transcript)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{where} is not a transcript: {error}") from None
-
-
-def _turns_of(row: _Transcript, max_output: int) -> list[Turn]:
+def _turns_of(row: Transcript, max_output: int) -> list[Turn]:
     tools = json.dumps(row.tools, sort_keys=True)
     history: list[ChatMessage] = [_message("system", f"{row.system}\n\nAvailable tools:\n{tools}")]
     turns: list[Turn] = []

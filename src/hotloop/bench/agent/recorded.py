@@ -5,21 +5,17 @@ more calls. How long a tool takes is drawn from a log-normal, the same for the s
 """
 
 import asyncio
-import gzip
 import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from hotloop.agent.context import Surroundings
 from hotloop.agent.tool import Traits
-from hotloop.core.errors import ConfigError
-from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.bench.transcripts import Transcript, read_transcripts
+from hotloop.core.message import Message, Tool
 
 READ_ONLY = ("get_", "search_", "list_", "find_", "calculate", "think")
 """How the names of tools begin that change nothing."""
@@ -86,69 +82,39 @@ def canonical(arguments: str) -> str:
 
 
 def read_agent_jobs(path: Path, *, max_chars: int, skip: int = 0) -> Iterator[AgentJob]:
-    """The jobs of a transcript file that have fewer characters, all in all; the first `skip` lines are left out."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                if number >= skip and line.strip() and len(line) < max_chars:
-                    job = _parse_job(f"job-{number}", msgspec.json.decode(line, type=_Transcript))
-                    if job.episodes:
-                        yield job
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is not a transcript: {error}") from None
+    """The jobs of a transcript file that have fewer characters, all in all; the first `skip` runs are left out."""
+    for number, row in enumerate(read_transcripts(path)):
+        if number >= skip and row.num_chars < max_chars:
+            job = _parse_job(f"job-{number}", row)
+            if job.episodes:
+                yield job
 
 
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
-
-
-class _Call(msgspec.Struct):
-    id: str
-    function: _Function
-
-
-class _Recorded(msgspec.Struct):
-    role: str
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-
-
-class _Transcript(msgspec.Struct):
-    messages: list[_Recorded]
-    system: str = ""
-    tools: list[dict[str, Any]] = []
-
-
-def _parse_job(job_id: str, row: _Transcript) -> AgentJob:
-    calls = {call.id: call.function for message in row.messages for call in message.tool_calls or ()}
+def _parse_job(job_id: str, row: Transcript) -> AgentJob:
+    messages = [each.message for each in row.messages]
+    calls = {call.id: call for message in messages for call in message.tool_calls}
     results = {
-        (calls[message.tool_call_id].name, canonical(calls[message.tool_call_id].arguments)): message.content or ""
-        for message in row.messages
-        if message.tool_call_id in calls
+        (call.name, canonical(call.arguments)): message.content
+        for message in messages
+        if (call := calls.get(message.tool_call_id or ""))
     }
     tools = tuple(
         Tool(each["function"]["name"], each["function"].get("description", ""), each["function"].get("parameters", {}))
         for each in row.tools
     )
-    return AgentJob(job_id, row.system, tools, tuple(_episodes(row.messages)), results)
+    return AgentJob(job_id, row.system, tools, tuple(_episodes(messages)), results)
 
 
-def _episodes(messages: Sequence[_Recorded]) -> Iterator[Episode]:
+def _episodes(messages: Sequence[Message]) -> Iterator[Episode]:
     """Split at the user's words. A last answer with calls whose results are missing is left out."""
     prompt: str | None = None
     answers: list[Message] = []
-    for message in [*messages, _Recorded("user")]:
+    for message in [*messages, Message("user")]:
         if message.role == "user":
             while answers and answers[-1].tool_calls:
                 answers.pop()
             if prompt is not None and answers:
                 yield Episode(prompt, tuple(answers))
-            prompt, answers = message.content or "", []
+            prompt, answers = message.content, []
         elif message.role == "assistant":
-            made = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
-            answers.append(Message("assistant", message.content or "", tool_calls=made))
+            answers.append(message)

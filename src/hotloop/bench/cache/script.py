@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from hotloop.bench.questions import Question
+from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.bench.workflows import generate_workflows
-from hotloop.bench.workload import _read_rows as read_transcripts
-from hotloop.bench.workload import _Transcript as Transcript
 from hotloop.core.errors import ConfigError
 
 Json = dict[str, Any]
