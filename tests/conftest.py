@@ -19,3 +19,7 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$HOTLOOP_HOME pointing at an empty folder."""
     monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--through-router", action="store_true", help="Talk to servers through a router.")

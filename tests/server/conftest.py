@@ -17,3 +17,8 @@ def serving() -> Iterator[Serving]:
 def client(serving: Serving) -> Iterator[openai.OpenAI]:
     with serving.openai() as client:
         yield client
+
+
+@pytest.fixture(scope="session", autouse=True)
+def route_if_asked(pytestconfig: pytest.Config) -> None:
+    Serving.is_routed = pytestconfig.getoption("--through-router")

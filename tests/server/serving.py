@@ -6,6 +6,7 @@ A token is a byte, so a test can force any text it likes with `logit_bias`, or h
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, Self
 
@@ -16,10 +17,12 @@ from tests.engine.tiny import TOKENIZER
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.backends.scripted import ScriptedBackend
-from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.router.config import read_fleet
+from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
 
 MODEL = "tiny"
@@ -75,8 +78,35 @@ class Pause:
         self._is_over.set()
 
 
+class Routing:
+    """A router in a thread, in front of one server."""
+
+    def __init__(self, replica_url: str) -> None:
+        settings = RouterConfig(port=0, replica=(replica_url,), health_interval_s=0.1, drain_timeout_s=5.0)
+        self._server = RouterServer(read_fleet(settings, None, {}), on_ready=self._on_ready)
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._server.run)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        assert self._is_ready.wait(30)
+        until(lambda: httpx.get(f"{self.url}/ready").status_code == 200)
+        return self.url
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _on_ready(self, url: str) -> None:
+        self.url = url
+        self._is_ready.set()
+
+
 class Serving:
-    """The server in a thread, and ways to talk to it."""
+    """The server in a thread, and ways to talk to it; with `pytest --through-router`, through one."""
+
+    is_routed = False
 
     def __init__(
         self,
@@ -102,16 +132,20 @@ class Serving:
         )
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self.server.run)
+        self._front = ExitStack()
 
     def __enter__(self) -> Self:
         self.engine.start()
         self._thread.start()
         assert self._is_ready.wait(30)
+        if self.is_routed:
+            self.url = self._front.enter_context(Routing(self.url))
         self.http = httpx.Client(base_url=self.url, timeout=30)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
+        self._front.close()
         self.server.stop()
         self.join()
         self.engine.close()

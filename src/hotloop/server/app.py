@@ -20,12 +20,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from hotloop.border.listen import bind, url_of
+from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
-from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.errors import HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.server import generate, info
 from hotloop.server.anthropic import messages as anthropic
-from hotloop.server.border import REQUEST_ID_HEADER, KeyCheck, RequestIds
+from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.responses import api as responses
 from hotloop.server.service import Service
@@ -98,7 +100,7 @@ class HttpServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        super().run(sockets or [_bind(self._settings.host, self._settings.port)])
+        super().run(sockets or [bind(self._settings.host, self._settings.port)])
 
     def stop(self) -> None:
         if self.should_exit and self._loop:
@@ -117,7 +119,7 @@ class HttpServer(uvicorn.Server):
         self._loop.set_default_executor(ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="hotloop-job"))
         await super().startup(sockets)
         assert sockets
-        url = _url(sockets[0])
+        url = url_of(sockets[0])
         is_chat = self._engine.template is not None
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
 
@@ -173,25 +175,3 @@ def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
         # The drain ends every stream by itself; this is for a client that does not read what it is sent.
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + 5,
     )
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 1 << 16:  # the resolver would quietly take the remainder
-        raise ConfigError(f"cannot listen on {host}:{port}: there is no such port")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

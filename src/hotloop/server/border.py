@@ -3,9 +3,6 @@
 Pure ASGI: nothing here buffers a response or stands between a stream and its client.
 """
 
-import hmac
-import re
-import secrets
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -13,15 +10,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.server.anthropic import errors as anthropic_errors
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
-
-REQUEST_ID_HEADER = "x-request-id"
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What answers without a key: the probes of whoever keeps the server alive."""
-
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
@@ -62,23 +54,12 @@ class KeyCheck:
         self._expected = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or has_key(dict(scope["headers"]), self._expected):
             await self._app(scope, receive, send)
             return
         message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
         error = HttpError(401, message, headers={"www-authenticate": "Bearer"})
         await error_response(error, scope["state"]["request_id"], scope["path"])(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        """The scheme's name may be in any case; how long the comparison takes tells nothing about the key."""
-        headers = dict(scope["headers"])
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        keys = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
-        return any(hmac.compare_digest(key, self._expected) for key in keys)
-
-
-def parse_request_id(given: str | None) -> str:
-    return given if given and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:

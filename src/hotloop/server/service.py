@@ -11,7 +11,7 @@ from hotloop import __version__
 from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.core.config import CacheIsolation, ServerConfig, parse_bytes
-from hotloop.core.errors import UnknownModel
+from hotloop.core.errors import ConfigError, UnknownModel
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom
@@ -51,6 +51,8 @@ class Service:
 
     @classmethod
     def build(cls, engine: Engine, config: ServerConfig) -> "Service":
+        if engine.kv_events and config.cache_isolation == "key":
+            raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
         model = config.served_name or engine.name
         metrics = Metrics(engine, model)
         tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)

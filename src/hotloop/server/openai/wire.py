@@ -13,23 +13,12 @@ from msgspec import Meta
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, SamplingParams
+from hotloop.core.session import PRIORITY_HEADER, name_session
 from hotloop.server.openai.structure import StructureBody
 
 MAX_STOPS = 16
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
-
-# In the order they are believed: what names a session first, what names a user last.
-SESSION_HEADERS = (
-    "x-session-id",
-    "x-claude-code-session-id",
-    "session-id",
-    "thread-id",
-    "x-session-affinity",
-    "x-dynamo-session-id",
-)
-PRIORITY_HEADER = "x-hotloop-priority"
-MAX_SESSION_ID = 256
 
 # Kept in memory, so no longer than an hour, whatever is asked for.
 _RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
@@ -230,5 +219,4 @@ def parse_priority(body: Asking, headers: Mapping[str, str]) -> Priority:
 
 def parse_session_id(body: Asking, headers: Mapping[str, str]) -> str:
     """Which conversation this belongs to, as far as the client lets on; empty if it does not."""
-    named = (body.session_id, *map(headers.get, SESSION_HEADERS), body.prompt_cache_key, body.user)
-    return next((name for name in named if name), "")[:MAX_SESSION_ID]
+    return name_session(body.session_id, headers, body.prompt_cache_key, body.user)

@@ -1,0 +1,23 @@
+"""What clients already say about which conversation a request belongs to and how urgent it is."""
+
+from collections.abc import Mapping
+
+# In the order they are believed: what names a session first, what names a user last.
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "thread-id",
+    "x-session-affinity",
+    "x-dynamo-session-id",
+)
+PRIORITY_HEADER = "x-hotloop-priority"
+MAX_SESSION_ID = 256
+
+
+def name_session(
+    session_id: str | None, headers: Mapping[str, str], prompt_cache_key: str | None, user: str | None
+) -> str:
+    """Which conversation this belongs to, as far as the client lets on; empty if it does not."""
+    named = (session_id, *map(headers.get, SESSION_HEADERS), prompt_cache_key, user)
+    return next((name for name in named if name), "")[:MAX_SESSION_ID]
