@@ -2,6 +2,7 @@
 a field's name is its flag, the string below it is its help.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +16,7 @@ ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]
+PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 
 _COUNTS = (
@@ -62,6 +64,9 @@ class EngineConfig:
     """A folder where what was read is kept as well, to survive a restart; as worthy of protection as the prompts."""
     kv_dir_size: str = "8GiB"
     """Most that folder may hold; the longest unused goes first."""
+    kv_events: str | None = None
+    """Where it is published what the KV cache holds, such as tcp://127.0.0.1:5557, in vLLM's format, for routers; the
+    port after it replays. Whoever can connect can read the prompts; those with a salt are left out."""
     retention: bool = True
     """Whether prompts are kept longer where a client asks for it or runs a tool, newcomers wait for those who are back
     soon, and finished runs are let go first; if not, the longest unused goes first, whatever it is."""
@@ -91,6 +96,10 @@ class EngineConfig:
             raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
         if self.kv_dir and not self.prefix_cache:
             raise ConfigError("kv_dir needs prefix_cache: what is not shared is not kept either")
+        if self.kv_events:
+            check_endpoint("kv_events", self.kv_events)
+            if not self.prefix_cache:
+                raise ConfigError("kv_events needs prefix_cache: there is nothing to tell without it")
         parse_bytes(self.kv_memory)
         parse_bytes(self.kv_dir_size)
 
@@ -143,8 +152,64 @@ class ServerConfig:
     """Largest request body that is read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """How the router meets its clients and its replicas."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise."""
+    port: int = 8780
+    """Port to listen on; 0 takes a free one."""
+    api_key: str | None = field(default=None, repr=False)
+    """If given, every request but /health and /ready must carry it; it is never sent on to a replica."""
+    replica: tuple[str, ...] = ()
+    """Address of a replica, once for each; more can be said about one in a file (see docs/fleet.md)."""
+    policy: PolicyName = "prefix"
+    """How a replica is chosen: by what it has read and has to do, by session, by load alone, in turn, or by chance."""
+    max_body: str = "16MiB"
+    """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
+    max_connections: int = 128
+    """Most requests at one replica at a time; others wait here, the most urgent class first."""
+    max_waiting: int = 1024
+    """Most requests waiting here for a place; one more is answered 429."""
+    queue_timeout_s: float = 30.0
+    """How long a request waits here for a place, or for any replica to be up, before it is answered 503."""
+    connect_timeout_s: float = 2.0
+    """How long connecting to a replica may take."""
+    first_byte_timeout_s: float = 600.0
+    """How long a replica may take to begin its answer."""
+    idle_timeout_s: float = 300.0
+    """How long a stream may be silent before it counts as broken."""
+    max_retries: int = 3
+    """How many other replicas are tried where one fails before the first byte of its answer."""
+    retry_share: float = 0.2
+    """How many retries there may be as a share of requests, so that a failing fleet is not asked even more."""
+    hedge_after_s: float | None = None
+    """Ask a second replica when the first has not begun to answer after this time; whoever begins first is heard."""
+    health_interval_s: float = 1.0
+    """How often a replica is asked whether it is well."""
+    drain_timeout_s: float = 30.0
+    """How long a shutdown, or a replica that is taken out, waits for running requests."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_connections", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "health_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above zero, not {getattr(self, name)}")
+        parse_bytes(self.max_body)
+
+
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}
 _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
+
+
+def check_endpoint(setting: str, endpoint: str) -> None:
+    """Refuse what is no address of ZeroMQ's over TCP."""
+    match = re.fullmatch(r"tcp://(\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})", endpoint)
+    if not match or int(match[2]) > 65534:
+        raise ConfigError(f"{setting} must be like tcp://127.0.0.1:5557, not {endpoint!r}")
 
 
 def parse_bytes(text: str) -> int:

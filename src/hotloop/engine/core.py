@@ -12,6 +12,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
+from hotloop.engine.changes import Changes
 from hotloop.engine.decode import Decoder, Outcome
 from hotloop.engine.disk.store import DiskStats, KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
@@ -74,11 +75,14 @@ class EngineCore:
         drafter: Drafter | None = None,
         store: KvStore | None = None,
         post: Post | None = None,
+        changes: Changes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.totals = Totals()
-        self.scheduler = Scheduler(config, block_size=backend.block_size, num_blocks=backend.num_blocks)
+        self.scheduler = Scheduler(
+            config, block_size=backend.block_size, num_blocks=backend.num_blocks, changes=changes
+        )
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)

@@ -30,6 +30,7 @@ from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import open_drafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
+from hotloop.engine.kv_events import open_publisher
 from hotloop.engine.stats import EngineStats
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -76,8 +77,12 @@ class Engine:
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
         if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
+        self.kv_events = open_publisher(self.config, backend.block_size, lambda: self._post(self._restate))
+        changes = self.kv_events.changes if self.kv_events else None
         store = store or open_store(self.config, backend)
-        self._core = EngineCore(tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post)
+        self._core = EngineCore(
+            tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
+        )
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -88,6 +93,8 @@ class Engine:
         self._at_end = ExitStack()
         for close in (backend.close, self._core.close):  # the last first, and each of them once
             self._at_end.callback(close)
+        if self.kv_events:
+            self._at_end.callback(self.kv_events.close)
         self.has_failed = False
         """Whether a bug of ours ended the loop: this engine will never run again."""
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
@@ -265,6 +272,11 @@ class Engine:
             self._post(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
             await asyncio.to_thread(self._idle.wait, 5)
 
+    def _restate(self) -> None:
+        """Publish all that is kept."""
+        if self.kv_events:
+            self.kv_events.restate(self._core.scheduler.tree.kept())
+
     def _make_request(
         self,
         prompt: str | Sequence[int],
@@ -338,6 +350,8 @@ class Engine:
 
     def _step(self) -> None:
         report = self._attempt("a step", self._core.step)
+        if self.kv_events:
+            self.kv_events.flush()
         if report and self.on_step:
             self._report(report, self.on_step)
 

@@ -10,21 +10,20 @@ uses a block uses all before it. So a leaf can be given up from its end as far a
 first is for `Retention` to say. Prefixes under different salts share nothing.
 """
 
-import hashlib
 import heapq
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
+from hotloop.engine.changes import Changes, GivenUp, Kept
+from hotloop.engine.evictions import Evictions
 from hotloop.engine.retention import Rank, Retention
 
 _TOKEN_BYTES = array("i").itemsize
-_MAX_EVICTIONS = 4096  # that are remembered, so that a miss can be explained
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +47,11 @@ class Node:
 class RadixTree:
     """Prefixes shared by all requests. It takes blocks from nobody: it keeps them in the pool beside their users."""
 
-    def __init__(self, pool: BlockPool, block_size: int, retention: Retention | None = None) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, retention: Retention | None = None, changes: Changes | None = None
+    ) -> None:
         self._pool = pool
+        self._changes = changes
         self._block_size = block_size
         self._block_bytes = block_size * _TOKEN_BYTES
         self._roots: dict[str, Node] = {}
@@ -60,7 +62,7 @@ class RadixTree:
         self._pinned: set[Node] = set()
         self._away: set[Node] = set()
         self._tickets = count()
-        self._evictions: OrderedDict[bytes, Eviction] = OrderedDict()
+        self._evictions = Evictions()
         self.retention = retention or Retention(0)
         self.num_blocks = 0
         self.num_evicted = 0
@@ -111,7 +113,7 @@ class RadixTree:
         end = num_known + self._block_size
         if len(token_ids) < end:
             return None
-        return self._evictions.get(_digest(salt.encode(), [token_ids[:end].tobytes()]))
+        return self._evictions.find(salt.encode(), [token_ids[:end].tobytes()])
 
     def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
@@ -128,7 +130,10 @@ class RadixTree:
         new_ids = block_ids[len(known) :]
         if new_ids:
             node = node or self._roots.setdefault(salt, Node(None, salt.encode(), [], 0))
-            self._append(node, key[len(known) * self._block_bytes :], new_ids)
+            new_key = key[len(known) * self._block_bytes :]
+            if self._changes and not salt:
+                self._changes.add(Kept(_last_id(node), new_key, new_ids))
+            self._append(node, new_key, new_ids)
         return known + new_ids
 
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
@@ -161,6 +166,13 @@ class RadixTree:
             self._remember_leaf(node)
         self.num_evicted += freed
         return freed
+
+    def kept(self) -> Iterator[Kept]:
+        """All that is kept without a salt, each edge after the one above it."""
+        root = self._roots.get("")
+        for node in _subtree(root) if root else ():
+            if node.parent:
+                yield Kept(_last_id(node.parent), node.key, list(node.block_ids))
 
     def check(self) -> None:
         num_blocks = num_nodes = 0
@@ -260,8 +272,7 @@ class RadixTree:
         freed = leaf.block_ids[keep:]
         if freed:
             self._remember_eviction(leaf, keep, beneficiary)
-        self._pool.drop(freed)
-        self.num_blocks -= len(freed)
+        self._drop(freed)
         del leaf.block_ids[keep:]
         if keep:
             leaf.key = leaf.key[: keep * self._block_bytes]
@@ -284,12 +295,17 @@ class RadixTree:
     def _cut(self, top: Node) -> None:
         """Give up a node and all below it."""
         for node in list(_subtree(top)):
-            self._pool.drop(node.block_ids)
-            self.num_blocks -= len(node.block_ids)
+            self._drop(node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it
             self._set_hold(node, None)
             self._num_nodes -= node is not top
         self._remove(top)
+
+    def _drop(self, block_ids: list[int]) -> None:
+        self._pool.drop(block_ids)
+        self.num_blocks -= len(block_ids)
+        if self._changes and block_ids:
+            self._changes.add(GivenUp(block_ids))
 
     def _remember_leaf(self, leaf: Node) -> None:
         """Queue a leaf for eviction. Entries are stale once their leaf is ranked anew; too many, and all are remade."""
@@ -346,22 +362,13 @@ class RadixTree:
         """Under the prefix that ends with the first block given up."""
         first = leaf.key[: (num_kept + 1) * self._block_bytes]
         above = [node.key for node in _path(leaf)][1:]
-        salt = _root_of(leaf).key
-        self._evictions[_digest(salt, [*reversed(above), first])] = Eviction(self.retention.now, beneficiary)
-        if len(self._evictions) > _MAX_EVICTIONS:
-            self._evictions.popitem(last=False)
+        eviction = Eviction(self.retention.now, beneficiary)
+        self._evictions.remember(_root_of(leaf).key, [*reversed(above), first], eviction)
 
     def _nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
             for child in root.children.values():
                 yield from _subtree(child)
-
-
-def _digest(salt: bytes, parts: list[bytes]) -> bytes:
-    digest = hashlib.blake2b(salt, digest_size=16)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 def _path(node: Node) -> Iterator[Node]:
@@ -376,6 +383,10 @@ def _root_of(node: Node) -> Node:
     while node.parent:
         node = node.parent
     return node
+
+
+def _last_id(node: Node) -> int | None:
+    return node.block_ids[-1] if node.block_ids else None
 
 
 def _subtree(top: Node) -> Iterator[Node]:

@@ -20,6 +20,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
+from hotloop.engine.changes import Changes, Emptied
 from hotloop.engine.fairness import Fairness
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
@@ -67,12 +68,15 @@ class Step:
 class Scheduler:
     """Owns the waiting, the running, and the blocks they use."""
 
-    def __init__(self, config: EngineConfig, *, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, config: EngineConfig, *, block_size: int, num_blocks: int, changes: Changes | None = None
+    ) -> None:
         self.config = config
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self.tree = RadixTree(self.pool, block_size, self.retention)
+        self._changes = changes
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes)
         self.fairness = Fairness()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -172,7 +176,9 @@ class Scheduler:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
         num_evicted = self.tree.num_evicted
         self.pool = BlockPool(self.pool.num_blocks)
-        self.tree = RadixTree(self.pool, self.block_size, self.retention)
+        self.tree = RadixTree(self.pool, self.block_size, self.retention, self._changes)
+        if self._changes:
+            self._changes.add(Emptied())
         self.tree.num_evicted = num_evicted
         return requests
 

@@ -1,0 +1,49 @@
+"""What changes in the prefix tree, in order, for somebody outside to hear of. Integers and bytes only.
+
+A block is named by its number in the pool: nobody else has that number as long as the tree keeps it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tree keeps these blocks, one after the other, behind `parent_id`; `key` is the raw bytes of their tokens."""
+
+    parent_id: int | None
+    key: bytes
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The tree keeps these blocks no longer."""
+
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """The tree keeps nothing."""
+
+
+Change = Kept | GivenUp | Emptied
+
+
+class Changes:
+    """Collected on the engine's thread, until they are taken."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+
+    def add(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def restate(self, kept: Iterable[Kept]) -> None:
+        """Say everything from the beginning instead of what has changed."""
+        self._changes = [Emptied(), *kept]
+
+    def take(self) -> list[Change]:
+        changes, self._changes = self._changes, []
+        return changes

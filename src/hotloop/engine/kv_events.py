@@ -1,0 +1,197 @@
+"""Tells whoever routes to this engine what its prefix tree keeps: vLLM's KV events over ZeroMQ.
+
+    PUB     [topic, number, [time, [event, ...], rank]]             numbers count up from 0
+    ROUTER  number ->  [topic, number, batch] for each from there on that is still here, then the number -1
+
+The engine's thread only hands over what changed; names are made, packed and sent on another. Invariant: what was said
+is what the tree keeps, a moment ago. Nothing is left out: who asks for more than is still here, or if too much waits to
+be sent, everything is said again, and begins with AllBlocksCleared. Prefixes with a salt are not told to anybody.
+"""
+
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import ConfigError
+from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, Kept
+
+MAX_REPLAYED = 4096
+"""How many batches are kept for those who missed some."""
+MAX_WAITING = 4096
+"""How many may wait to be sent."""
+MIN_RESTATE_S = 1.0
+"""How often everything is said again, at most, to those who ask."""
+_END = (-1).to_bytes(8, "big", signed=True)
+_TOPIC = b""
+_TOKEN_BYTES = array("i").itemsize
+
+
+def open_publisher(config: EngineConfig, block_size: int, ask_all: Callable[[], None]) -> "KvPublisher | None":
+    """As it was asked for."""
+    return KvPublisher(config.kv_events, block_size, ask_all) if config.kv_events else None
+
+
+class Wording:
+    """Changes of the tree in the words of the wire. A block is called by a hash of its tokens and all before them."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._names: dict[int, int] = {}
+
+    def render(self, change: Change) -> list[Any] | None:
+        """The event, if there is anything to say."""
+        match change:
+            case Kept():
+                return self._stored(change)
+            case GivenUp():
+                names = [self._names.pop(block_id) for block_id in change.block_ids if block_id in self._names]
+                return ["BlockRemoved", names, None] if names else None
+            case Emptied():
+                self._names.clear()
+                return ["AllBlocksCleared"]
+
+    def _stored(self, kept: Kept) -> list[Any]:
+        parent = name = None if kept.parent_id is None else self._names[kept.parent_id]
+        names, size = [], self._block_size * _TOKEN_BYTES
+        for i, block_id in enumerate(kept.block_ids):
+            name = _name(name, kept.key[i * size : (i + 1) * size])
+            self._names[block_id] = name
+            names.append(name)
+        return ["BlockStored", names, parent, array("i", kept.key).tolist(), self._block_size, None, None]
+
+
+class KvPublisher:
+    """Publishes changes. `ask_all` has `restate` called on the engine's thread, sooner or later."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        block_size: int,
+        ask_all: Callable[[], None],
+        *,
+        max_replayed: int = MAX_REPLAYED,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self.changes = Changes()
+        self._wording = Wording(block_size)
+        self._ask_all = ask_all
+        self._restated_at = -MIN_RESTATE_S
+        self._number = 0
+        self._batches: deque[tuple[int, bytes]] = deque(maxlen=max_replayed)
+        self._waiting: deque[list[Change]] = deque()
+        self._max_waiting = max_waiting
+        self._is_behind = False
+        self._is_closing = False
+        self._open(endpoint)
+        self._wake_fd, self._waker_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._waker_fd, False)
+        self._thread = threading.Thread(target=self._run, name="hotloop-kv-events", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Hand over what changed. On the engine's thread; never waits."""
+        changes = self.changes.take()
+        if not changes or self._is_behind:
+            return
+        if len(self._waiting) >= self._max_waiting:
+            self._is_behind = True
+            self._ask_all()
+            return
+        self._waiting.append(changes)
+        self._wake()
+
+    def restate(self, kept: Iterable[Kept]) -> None:
+        """Say again all that the tree keeps. On the engine's thread."""
+        self._waiting.clear()
+        self._is_behind = False
+        self.changes.restate(kept)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._wake()
+            self._thread.join()
+            os.close(self._wake_fd)
+            os.close(self._waker_fd)
+
+    def _open(self, endpoint: str) -> None:
+        try:
+            import zmq  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError("kv_events needs ZeroMQ: pip install 'hotloop[kv-events]'") from None
+        host, _, port = endpoint.rpartition(":")
+        self._zmq, self._context = zmq, zmq.Context()
+        self._pub, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        self._pub.setsockopt(zmq.SNDHWM, MAX_WAITING)
+        self._router.setsockopt(zmq.SNDHWM, 0)  # or it would lose parts of a replay
+        try:
+            self._pub.bind(endpoint)
+            self._router.bind(f"{host}:{int(port) + 1 if int(port) else 0}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"kv_events cannot listen on {endpoint} and the port after it: {error}") from None
+        self.endpoint, self.replay_endpoint = (
+            socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self._pub, self._router)
+        )
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._waker_fd, b"\0")
+        except BlockingIOError:  # it was woken often enough
+            return
+
+    def _run(self) -> None:
+        poller = self._zmq.Poller()
+        poller.register(self._wake_fd, self._zmq.POLLIN)
+        poller.register(self._router, self._zmq.POLLIN)
+        while not self._is_closing:
+            ready = dict(poller.poll())
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, 4096)
+                self._publish_waiting()
+            if self._router in ready:
+                self._replay(self._router.recv_multipart())
+        self._context.destroy(linger=0)
+
+    def _publish_waiting(self) -> None:
+        while self._waiting:
+            try:
+                changes = self._waiting.popleft()
+            except IndexError:  # everything is said again, just now
+                return
+            self._publish([event for event in map(self._wording.render, changes) if event])
+
+    def _publish(self, events: list[list[Any]]) -> None:
+        if events:
+            batch = msgspec.msgpack.encode([time.time(), events, 0])
+            self._pub.send_multipart([_TOPIC, self._number.to_bytes(8, "big"), batch])
+            self._batches.append((self._number, batch))
+            self._number += 1
+
+    def _replay(self, frames: list[bytes]) -> None:
+        """Answer who asks for all batches from a number on; if some of them are gone, everybody hears everything."""
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return
+        asker, begin = frames[0], int.from_bytes(frames[2], "big")
+        now = time.monotonic()
+        if self._batches and begin < self._batches[0][0] and now - self._restated_at >= MIN_RESTATE_S:
+            self._restated_at = now
+            self._ask_all()
+        for number, batch in self._batches:
+            if number >= begin:
+                self._router.send_multipart([asker, b"", _TOPIC, number.to_bytes(8, "big"), batch])
+        self._router.send_multipart([asker, b"", b"", _END, b""])
+
+
+def _name(above: int | None, tokens: bytes) -> int:
+    digest = blake2b(tokens if above is None else above.to_bytes(8, "big") + tokens, digest_size=8)
+    return int.from_bytes(digest.digest(), "big")
