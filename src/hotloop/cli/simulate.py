@@ -15,7 +15,7 @@ from hotloop.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from hotloop.router.simulate import Figures
+    from hotloop.router.simulation.simulate import Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Play recorded traffic against many replicas that exist only on paper, and compare ways to place requests."""
-    from hotloop.router.plot import draw
-    from hotloop.router.simulate import SIMULATED, Fleet, Simulation
-    from hotloop.router.trace import read_trace
+    from hotloop.router.simulation.plot import draw
+    from hotloop.router.simulation.simulate import SIMULATED, Fleet, Simulation
+    from hotloop.router.simulation.trace import read_trace
 
     policies = [name.strip() for name in flags.policy.split(",") if name.strip()]
     for name in policies or [""]:

@@ -1,25 +1,38 @@
 """Policies are pure: what they see is what they choose from."""
 
 import random
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.placement import Placement
-from hotloop.router.policy import POLICIES, Placing, View, least_load, prefix, round_robin, session
-from hotloop.router.simulate import SIMULATED
+from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Ticket
+from hotloop.router.placement.policy import (
+    POLICIES,
+    READERS,
+    Choice,
+    Placing,
+    View,
+    least_load,
+    prefix,
+    round_robin,
+    session,
+)
+from hotloop.router.simulation.simulate import SIMULATED
 
 views = st.lists(
     st.builds(
         View,
-        name=st.uuids().map(str),
+        name=st.integers(0, 99).map(str),
         work_tokens=st.floats(0, 1e6),
         recent_tokens=st.floats(0, 1e6),
         matched_tokens=st.integers(0, 1000),
         weight=st.floats(0.1, 10),
         num_running=st.integers(0, 500),
         held_tokens=st.integers(0, 10**6),
+        capacity_tokens=st.integers(1, 10**6),
+        is_home=st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -27,10 +40,11 @@ views = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(views, st.sampled_from(sorted(SIMULATED)), st.integers(0, 2000), st.integers(0, 99))
 def test_somebody_is_always_chosen_from_those_there_are(seen: list[View], name: str, tokens: int, turn: int) -> None:
     before = [repr(view) for view in seen]
-    choice = SIMULATED[name](seen, Placing(tokens, "s", turn, random.Random(turn)))
+    choice = SIMULATED[name](seen, Placing(tokens, "s" * (turn % 2), turn, random.Random(turn), past_tokens=9.0 * turn))
     assert choice.name in {view.name for view in seen}
     assert choice.reason
     assert [repr(view) for view in seen] == before, "a policy only looks"
@@ -40,19 +54,49 @@ def placing(num_tokens: int = 1000) -> Placing:
     return Placing(num_tokens, "s", dice=random.Random(0))
 
 
-def test_prefix_goes_where_it_is_warm_unless_that_one_has_more_to_do_than_it_saves() -> None:
+def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
     warm, idle = View("warm", matched_tokens=900), View("idle")
     assert prefix([idle, warm], placing()).name == "warm"
-    warm.work_tokens = 800
+    warm.work_tokens = READERS * 900
     assert prefix([idle, warm], placing()).reason == "warm"
-    warm.work_tokens = 1000
+    warm.work_tokens += 1
+    assert prefix([idle, warm], placing()) == Choice("idle", "moved, warm is busy")
+    also = View("also", matched_tokens=500)
+    assert prefix([idle, warm, also], placing()) == Choice("also", "warm, warm is busy", 500)
+
+
+def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
+    warm, idle = View("warm", matched_tokens=900, returning_tokens=READERS * 900 + 1), View("idle")
     assert prefix([idle, warm], placing()).name == "idle"
+
+
+def test_reading_costs_more_where_other_prompts_have_to_go_for_it() -> None:
+    full, empty = View("full", matched_tokens=500, held_tokens=9_900, capacity_tokens=10_000), View("empty")
+    empty.work_tokens = full.work_tokens = 100
+    some = View("some", matched_tokens=400)
+    assert prefix([empty, full, some], placing()).name == "some"
+    full.capacity_tokens = 20_000
+    assert prefix([empty, full, some], placing()).name == "full"
+
+
+def test_a_long_session_leaves_a_replica_that_others_keep_busier_than_the_mean() -> None:
+    busy, idle = View("busy", matched_tokens=900, recent_tokens=50_000, is_home=True), View("idle")
+    assert prefix([idle, busy], Placing(1000, "s", past_tokens=1_000)).name == "busy"
+    assert prefix([idle, busy], Placing(1000, "s", past_tokens=10_000)).name == "idle"
+    assert prefix([idle, busy], Placing(1000, "s", past_tokens=40_000)).name == "busy", "it would take its load along"
+
+
+def test_a_fast_replica_may_have_more_to_do() -> None:
+    seen = [View("slow", work_tokens=100), View("fast", weight=4, work_tokens=300)]
+    assert prefix(seen, placing()).name == "fast"
+    assert least_load(seen, placing()).name == "fast"
 
 
 def test_a_match_of_a_few_words_is_no_affinity() -> None:
     seen = [View("a", matched_tokens=20, recent_tokens=9e9), View("b"), View("c", recent_tokens=9e9)]
-    names = {prefix(seen, Placing(1000, "", dice=random.Random(seed))).name for seed in range(20)}
-    assert "b" in names
+    assert prefix(seen, placing()) == Choice("b", "cold")
+    lone = {prefix(seen, Placing(1000, "", dice=random.Random(seed))).name for seed in range(20)}
+    assert "b" in lone
 
 
 def test_a_session_goes_home() -> None:
@@ -74,7 +118,14 @@ def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
         ticket = placement.place(key, 640, session=f"s{i % 7}", num_output=10, now=float(i))
         assert ticket
         tickets.append(ticket)
+        if i % 3:
+            placement.begin(ticket)
+            placement.correct(ticket, ticket.choice.matched_tokens * (i % 2))
+        if i % 4 == 0:
+            placement.finish(tickets.pop(i % len(tickets)), num_output=20, has_tool_call=True, now=float(i))
         placement.check()
+    placement.forget_replica("a")
+    placement.check()
     placement.remove_replica("b")
     for ticket in tickets:
         placement.finish(ticket)
@@ -94,3 +145,94 @@ def test_a_session_finds_its_prefix_again() -> None:
     again = placement.place(key, 6400, session="s")
     assert again
     assert (again.choice.name, again.choice.matched_tokens) == (first.choice.name, 3200)
+
+
+def blocks(num_blocks: int, prompt: int = 0) -> bytes:
+    return b"".join((prompt << 32 | j).to_bytes(8, "big") for j in range(num_blocks))
+
+
+def fleet_of(*names: str, capacity_blocks: int = 1000) -> Placement:
+    placement = Placement(prefix, block_tokens=64, seed=1)
+    for name in names:
+        placement.add_replica(name, capacity_tokens=64 * capacity_blocks)
+    return placement
+
+
+def ask(placement: Placement, key: bytes, session: str = "s", **options: Any) -> Ticket:
+    ticket = placement.place(key, len(key) * 8, session=session, **options)
+    assert ticket
+    return ticket
+
+
+def test_what_a_replica_publishes_is_believed_rather_than_the_index() -> None:
+    placement = fleet_of("a", "b")
+    first = ask(placement, blocks(10)).choice.name
+    other = "b" if first == "a" else "a"
+    choice = ask(placement, blocks(10), known={first: 0, other: 640, "gone": 640}).choice
+    assert (choice.name, choice.matched_tokens) == (other, 640)
+
+
+def test_only_those_named_are_chosen_from() -> None:
+    placement = fleet_of("a", "b", "c")
+    ask(placement, blocks(10), among=frozenset("a"))
+    assert ask(placement, blocks(10), among=frozenset("bc")).choice.name in "bc"
+
+
+def test_who_lost_a_prompt_has_less_room_than_was_thought() -> None:
+    placement = fleet_of("a", capacity_blocks=100)
+    for prompt in range(10):
+        ask(placement, blocks(10, prompt))
+    ticket = ask(placement, blocks(10, 5))
+    assert ticket.choice.matched_tokens == 640
+    placement.correct(ticket, 0)
+    placement.check()
+    assert ask(placement, blocks(10, 5)).choice.matched_tokens == 640, "it has read it now"
+    assert ask(placement, blocks(10, 0)).choice.matched_tokens == 0, "what was used longest ago is lost as well"
+    for _ in range(300):
+        placement.correct(ask(placement, blocks(10, 5)), 640)
+    assert placement._views["a"].capacity_tokens == 6400, "it kept its promises, and has no more than it has"
+
+
+def test_a_replica_that_restarted_holds_nothing_but_has_still_to_answer() -> None:
+    placement = fleet_of("a")
+    ask(placement, blocks(10))
+    placement.forget_replica("a")
+    assert placement._views["a"].num_running == 1
+    assert ask(placement, blocks(10)).choice.matched_tokens == 0
+    placement.forget_replica("nobody")
+    placement.check()
+
+
+def test_a_prompt_that_was_read_is_not_waited_for() -> None:
+    placement = fleet_of("a")
+    ticket = ask(placement, blocks(10), num_output=5)
+    view = placement._views["a"]
+    assert view.work_tokens == 640 + OUTPUT_COST * 5
+    placement.begin(ticket)
+    assert view.work_tokens == OUTPUT_COST * 5
+    placement.finish(ticket, num_output=7)
+    assert (view.work_tokens, view.recent_tokens) == (0, 640 + OUTPUT_COST * 7)
+
+
+def test_a_session_is_awaited_back_from_its_tool_for_a_while() -> None:
+    placement = fleet_of("a")
+    view = placement._views["a"]
+    for come_back in (lambda: ask(placement, blocks(9), now=3.0), lambda: ask(placement, b"", "t", now=TOOL_GAP_S + 2)):
+        placement.finish(ask(placement, blocks(9), now=1.0), num_output=7, has_tool_call=True, now=2.0)
+        assert view.returning_tokens == OUTPUT_COST * 7
+        come_back()
+        assert view.returning_tokens == 0
+        placement.check()
+
+
+def test_a_new_replica_is_not_sent_everything() -> None:
+    placement = fleet_of("a", "b")
+    for prompt in range(50):
+        placement.finish(ask(placement, blocks(10, prompt), f"s{prompt}"))
+    placement.add_replica("c", capacity_tokens=64_000)
+    names = []
+    for prompt in range(50, 80):
+        ticket = ask(placement, blocks(10, prompt), f"s{prompt}")
+        placement.finish(ticket)
+        names.append(ticket.choice.name)
+    assert {name: names.count(name) for name in "abc"} == {"a": 10, "b": 10, "c": 10}

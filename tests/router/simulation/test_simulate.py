@@ -8,8 +8,8 @@ import pytest
 
 from hotloop.cli.main import run
 from hotloop.core.errors import ConfigError
-from hotloop.router.simulate import Fleet, Simulation
-from hotloop.router.trace import read_trace
+from hotloop.router.simulation.simulate import SIMULATED, Fleet, Simulation
+from hotloop.router.simulation.trace import read_trace
 
 
 def session(number: int, num_turns: int) -> dict[str, Any]:
@@ -30,9 +30,12 @@ def sessions(tmp_path: Path) -> Path:
 def test_with_room_for_all_only_what_is_new_is_read(sessions: Path) -> None:
     trace = read_trace(sessions)
     assert (trace.num_requests, trace.block_tokens) == (100, 64)
+    alone = Simulation(trace, Fleet(num_replicas=1), "prefix").run(100)
+    assert alone.num_requests == 100
+    assert alone.hit_rate == alone.ideal_rate == pytest.approx(46 / 60), "60 blocks a session, 14 of them new"
+    assert alone.imbalance == 1
     figures = Simulation(trace, Fleet(num_replicas=4), "prefix").run(100)
-    assert figures.num_requests == 100
-    assert figures.hit_rate == figures.ideal_rate == pytest.approx(46 / 60), "60 blocks a session, 14 of them new"
+    assert figures.hit_rate == pytest.approx(figures.ideal_rate, abs=0.02)
     scattered = Simulation(trace, Fleet(num_replicas=4), "round_robin").run(100)
     assert scattered.hit_rate < figures.hit_rate
     assert scattered.ideal_rate == figures.ideal_rate
@@ -50,7 +53,10 @@ def test_single_requests(tmp_path: Path) -> None:
     rows = [{"timestamp": i, "input_length": 1024, "output_length": 5, "hash_ids": [0, i]} for i in range(1, 9)]
     path.write_text("\n".join(map(json.dumps, rows)))
     figures = Simulation(read_trace(path), Fleet(num_replicas=1), "least_load").run(8)
-    assert figures.hit_rate == pytest.approx(7 / 16), "the first block is everybody's"
+    assert figures.hit_rate == figures.ideal_rate == pytest.approx(7 / 16), "the first block is everybody's"
+    again = Simulation(read_trace(path), Fleet(num_replicas=1), "least_load").run(20)
+    assert again.num_requests == 20
+    assert again.hit_rate == pytest.approx(17 / 40), "played again they are other people's"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +74,22 @@ def test_the_command(sessions: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run([*argv, "--json"]) == 0
     better, worse = json.loads(capsys.readouterr().out)["policies"]
     assert better["hit_rate"] > worse["hit_rate"]
-    assert picture.read_text().count("<rect") == 3
+    assert picture.read_text().count("<rect") == 4, "two bars a policy"
     assert run(argv) == 0
     assert "round_robin" in capsys.readouterr().out
     assert run(["simulate", str(sessions), "--policy", "magic"]) == 2
     assert "there is no policy 'magic'" in capsys.readouterr().err
     assert run(["simulate", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_what_cannot_be_kept_is_read_again(sessions: Path) -> None:
+    small = Fleet(num_replicas=2, capacity_tokens=64 * 30, sessions_per_s=10)
+    figures = Simulation(read_trace(sessions), small, "prefix").run(100)
+    assert figures.hit_rate < figures.ideal_rate
+
+
+@pytest.mark.parametrize("policy", sorted(SIMULATED))
+def test_every_policy_plays(sessions: Path, policy: str) -> None:
+    figures = Simulation(read_trace(sessions), Fleet(num_replicas=3), policy).run(60)
+    assert figures.num_requests == figures.reasons.total() == len(figures.ttfts_s) == 60
+    assert 1 <= figures.imbalance <= 3

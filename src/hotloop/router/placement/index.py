@@ -58,6 +58,13 @@ class PrefixIndex(Generic[R]):
         while shelf and shelf.nodes:
             self._drop_oldest(replica, shelf)
 
+    def resize(self, replica: R, max_blocks: int) -> None:
+        """A replica can hold so many blocks after all."""
+        shelf = self._shelves[replica]
+        shelf.max_blocks = max_blocks
+        while shelf.num_blocks > shelf.max_blocks:
+            self._trim_oldest(replica, shelf)
+
     def match(self, key: bytes) -> dict[R, int]:
         """How many leading blocks of a prompt each replica holds; who holds none is left out."""
         found: dict[R, int] = {}
@@ -65,8 +72,7 @@ class PrefixIndex(Generic[R]):
         while child := node.children.get(key[begin : begin + HASH_BYTES]):
             num_common = self._num_common(child.key, key, begin)
             end = begin + num_common * HASH_BYTES
-            for replica in child.holders:
-                found[replica] = end // HASH_BYTES
+            found.update(dict.fromkeys(child.holders, end // HASH_BYTES))
             if num_common < child.num_blocks:
                 break
             node, begin = child, end
@@ -84,8 +90,7 @@ class PrefixIndex(Generic[R]):
                 shelf.num_blocks += node.num_blocks
             shelf.nodes[node] = None
             shelf.nodes.move_to_end(node)
-        while shelf.num_blocks > shelf.max_blocks:
-            self._trim_oldest(replica, shelf)
+        self.resize(replica, shelf.max_blocks)
 
     def forget(self, replica: R, key: bytes) -> None:
         """A replica has lost the last block of this prompt, and all that builds on it."""

@@ -6,26 +6,53 @@ Used by the router for real requests and by the simulator for recorded ones; tim
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotloop.router.index import PrefixIndex
-from hotloop.router.policy import Choice, Placing, Policy, View
+from hotloop.router.placement.index import PrefixIndex
+from hotloop.router.placement.policy import Choice, Placing, Policy, View
 
 MAX_SESSIONS = 100_000
-FADE_S = 300.0
-"""How fast what a replica was given lately is forgotten: by e in this time."""
 OUTPUT_COST = 8.0
 """What a token written costs, in tokens read."""
+LATELY = 1_000
+"""After so many requests a replica, what was given before them counts by 1/e."""
+_FADED = math.exp(-1 / LATELY)
+TOOL_GAP_S = 60.0
+"""A session that left to run a tool and is not back by then is not counted on."""
+SHRINK, GROW = 0.9, 1.001
+"""What becomes of the room a replica is thought to have, if it turns out to have lost a prompt and if not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request that was placed; given back when it is over."""
 
     choice: Choice
+    session: str
+    num_tokens: int
+    num_output: int
+    """How much it is expected to write."""
     work_tokens: float
+    """What is left to do of it."""
+
+
+@dataclass(slots=True)
+class _Past:
+    """Where a session was last, and all the work it has been."""
+
+    home: str
+    work_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A session that left to run a tool: who waits for it, for how much work, and until when."""
+
+    home: str
+    work_tokens: float
+    until_s: float
 
 
 class Placement:
@@ -36,19 +63,35 @@ class Placement:
         self._block_tokens = block_tokens
         self._index: PrefixIndex[str] = PrefixIndex()
         self._views: dict[str, View] = {}
-        self._faded_at = 0.0
-        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._most_tokens: dict[str, int] = {}
+        self._pasts: OrderedDict[str, _Past] = OrderedDict()
+        self._gaps: OrderedDict[str, _Gap] = OrderedDict()
         self._dice = random.Random(seed)
         self._num_placed = 0
 
     def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
-        self._index.remove_replica(name)
-        self._index.add_replica(name, max(1, capacity_tokens // self._block_tokens))
-        self._views[name] = View(name, weight=weight)
+        """A replica that has read nothing yet. It counts as no less busy than the rest, or all would go there."""
+        self.remove_replica(name)
+        loads = [view.load for view in self._views.values()]
+        recent_tokens = weight * sum(loads) / max(1, len(loads))
+        self._views[name] = View(name, recent_tokens=recent_tokens, weight=weight, capacity_tokens=capacity_tokens)
+        self._most_tokens[name] = capacity_tokens
+        self._index.add_replica(name, self._to_blocks(capacity_tokens))
 
     def remove_replica(self, name: str) -> None:
         self._index.remove_replica(name)
         self._views.pop(name, None)
+        self._most_tokens.pop(name, None)
+        for session in [session for session, gap in self._gaps.items() if gap.home == name]:
+            del self._gaps[session]
+
+    def forget_replica(self, name: str) -> None:
+        """It has lost all it had read, as by a restart; what it is asked to do is not over for that."""
+        view = self._views.get(name)
+        if view:
+            self._index.remove_replica(name)
+            self._index.add_replica(name, self._to_blocks(view.capacity_tokens))
+            view.held_tokens = 0
 
     def place(
         self,
@@ -59,66 +102,138 @@ class Placement:
         num_output: int = 0,
         now: float = 0.0,
         among: frozenset[str] | None = None,
+        known: Mapping[str, int] | None = None,
     ) -> Ticket | None:
-        """Choose a replica for a prompt, and count on it; None if there is none to choose from."""
+        """Choose a replica for a prompt, and count on it; None if there is none to choose from.
+
+        `known` is how many tokens of the prompt those replicas hold that publish it; for the others it is guessed.
+        """
         views = [view for view in self._views.values() if among is None or view.name in among]
         if not views:
             return None
-        self._fade(now)
-        with self._seen(key, num_tokens, session):
-            choice = self._policy(views, Placing(num_tokens, session, self._num_placed, self._dice))
-        self._num_placed += 1
+        self._fade()
+        self._end_gaps(session, now)
+        past = self._pasts.get(session)
+        placing = Placing(num_tokens, session, self._num_placed, self._dice, past.work_tokens if past else 0.0)
+        with self._seen(key, num_tokens, past.home if past else "", known or {}):
+            choice = self._policy(views, placing)
+        work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
+        ticket = Ticket(choice, session, num_tokens, num_output, work_tokens)
+        self._count(ticket)
         self._index.insert(choice.name, key)
-        view = self._views[choice.name]
-        view.held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
-        if session:
-            self._remember(session, choice.name)
-        work = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
-        view.work_tokens += work
-        view.recent_tokens += work
-        view.num_running += 1
-        return Ticket(choice, work)
+        self._views[choice.name].held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
+        return ticket
 
-    def finish(self, ticket: Ticket) -> None:
-        """A request that was placed is over, however it ended."""
+    def begin(self, ticket: Ticket) -> None:
+        """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""
+        self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.num_output))
+
+    def correct(self, ticket: Ticket, num_cached: int) -> None:
+        """A replica says how much of a prompt it need not read.
+
+        It has the prompt now, whatever it had before. But where it had lost half of what we counted on, all that was
+        used longer ago is lost as well: it has less room than we thought. Room comes back as it keeps its promises.
+        """
         view = self._views.get(ticket.choice.name)
-        if view:
-            view.num_running -= 1
-            view.work_tokens = max(0.0, view.work_tokens - ticket.work_tokens)
+        num_believed = ticket.choice.matched_tokens
+        if view is None or not num_believed:
+            return
+        view.recent_tokens += max(0, num_believed - num_cached)
+        if num_cached < num_believed / 2:
+            room = max(SHRINK * min(view.capacity_tokens, view.held_tokens), ticket.num_tokens)
+        else:
+            room = GROW * view.capacity_tokens
+        view.capacity_tokens = min(int(room), self._most_tokens[view.name])
+        self._index.resize(view.name, self._to_blocks(view.capacity_tokens))
+        view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
+
+    def finish(
+        self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
+    ) -> None:
+        """A request that was placed is over, however it ended; what is known of its answer is told.
+
+        After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
+        was: what it wrote is about what the next one will.
+        """
+        view = self._views.get(ticket.choice.name)
+        if view is None:
+            return
+        view.num_running = max(0, view.num_running - 1)
+        self._reduce(ticket, 0.0)
+        num_written = ticket.num_output if num_output is None else num_output
+        view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.num_output))
+        if has_tool_call and ticket.session:
+            gap = _Gap(view.name, OUTPUT_COST * num_written, now + TOOL_GAP_S)
+            self._end_gap(ticket.session)
+            self._gaps[ticket.session] = gap
+            view.returning_tokens += gap.work_tokens
 
     def check(self) -> None:
         self._index.check()
-        assert len(self._homes) <= MAX_SESSIONS
-        assert all(view.work_tokens >= 0 and not view.matched_tokens for view in self._views.values())
+        assert len(self._pasts) <= MAX_SESSIONS
+        for view in self._views.values():
+            assert view.work_tokens >= 0 and not view.matched_tokens
+            assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens
+            awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
+            assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
+
+    def _count(self, ticket: Ticket) -> None:
+        """A replica has something more to do, and a session a home."""
+        self._num_placed += 1
+        view = self._views[ticket.choice.name]
+        view.work_tokens += ticket.work_tokens
+        view.recent_tokens += ticket.work_tokens
+        view.num_running += 1
+        if ticket.session:
+            past = self._pasts.setdefault(ticket.session, _Past(view.name))
+            past.home = view.name
+            past.work_tokens += ticket.work_tokens
+            self._pasts.move_to_end(ticket.session)
+            if len(self._pasts) > MAX_SESSIONS:
+                self._pasts.popitem(last=False)
+
+    def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
+        """Only so much of a request is left to do."""
+        view = self._views.get(ticket.choice.name)
+        if view:
+            view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
+        ticket.work_tokens = work_tokens
 
     @contextmanager
-    def _seen(self, key: bytes, num_tokens: int, session: str) -> Iterator[None]:
+    def _seen(self, key: bytes, num_tokens: int, home: str, known: Mapping[str, int]) -> Iterator[None]:
         """While the body runs, the views know what they have of this prompt, and whose session it is."""
-        touched = []
-        for name, num_blocks in self._index.match(key).items():
-            view = self._views[name]
-            view.matched_tokens = min(num_blocks * self._block_tokens, num_tokens)
-            touched.append(view)
-        home = self._views.get(self._homes.get(session, "")) if session else None
-        if home:
-            home.is_home = True
-            touched.append(home)
+        matched = {name: num_blocks * self._block_tokens for name, num_blocks in self._index.match(key).items()}
+        matched.update(known)
+        touched = [view for name in {*matched, home} if (view := self._views.get(name))]
+        for view in touched:
+            view.matched_tokens = min(matched.get(view.name, 0), num_tokens)
+            view.is_home = view.name == home
         try:
             yield
         finally:
             for view in touched:
                 view.matched_tokens, view.is_home = 0, False
 
-    def _fade(self, now: float) -> None:
-        """Now and then is enough, and cheaper than for every request."""
-        if now - self._faded_at > FADE_S / 16:
-            share = math.exp((self._faded_at - now) / FADE_S)
-            self._faded_at = now
+    def _fade(self) -> None:
+        """Once for as many requests as there are replicas is enough, and cheap."""
+        if self._num_placed % len(self._views) == 0:
             for view in self._views.values():
-                view.recent_tokens *= share
+                view.recent_tokens *= _FADED
 
-    def _remember(self, session: str, name: str) -> None:
-        self._homes[session] = name
-        self._homes.move_to_end(session)
-        if len(self._homes) > MAX_SESSIONS:
-            self._homes.popitem(last=False)
+    def _end_gaps(self, session: str, now: float) -> None:
+        """This session is back, and some have been away for too long. The oldest stand first."""
+        self._end_gap(session)
+        while self._gaps:
+            first = next(iter(self._gaps))
+            if self._gaps[first].until_s > now:
+                return
+            self._end_gap(first)
+
+    def _end_gap(self, session: str) -> None:
+        gap = self._gaps.pop(session, None)
+        view = self._views.get(gap.home) if gap else None
+        if gap and view:
+            view.returning_tokens = max(0.0, view.returning_tokens - gap.work_tokens)
+
+    def _to_blocks(self, num_tokens: int) -> int:
+        return max(1, num_tokens // self._block_tokens)

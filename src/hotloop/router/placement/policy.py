@@ -1,18 +1,20 @@
 """Where a request goes: small pure functions from what is known about the replicas to a choice and its reason.
 
-`prefix`, the default, weighs work against work: what a replica has still to do, and what it would have to read for this
-request. Nobody is chosen who has much more to do than the others, so affinity never makes a hot spot; a session without
-a home goes to whoever had least to do lately, of two taken at random, so that its later turns do not make one either.
+All is weighed in one coin, tokens to read. `prefix`, the default, asks what a request costs at each replica:
+
+    what waits there before it  +  what it must read: for itself, for those that wait behind it, and once more where
+    other prompts have to go for it  +  its session's future work, as much as others keep the replica over the mean
+
+So a session leaves a warm replica only where staying costs more than reading all again, and affinity never makes a hot
+spot. A prompt of which hardly anything is known goes by load alone.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-MAX_OVERLOAD = 1.5
-"""How many times the mean work a replica may have before it is passed over."""
-MIN_SLACK_TOKENS = 8_192
-"""Below this, more than the mean is not much more."""
+READERS = 2
+"""Who waits while a prompt is read: whoever sent it, and whoever comes next."""
 LIGHT_SHARE = 0.1
 """A match of less than this share of a prompt is chance (a common greeting), not affinity."""
 
@@ -25,7 +27,7 @@ class View:
     work_tokens: float = 0.0
     """What it has still to read and write, as tokens to read."""
     recent_tokens: float = 0.0
-    """What it was given lately, fading with time."""
+    """What it was given lately, the older the less."""
     matched_tokens: int = 0
     """How much of the prompt it has probably read."""
     is_home: bool = False
@@ -35,6 +37,13 @@ class View:
     num_running: int = 0
     held_tokens: int = 0
     """How much it has read and probably kept."""
+    capacity_tokens: int = 1 << 62
+    returning_tokens: float = 0.0
+    """What its sessions will ask of it that are only gone to run a tool."""
+
+    @property
+    def load(self) -> float:
+        return self.recent_tokens / self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +64,62 @@ class Placing:
     turn: int = 0
     """How many requests were placed before this one."""
     dice: random.Random = field(default_factory=random.Random)
+    past_tokens: float = 0.0
+    """The work that the session has been so far; as much is probably still to come."""
 
 
 Policy = Callable[[Sequence[View], Placing], Choice]
 
 
 def prefix(views: Sequence[View], placing: Placing) -> Choice:
-    """Least work in all, counting what would have to be read."""
-    fit = _not_overloaded(views)
-    best = min(fit, key=lambda view: (_cost(view, placing), not view.is_home, view.recent_tokens))
-    if best.matched_tokens >= LIGHT_SHARE * placing.num_tokens:
-        warmest = max(views, key=lambda view: view.matched_tokens)
-        reason = "warm" if best.matched_tokens == warmest.matched_tokens else f"warm, {warmest.name} is busy"
-        return Choice(best.name, reason, best.matched_tokens)
-    if best.is_home and placing.session:
-        return Choice(best.name, "session", best.matched_tokens)
-    least = _least_of_two(fit, placing)
-    return Choice(least.name, "cold", least.matched_tokens)
+    """Least cost in all, counting what is waiting, what is warm and what is to come."""
+    warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
+    if not warm:
+        return _place_light(views, placing)
+    mean = max(1.0, sum([view.load for view in views]) / len(views))
+    best = min(warm, key=lambda view: _cost(view, placing, mean))
+    quickest_cold = READERS * placing.num_tokens / max([view.weight for view in views])
+    if _cost(best, placing, mean) > quickest_cold:
+        best = min(views, key=lambda view: (_cost(view, placing, mean), view.load))
+    warmest = max(warm, key=lambda view: view.matched_tokens)
+    if best.matched_tokens == warmest.matched_tokens:
+        return Choice(best.name, "warm", best.matched_tokens)
+    how = "warm" if best in warm else "moved"
+    return Choice(best.name, f"{how}, {warmest.name} is busy", best.matched_tokens)
+
+
+def _place_light(views: Sequence[View], placing: Placing) -> Choice:
+    """A session stays, so it goes to whoever had least to do, of all; a single request to the freer of two."""
+    if placing.session:
+        least = min(views, key=lambda view: (_waiting(view) + view.load, not view.is_home))
+        return Choice(least.name, "cold", least.matched_tokens)
+    least = _freer_of_two(views, placing)
+    return Choice(least.name, "light", least.matched_tokens)
 
 
 def session(views: Sequence[View], placing: Placing) -> Choice:
-    """Where the session was, unless that one is overloaded."""
-    fit = _not_overloaded(views)
-    for view in fit:
-        if view.is_home:
+    """Where the session was, whatever is known of its prompt, unless waiting there costs more than to begin anew."""
+    least = _freer_of_two(views, placing)
+    for view in views:
+        if view.is_home and _waiting(view) <= _waiting(least) + placing.num_tokens:
             return Choice(view.name, "session", view.matched_tokens)
-    least = _least_of_two(fit, placing)
     return Choice(least.name, "new session", least.matched_tokens)
 
 
 def least_load(views: Sequence[View], placing: Placing) -> Choice:
-    least = min(views, key=lambda view: (view.work_tokens / view.weight, view.recent_tokens / view.weight))
+    """Whoever has least to do."""
+    least = min(views, key=lambda view: (_waiting(view), view.load))
     return Choice(least.name, "least load", least.matched_tokens)
 
 
 def round_robin(views: Sequence[View], placing: Placing) -> Choice:
+    """One after the other."""
     view = views[placing.turn % len(views)]
     return Choice(view.name, "its turn", view.matched_tokens)
 
 
 def at_random(views: Sequence[View], placing: Placing) -> Choice:
+    """Anybody."""
     view = placing.dice.choice(views)
     return Choice(view.name, "chance", view.matched_tokens)
 
@@ -108,16 +133,21 @@ POLICIES: Mapping[str, Policy] = {
 }
 
 
-def _cost(view: View, placing: Placing) -> float:
-    return (view.work_tokens + placing.num_tokens - view.matched_tokens) / view.weight
+def _waiting(view: View) -> float:
+    return (view.work_tokens + view.returning_tokens) / view.weight
 
 
-def _not_overloaded(views: Sequence[View]) -> Sequence[View]:
-    mean = sum(view.work_tokens / view.weight for view in views) / len(views)
-    most = max(mean * MAX_OVERLOAD, mean + MIN_SLACK_TOKENS)
-    return [view for view in views if view.work_tokens / view.weight <= most]
+def _cost(view: View, placing: Placing, mean_load: float) -> float:
+    num_unread = placing.num_tokens - view.matched_tokens
+    is_full = view.held_tokens + num_unread > view.capacity_tokens
+    cost = _waiting(view) + (READERS + is_full) * num_unread / view.weight
+    others = view.load - placing.past_tokens / view.weight if view.is_home else view.load
+    if others > mean_load:
+        cost += placing.past_tokens * (others / mean_load - 1)
+    return cost
 
 
-def _least_of_two(views: Sequence[View], placing: Placing) -> View:
+def _freer_of_two(views: Sequence[View], placing: Placing) -> View:
+    """Of two taken at random: who has less to do, and had lately."""
     two = placing.dice.sample(views, min(2, len(views)))
-    return min(two, key=lambda view: ((view.work_tokens + view.recent_tokens) / view.weight, view.name))
+    return min(two, key=lambda view: (_waiting(view) + view.load, view.name))

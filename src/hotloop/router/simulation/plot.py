@@ -3,32 +3,42 @@
 from collections.abc import Sequence
 from html import escape
 
-from hotloop.router.simulate import Figures
+from hotloop.router.simulation.simulate import Figures
 
-_WIDTH, _ROW, _LEFT, _BAR = 760, 44, 150, 480
-_STYLE = "font: 13px system-ui, sans-serif; fill: #334"
+_WIDTH, _ROW, _TOP, _BAR = 760, 30, 62, 200
+_NAME, _HIT, _EXCESS = 20, 150, 450
+"""Where the columns begin."""
+_STYLE = "text{font:12px system-ui,sans-serif;fill:#8a8a95}.title{font-weight:600;font-size:13px}"
 
 
 def draw(figures: Sequence[Figures], title: str) -> str:
-    """Bars from 0 to 1; the line is what one replica with room for everything would have."""
-    height = _ROW * len(figures) + 70
-    ideal = _LEFT + _BAR * max((each.ideal_rate for each in figures), default=0.0)
-    rows = "".join(_draw_row(each, 44 + i * _ROW) for i, each in enumerate(figures))
-    line = (
-        f'<line x1="{ideal:.1f}" x2="{ideal:.1f}" y1="36" y2="{height - 24}" stroke="#c33" stroke-dasharray="4 3"/>'
-        f'<text x="{ideal:.1f}" y="{height - 8}" text-anchor="middle" style="{_STYLE}">one cache for all</text>'
-    )
+    """Two bars a policy, the first policy in colour; the line is what one replica with room for everything has."""
+    bottom = _TOP + _ROW * len(figures)
+    most = max([1.0, *(each.imbalance - 1 for each in figures)])
+    rows = [_draw_row(each, _TOP + i * _ROW, "#c9c9d1" if i else "#e4572e", most) for i, each in enumerate(figures)]
+    ideal = _HIT + _BAR * max((each.ideal_rate for each in figures), default=0.0)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
-        f'<rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="12" y="22" style="{_STYLE}; font-weight: 600">{escape(title)}</text>{rows}{line}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        f'<text class="title" x="{_NAME}" y="22">{escape(title)}</text>'
+        f'<text x="{_HIT}" y="48">prompt tokens not read again</text>'
+        f'<text x="{_EXCESS}" y="48">busiest replica, more than the mean</text>{"".join(rows)}'
+        f'<path d="M{ideal:.1f} {_TOP - 6}V{bottom}" stroke="#8a8a95" stroke-dasharray="3 3"/>'
+        f'<text x="{ideal:.1f}" y="{bottom + 14}" text-anchor="middle">one cache for all</text></svg>\n'
     )
 
 
-def _draw_row(figures: Figures, top: int) -> str:
-    told = f"{figures.hit_rate:.1%}, busiest {figures.imbalance:.2f}x, first word p95 {figures.ttft_s(95):.2f} s"
+def _draw_row(figures: Figures, top: int, colour: str, most: float) -> str:
+    excess = figures.imbalance - 1
     return (
-        f'<text x="12" y="{top + 15}" style="{_STYLE}">{escape(figures.policy)}</text>'
-        f'<rect x="{_LEFT}" y="{top}" width="{_BAR * figures.hit_rate:.1f}" height="14" rx="2" fill="#47a"/>'
-        f'<text x="{_LEFT}" y="{top + 29}" style="{_STYLE}; font-size: 11px">{escape(told)}</text>'
+        f'<text x="{_NAME}" y="{top + 13}">{escape(figures.policy)}</text>'
+        f"{_draw_bar(_HIT, top, _BAR * figures.hit_rate, colour, f'{figures.hit_rate:.1%}')}"
+        f"{_draw_bar(_EXCESS, top, _BAR * excess / most, colour, f'+{excess:.0%}')}"
+    )
+
+
+def _draw_bar(left: int, top: int, width: float, colour: str, told: str) -> str:
+    return (
+        f'<rect x="{left}" y="{top}" width="{max(1.0, width):.1f}" height="18" rx="2" fill="{colour}"/>'
+        f'<text x="{left + max(1.0, width) + 6:.1f}" y="{top + 13}">{told}</text>'
     )

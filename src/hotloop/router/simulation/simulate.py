@@ -1,22 +1,27 @@
 """Recorded traffic against a fleet that exists only on paper, placed by the very code that places real requests.
 
-A replica reads one prompt after the other at one speed, writes all answers at another, and keeps what it has read until
-its room runs out. A session's next request comes its recorded time after the answer before it. Simulated time only, so
-the same seed gives the same figures everywhere.
+A replica reads one prompt after the other at one speed, writes all answers at another, and keeps what it has read, the
+longest unused going first, just as the placement's own index takes it to. A session's next request comes its recorded
+time after the answer before it. Simulated time only, so the same seed gives the same figures everywhere.
 """
 
 import heapq
 import random
 import statistics
 import zlib
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
-from hotloop.router.index import PrefixIndex
-from hotloop.router.placement import OUTPUT_COST, Placement, Ticket
-from hotloop.router.policy import POLICIES, Choice, Placing, Policy, View
-from hotloop.router.trace import Arrival, Trace, key_of, repeat
+from hotloop.router.placement.placement import OUTPUT_COST, Placement, Ticket
+from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
+from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
+
+USUAL_OUTPUT = 256
+"""What an answer is taken for before it is written, as by the router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +54,10 @@ class Figures:
     num_matched: int = 0
     num_ideal: int = 0
     """What one replica with room for everything need not have read."""
-    ttfts_s: list[float] = field(default_factory=list)
+    ttfts_s: "array[float]" = field(default_factory=lambda: array("d"))
     imbalance: float = 1.0
     """Work of the busiest replica, as a multiple of the mean."""
-    reasons: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def hit_rate(self) -> float:
@@ -61,6 +66,15 @@ class Figures:
     @property
     def ideal_rate(self) -> float:
         return self.num_ideal / max(1, self.num_tokens)
+
+    def count(self, choice: Choice, arrival: Arrival, ttft_s: float) -> None:
+        """One more request."""
+        self.num_requests += 1
+        self.num_tokens += arrival.num_tokens
+        self.num_matched += choice.matched_tokens
+        self.num_ideal += arrival.known_tokens
+        self.ttfts_s.append(ttft_s)
+        self.reasons[choice.reason.partition(",")[0]] += 1
 
     def ttft_s(self, percent: int) -> float:
         if len(self.ttfts_s) < 2:
@@ -72,22 +86,17 @@ class Simulation:
     """One policy, one fleet, one trace."""
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: str, *, seed: int = 0) -> None:
-        names = [f"r{i}" for i in range(fleet.num_replicas)]
         self.figures = Figures(policy)
         self._trace = trace
         self._fleet = fleet
         self._dice = random.Random(seed)
         self._placement = Placement(SIMULATED[policy], block_tokens=trace.block_tokens, seed=seed)
-        self._truth: PrefixIndex[str] = PrefixIndex()
-        self._ideal: PrefixIndex[str] = PrefixIndex()
-        self._ideal.add_replica("", 1 << 62)
-        for name in names:
+        self._replicas = {f"r{i}": _Replica() for i in range(fleet.num_replicas)}
+        for name in self._replicas:
             self._placement.add_replica(name, capacity_tokens=fleet.capacity_tokens)
-            self._truth.add_replica(name, fleet.capacity_tokens // trace.block_tokens)
-        self._replicas = {name: _Replica() for name in names}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
-        self._births: Iterator[tuple[Arrival, ...]] = iter(())
+        self._births: Iterator[tuple[int, Session]] = iter(())
 
     def run(self, num_requests: int, on_progress: Callable[[int], None] | None = None) -> Figures:
         """Play that many requests of the trace, over and over if it has fewer."""
@@ -106,47 +115,41 @@ class Simulation:
 
     def _begin_session(self, now: float) -> None:
         """One session begins, and the next is planned."""
-        arrivals = next(self._births, None)
-        if arrivals:
-            self._arrive(arrivals, 0, now)
+        for world, session in self._births:
+            self._arrive(world, session, 0, now)
             self._at(now + self._dice.expovariate(self._fleet.sessions_per_s), self._begin_session)
+            return
 
-    def _arrive(self, arrivals: Sequence[Arrival], index: int, now: float) -> None:
-        arrival = arrivals[index]
-        key = key_of(arrival, is_shared=self._trace.is_shared)
-        session = str(arrival.session) if len(arrivals) > 1 else ""
-        ticket = self._placement.place(key, arrival.num_tokens, session=session, num_output=arrival.num_output, now=now)
+    def _arrive(self, world: int, session: Session, index: int, now: float) -> None:
+        arrival = session[index]
+        name = "" if self._trace.is_shared else str(world)
+        ticket = self._placement.place(
+            key_of(arrival.runs, world), arrival.num_tokens, session=name, num_output=USUAL_OUTPUT, now=now
+        )
         assert ticket
-        written_at = self._serve(ticket, arrival, key, now)
-        self._at(written_at, lambda _: self._placement.finish(ticket))
-        if index + 1 < len(arrivals):
-            next_at = written_at + arrivals[index + 1].think_s
-            self._at(next_at, lambda at_s: self._arrive(arrivals, index + 1, at_s))
+        written_at = self._serve(ticket, arrival, now)
+        self._at(written_at, partial(self._end, ticket, arrival))
+        if index + 1 < len(session):
+            next_at = written_at + session[index + 1].think_s
+            self._at(next_at, partial(self._arrive, world, session, index + 1))
 
-    def _serve(self, ticket: Ticket, arrival: Arrival, key: bytes, now: float) -> float:
+    def _serve(self, ticket: Ticket, arrival: Arrival, now: float) -> float:
         """When the answer is written."""
-        name, fleet, figures = ticket.choice.name, self._fleet, self.figures
-        num_matched = self._read(self._truth, name, key, arrival)
-        replica = self._replicas[name]
-        reading_s = (arrival.num_tokens - num_matched) / fleet.read_tokens_per_s
+        fleet, choice = self._fleet, ticket.choice
+        replica = self._replicas[choice.name]
+        reading_s = (arrival.num_tokens - choice.matched_tokens) / fleet.read_tokens_per_s
         read_at = max(now, replica.free_at) + reading_s
         replica.free_at = read_at
+        self._at(read_at, partial(self._begin, ticket))
         replica.busy_s += reading_s + OUTPUT_COST * arrival.num_output / fleet.read_tokens_per_s
-        figures.num_requests += 1
-        figures.num_tokens += arrival.num_tokens
-        figures.num_matched += num_matched
-        figures.num_ideal += self._read(self._ideal, "", key, arrival)
-        figures.ttfts_s.append(read_at - now)
-        figures.reasons[ticket.choice.reason.partition(",")[0]] = (
-            figures.reasons.get(ticket.choice.reason.partition(",")[0], 0) + 1
-        )
+        self.figures.count(choice, arrival, read_at - now)
         return read_at + arrival.num_output / fleet.write_tokens_per_s
 
-    def _read(self, index: PrefixIndex[str], name: str, key: bytes, arrival: Arrival) -> int:
-        """How much of a prompt was known; all of it is now."""
-        num_matched = min(index.match(key).get(name, 0) * self._trace.block_tokens, arrival.num_tokens)
-        index.insert(name, key)
-        return num_matched
+    def _begin(self, ticket: Ticket, _: float) -> None:
+        self._placement.begin(ticket)
+
+    def _end(self, ticket: Ticket, arrival: Arrival, now: float) -> None:
+        self._placement.finish(ticket, num_output=arrival.num_output, has_tool_call=arrival.is_tool_call, now=now)
 
 
 def _imbalance(works: Sequence[float]) -> float:
@@ -156,8 +159,8 @@ def _imbalance(works: Sequence[float]) -> float:
 
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
     """The same session always to the same replica, whatever happens there."""
-    name = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode())).name
-    return Choice(name, "hash")
+    view = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode()))
+    return Choice(view.name, "hash", view.matched_tokens)
 
 
 def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
@@ -171,7 +174,7 @@ def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
     best = max(views, key=lambda view: view.matched_tokens)
     if best.matched_tokens > 0.3 * placing.num_tokens:
         return Choice(best.name, "match", best.matched_tokens)
-    smallest = min(views, key=lambda view: view.held_tokens)
+    smallest = min(views, key=lambda view: (view.held_tokens, view.num_running))
     return Choice(smallest.name, "smallest", smallest.matched_tokens)
 
 

@@ -1,0 +1,264 @@
+"""Follows what one replica publishes of its KV cache: vLLM's events over ZeroMQ, which SGLang and hotloop speak too.
+
+    PUB     [topic, number, [time, [event, ...], ...]]          numbers count up from 0
+    replay  number ->  [..., number, batch] for each that is still there, then the number -1
+
+An event is `[kind, field, ...]` or `{"type": kind, field: ...}`, by the age of the engine. A batch that is missing is
+asked for again; where that fails, or the replica was started anew, what is known of it is forgotten, and what it says
+from then on is a beginning. Knows no prompt and no policy. What it cannot read it skips.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from hotloop.core.config import check_endpoint
+from hotloop.core.errors import ConfigError
+from hotloop.router.placement.exact import ExactIndex
+
+log = logging.getLogger(__name__)
+
+REPLAY_TIMEOUT_S = 2.0
+REPLAY_PAUSE_S = 30.0
+"""How long a replica that did not replay all that was missing is not asked again."""
+_END = (-1).to_bytes(8, "big", signed=True)
+_HEARTBEAT_MS = 5_000
+_MAX_QUEUED = 100_000
+_EVENTS_A_TURN = 64  # that are taken in before others get the loop
+
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Blocks that a replica has now; the fields in the order of the wire."""
+
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[TokenId]
+    block_size: Annotated[int, Meta(ge=0)]
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: Any = None  # SGLang has the salt of a tenant here
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any prompt of these tokens may use them: not of an adapter, a picture, or a tenant with a salt."""
+        return self.lora_id is None and self.lora_name is None and not any(self.extra_keys or ())
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Blocks that a replica has no longer."""
+
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """A replica has nothing any more."""
+
+
+Event = Stored | Removed | Cleared
+_KINDS: Mapping[str, type[Event]] = {"BlockStored": Stored, "BlockRemoved": Removed, "AllBlocksCleared": Cleared}
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What a replica published at once. `ts` is on its own clock."""
+
+    number: int
+    ts: float
+    events: Sequence[Event]
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing that was said before it matters."""
+        return self.number == 0 or any(isinstance(event, Cleared) for event in self.events)
+
+
+def parse_batch(frames: Sequence[bytes]) -> Batch | None:
+    """The last two frames of a message; None for what is no batch."""
+    try:
+        ts, events, *_ = msgspec.msgpack.decode(frames[-1])
+        parsed = [event for event in map(parse_event, events) if event]
+        return Batch(int.from_bytes(frames[-2], "big", signed=True), float(ts), parsed)
+    except (IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return None
+
+
+def parse_event(raw: Any) -> Event | None:
+    """None for what cannot be used: of an unknown kind, with tokens that are no integers, or of other layers than the
+    first group's, which is the one that keeps whole prompts.
+    """
+    kind, fields = _take_apart(raw)
+    if kind is None:
+        return None
+    try:
+        event = msgspec.convert(fields, kind)
+    except msgspec.ValidationError:
+        return None
+    return None if isinstance(event, (Stored, Removed)) and event.group_idx else event
+
+
+def _take_apart(raw: Any) -> tuple[type[Event] | None, Mapping[str, Any]]:
+    if isinstance(raw, Mapping):
+        return _KINDS.get(raw.get("type", "")), raw
+    name, *values = raw
+    kind = _KINDS.get(name)
+    return kind, dict(zip(kind.__struct_fields__, values, strict=False)) if kind else {}
+
+
+class KvEvents:
+    """Feeds the index with what one replica says, until it is cancelled."""
+
+    def __init__(self, index: ExactIndex, replica: str, endpoint: str, replay: str | None = None) -> None:
+        for address in filter(None, (endpoint, replay)):
+            check_endpoint(f"kv_events of {replica}", address)
+        self._index = index
+        self._replica = replica
+        self._endpoint = endpoint
+        self._replay = replay
+        self._zmq = load_zmq()
+        self._context: Any = None
+        self._last: Batch | None = None
+        self._may_ask_at = 0.0
+
+    async def run(self) -> None:
+        self._context = self._zmq.asyncio.Context()
+        try:
+            await self._follow()
+        finally:
+            self._context.destroy(linger=0)
+            self._forget()
+
+    async def _follow(self) -> None:
+        zmq = self._zmq
+        socket, poller = self._context.socket(zmq.SUB), zmq.asyncio.Poller()
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED)
+        socket.subscribe(b"")
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        poller.register(monitor, zmq.POLLIN)
+        poller.register(socket, zmq.POLLIN)
+        socket.connect(self._endpoint)
+        while True:
+            ready = dict(await poller.poll())
+            if monitor in ready:  # connected, perhaps not for the first time: who knows what was missed
+                await monitor.recv_multipart()
+                self._may_ask_at = 0.0
+                await self._catch_up()
+            elif batch := parse_batch(await socket.recv_multipart()):
+                await self._take(batch)
+
+    async def _take(self, batch: Batch) -> None:
+        """The next batch, or one out of turn."""
+        last = self._last
+        if last and batch.number <= last.number and batch.ts <= last.ts:
+            return  # it was replayed
+        if last and batch.number <= last.number:
+            log.info("%s was started anew: what was known of its KV cache is forgotten", self._replica)
+            self._forget()
+        if not self._is_next(batch):
+            await self._catch_up()
+            if self._last and batch.number <= self._last.number:
+                return
+        await self._apply(batch)
+
+    async def _catch_up(self) -> None:
+        """Hear what was missed; if it cannot be told whether anything was, begin anew."""
+        last = self._last
+        if last:
+            batches = await self._ask(last.number) or []
+            if batches and (batches[0].number, batches[0].ts) == (last.number, last.ts):
+                for batch in batches[1:]:
+                    await self._apply(batch)
+                return
+        self._forget()
+        heard = await self._ask(0)
+        if heard == []:  # it has never said anything: it has nothing
+            self._index.complete(self._replica)
+        for batch in heard or ():
+            await self._apply(batch)
+
+    async def _ask(self, number: int) -> list[Batch] | None:
+        """What the replica still has from that batch on; None if it does not say."""
+        now = asyncio.get_running_loop().time()
+        if not self._replay or now < self._may_ask_at:
+            return None
+        self._may_ask_at = now + REPLAY_PAUSE_S
+        try:
+            messages = await self._hear_replay(number)
+        except TimeoutError:
+            log.warning("%s does not replay its KV events at %s", self._replica, self._replay)
+            return None
+        self._may_ask_at = 0.0
+        return [batch for batch in map(parse_batch, messages) if batch]
+
+    async def _hear_replay(self, number: int) -> list[list[bytes]]:
+        messages: list[list[bytes]] = []
+        with self._context.socket(self._zmq.DEALER) as socket:
+            socket.setsockopt(self._zmq.LINGER, 0)
+            socket.setsockopt(self._zmq.RCVHWM, _MAX_QUEUED)
+            socket.connect(self._replay)
+            await socket.send_multipart([b"", number.to_bytes(8, "big")])
+            while True:
+                async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    frames = await socket.recv_multipart()
+                if frames[-2:-1] == [_END]:
+                    return messages
+                messages.append(frames)
+
+    async def _apply(self, batch: Batch) -> None:
+        """A batch; if it is not the one that was to come, it is a beginning."""
+        if batch.is_beginning or not self._is_next(batch):
+            self._forget()
+        self._last = batch
+        for i, event in enumerate(batch.events, 1):
+            self._apply_event(event)
+            if i % _EVENTS_A_TURN == 0:
+                await asyncio.sleep(0)
+        if batch.is_beginning:
+            self._index.complete(self._replica)
+
+    def _apply_event(self, event: Event) -> None:
+        index, replica = self._index, self._replica
+        match event:
+            case Cleared():
+                index.clear(replica)
+            case Removed():
+                index.removed(replica, event.block_hashes, event.medium or "")
+            case Stored() if event.is_plain:
+                index.stored(
+                    replica,
+                    event.block_hashes,
+                    event.token_ids,
+                    block_size=event.block_size,
+                    parent=event.parent_block_hash,
+                    place=event.medium or "",
+                )
+
+    def _is_next(self, batch: Batch) -> bool:
+        return batch.number == (self._last.number + 1 if self._last else 0)
+
+    def _forget(self) -> None:
+        self._last = None
+        self._index.clear(self._replica)
+
+
+def load_zmq() -> ModuleType:
+    """ZeroMQ, which only those need who follow events."""
+    try:
+        import zmq  # noqa: PLC0415 - an extra
+        import zmq.asyncio  # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("KV events need ZeroMQ: pip install 'hotloop[kv-events]'") from None
+    return zmq
