@@ -1,0 +1,283 @@
+"""One connection to a replica, and the answer being read from it.
+
+A connection carries one answer at a time and is let go the moment that answer's last byte has arrived, read or not by
+whoever asked. It is used again only if the answer was whole, nothing came after it, and everything asked was written.
+A replica is not trusted: heads, trailers and what is buffered for a slow reader are bounded.
+"""
+
+import asyncio
+import os
+from collections import deque
+from typing import Self, cast
+
+import httptools
+
+from hotloop.router.upstream.deadline import Deadline
+from hotloop.router.upstream.pool import Pool
+from hotloop.router.upstream.sockets import SOCKET_OPTIONS
+from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, end_to_end
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MAX_BUFFERED_BYTES = 256 * 1024
+"""Reading stops above this, and goes on below half of it."""
+_ONE_WRITE_BYTES = 64 * 1024
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Connection(asyncio.Protocol):
+    """A socket, who is being answered on it, and the place it holds in its pool."""
+
+    def __init__(self, pool: "Pool[Connection]") -> None:
+        self.idle_since = 0.0
+        self.is_lost = False
+        self.num_asked = 0
+        self.is_writing = False
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.deadline = Deadline(self._on_deadline)
+        self._pool = pool
+        self._answer: Http1Answer | None = None
+
+    def ask(self, head: bytes, body: bytes, answer: "Http1Answer") -> None:
+        """Write it all: what does not go out at once follows while the answer is waited for."""
+        self._answer = answer
+        self.num_asked += 1
+        if len(body) <= _ONE_WRITE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    def let_go(self, *, can_reuse: bool) -> None:
+        """The answer is over: back to the pool, or away."""
+        self._answer = None
+        self.deadline.clear()
+        if can_reuse and not self.is_writing and not self.is_lost:
+            self.resume()
+            self._pool.put(self)
+        else:
+            self.abort()
+            self._pool.free()
+
+    def pause(self) -> None:
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self.is_lost = True
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        socket = self._transport.get_extra_info("socket")
+        for option in SOCKET_OPTIONS:
+            socket.setsockopt(*option)
+
+    def pause_writing(self) -> None:
+        self.is_writing = True
+
+    def resume_writing(self) -> None:
+        self.is_writing = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self._lose(None)
+            self.abort()
+        else:
+            self._answer.feed(data)
+
+    def eof_received(self) -> None:
+        self._lose(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(error)
+        self.deadline.close()
+        self.closed.set_result(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        self.is_lost = True
+        if self._answer is None:
+            self._pool.drop(self)
+        else:
+            self._answer.feed_end(error)
+
+    def _on_deadline(self) -> None:
+        if self._answer is not None:
+            self._answer.time_out()
+
+
+class Http1Answer:
+    """An answer as it is parsed: a head, then pieces. Its iteration is its body."""
+
+    status = 0
+    headers: Headers = ()
+
+    def __init__(self, connection: Connection, timeouts: Timeouts, *, has_body: bool) -> None:
+        self.has_begun = False
+        self.num_buffered_bytes = 0
+        self._connection: Connection | None = connection
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._timeouts = timeouts
+        self._has_body = has_body
+        self._raw_headers: list[tuple[bytes, bytes]] = []
+        self._pieces: deque[bytes] = deque()
+        self._num_idle_bytes = 0
+        self._has_head = self._is_whole = self._keeps_alive = self._ends_with_connection = self._is_paused = False
+        self._fault: str | None = None
+        self._failure: UpstreamFailed | None = None
+        self._arrival: asyncio.Future[None] | None = None
+
+    async def head(self) -> Self:
+        """Itself, once status and headers are there. Raises UpstreamFailed if they never are."""
+        if not self._has_head and self._connection is not None:
+            await self._wait(self._timeouts.head_s)
+        if not self._has_head:
+            assert self._failure is not None
+            raise self._failure
+        return self
+
+    def chunks(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._pieces:
+            if self._connection is None:
+                raise self._failure or StopAsyncIteration
+            await self._wait(self._timeouts.idle_s)
+        piece = self._pieces.popleft()
+        self.num_buffered_bytes -= len(piece)
+        if self._is_paused and self.num_buffered_bytes <= MAX_BUFFERED_BYTES // 2 and self._connection is not None:
+            self._is_paused = False
+            self._connection.resume()
+        return piece
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What `aclose` does, for which there is nothing to wait."""
+        self._pieces.clear()
+        self._fail("it was not read to its end")
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of it, as many as came."""
+        assert self._parser is not None
+        self.has_begun = True
+        self._num_idle_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fault = self._fault or f"it does not speak HTTP/1.1 ({error})"
+        if self._is_whole:
+            self._end()
+        elif self._fault is not None:
+            self._fail(self._fault)
+        elif self._num_idle_bytes > MAX_HEAD_BYTES:
+            self._fail("its headers are too long")
+        elif self.num_buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
+            self._pause()
+
+    def feed_end(self, error: Exception | None) -> None:
+        """No more will come: the connection is gone."""
+        if self._ends_with_connection and error is None:
+            self._end()
+        else:
+            self._fail("it closed the connection" if error is None else describe(error))
+
+    def time_out(self) -> None:
+        """Nothing came for as long as was allowed."""
+        limit_s = self._timeouts.idle_s if self._has_head else self._timeouts.head_s
+        self._fail(f"nothing came for {limit_s:g} s", is_timeout=True)
+
+    def on_message_begin(self) -> None:
+        """Also of a 1xx before the answer, and of an answer nobody asked for after it."""
+        self._raw_headers.clear()
+        if self._has_head:
+            self._keeps_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._raw_headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if self._has_head or 100 <= status < 200:
+            return
+        self._fault = _fault(status, self._raw_headers)
+        if self._fault is None:
+            self._begin(status, self._parser.should_keep_alive())
+
+    def on_body(self, piece: bytes) -> None:
+        if self._has_head and not self._is_whole:
+            self._num_idle_bytes = 0
+            self.num_buffered_bytes += len(piece)
+            self._pieces.append(piece)
+            self._wake()
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._is_whole = True
+
+    def _begin(self, status: int, keeps_alive: bool) -> None:
+        self._has_head = True
+        self._num_idle_bytes = 0
+        self.status = status
+        self.headers = end_to_end(self._raw_headers)
+        self._keeps_alive = keeps_alive and self._has_body
+        self._is_whole = not self._has_body
+        self._ends_with_connection = not any(name.lower() in _FRAMING for name, _ in self._raw_headers)
+        self._wake()
+
+    def _pause(self) -> None:
+        assert self._connection is not None
+        self._is_paused = True
+        self._connection.pause()
+
+    async def _wait(self, limit_s: float) -> None:
+        assert self._connection is not None
+        deadline = self._connection.deadline
+        self._arrival = asyncio.get_running_loop().create_future()
+        deadline.set(limit_s)
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
+            if self._connection is not None:
+                deadline.clear()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _fail(self, reason: str, *, is_timeout: bool = False) -> None:
+        if self._connection is not None:
+            before: Stage = "send" if self._connection.is_writing else "head"
+            self._failure = UpstreamFailed(reason, stage="body" if self._has_head else before, is_timeout=is_timeout)
+            self._end()
+
+    def _end(self) -> None:
+        assert self._connection is not None
+        connection, self._connection, self._parser = self._connection, None, None
+        connection.let_go(can_reuse=self._failure is None and self._keeps_alive and self._fault is None)
+        self._wake()
+
+
+def describe(error: Exception) -> str:
+    """In words, without the address that the system's own words hold."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error) or type(error).__name__
+
+
+def _fault(status: int, headers: Headers) -> str | None:
+    if not 200 <= status < 600:
+        return f"it answered with the status {status}"
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+        return "its headers are too long"
+    return None
