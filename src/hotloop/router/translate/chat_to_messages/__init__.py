@@ -1,0 +1,1 @@
+"""OpenAI's chat clients on replicas that speak Anthropic's messages only."""

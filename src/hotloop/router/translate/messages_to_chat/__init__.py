@@ -1,0 +1,1 @@
+"""Anthropic's clients on replicas that speak OpenAI's chat completions only."""

@@ -1,0 +1,93 @@
+"""Server-sent events from bytes that are cut anywhere, and back.
+
+Knows the format and nothing of what is in it. A line ends with LF, CR or both; an event ends with an empty line. Bytes
+become text only when their line is whole, so a cut inside a character does no harm.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import RemoteError
+
+MAX_BYTES = 64 * 2**20
+"""Most that one event may have: whoever sends more means no good."""
+DONE = b"data: [DONE]\n\n"
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    name: str
+    """Empty if it has none."""
+    data: bytes
+
+
+class EventReader:
+    """Told bytes, gives events."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []  # of a line that has not ended
+        self._num_bytes = 0  # of the event so far
+        self._name = ""
+        self._data: list[bytes] = []
+        self._is_first = True
+
+    def push(self, data: bytes) -> Iterator[ServerEvent]:
+        """Take more bytes; gives each event that they end."""
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_BYTES:
+            raise RemoteError("the replica sent an event that is too large")
+        held_cr = bool(self._rest) and self._rest[-1].endswith(b"\r")
+        self._rest.append(data)
+        if not held_cr and b"\n" not in data and b"\r" not in data:
+            return
+        *lines, rest = _split(b"".join(self._rest))
+        self._rest = [rest]
+        for line in lines:
+            yield from self._take(line)
+
+    def finish(self) -> Iterator[ServerEvent]:
+        """The last event, if the replica forgot the empty line behind it."""
+        rest = b"".join(self._rest).removesuffix(b"\r")
+        self._rest = []
+        if rest:
+            yield from self._take(rest)
+        yield from self._take(b"")
+
+    def _take(self, line: bytes) -> Iterator[ServerEvent]:
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        if not line:
+            if self._data:
+                yield ServerEvent(self._name, b"\n".join(self._data))
+            self._name, self._data, self._num_bytes = "", [], 0
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+        elif field == b"event":
+            self._name = value.decode(errors="replace")
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The lines, and what is left of the last. A CR at the very end may be half of a line's end: it waits."""
+    held = b"\r" if data.endswith(b"\r") else b""
+    *lines, rest = _LINE_END.split(data.removesuffix(held))
+    return [*lines, rest + held]
+
+
+def write_data(value: Any) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def write_event(kind: str, **fields: Any) -> bytes:
+    """An event whose name is also the type of its data."""
+    return b"event: " + kind.encode() + b"\n" + write_data({"type": kind, **fields})
