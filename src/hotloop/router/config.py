@@ -1,0 +1,154 @@
+"""What `fleet.toml` says beyond settings: replicas, one `[[replicas]]` each.
+
+    [[replicas]]
+    url = "http://10.0.0.7:8000"      all that is needed
+    name = "a"                        how it is called here; its host and port if not given
+    kind = "vllm"                     recognised if not given
+    models = { large = "org/name" }   names clients use, and its own for them; what it lists itself if not given
+    api_key_env = "SOME_KEY"          the variable that holds its key; read once, never shown, sent to nobody else
+
+Strict: a key nobody knows, or a wrong type, is an error that names its place.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hotloop.core.config import RouterConfig
+from hotloop.core.errors import ConfigError
+from hotloop.router.kinds import KINDS, Api
+
+TABLES = ("replicas", "tiers", "routes")
+"""What a fleet's file may hold beside settings."""
+
+
+class _ReplicaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    name: str = ""
+    kind: str = "auto"
+    models: dict[str, str] = {}
+    api_key_env: str = ""
+    apis: list[Api] = []
+    health_path: str | None = None
+    weight: float = 1.0
+    capacity_tokens: int = 1_000_000
+    max_connections: int | None = None
+    kv_events: str = ""
+    kv_replay: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """One replica."""
+
+    url: str
+    name: str
+    kind: str = "auto"
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Names clients use, and the replica's own."""
+    api_key: str | None = field(default=None, repr=False)
+    apis: frozenset[Api] = frozenset()
+    """What it speaks, where that is not what its kind does."""
+    health_path: str | None = None
+    weight: float = 1.0
+    """How much faster than others it is."""
+    capacity_tokens: int = 1_000_000
+    """How much of what it has read it keeps, roughly."""
+    max_connections: int = 128
+    kv_events: str = ""
+    """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""
+    kv_replay: str = ""
+    """Where what was published before can be asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Settings, and everything they are applied to."""
+
+    router: RouterConfig
+    replicas: tuple[ReplicaConfig, ...]
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """The other tables of the file, for whoever knows them."""
+
+
+def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, str]) -> FleetConfig:
+    """Replicas from flags and, if there is one, the file. Raises ConfigError."""
+    tables = _read_tables(path) if path else {}
+    given = tuple(_by_url(url, router) for url in router.replica)
+    listed = tuple(_parse_replica(table, router, environ, path) for table in tables.pop("replicas", []))
+    replicas = given + listed
+    names = [each.name for each in replicas]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two replicas are called {name!r}; give each a name")
+    if not replicas:
+        raise ConfigError("there is no replica: give --replica URL, or [[replicas]] in a file")
+    return FleetConfig(router=router, replicas=replicas, tables=tables)
+
+
+def _read_tables(path: Path) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    tables = {name: data[name] for name in TABLES if name in data}
+    for name, value in tables.items():
+        if not isinstance(value, list):
+            raise ConfigError(f"{path}: write [[{name}]], once for each")
+    return tables
+
+
+def _by_url(url: str, router: RouterConfig) -> ReplicaConfig:
+    return ReplicaConfig(url=_check_url(url), name=_name_of(url), max_connections=router.max_connections)
+
+
+def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str], path: Path | None) -> ReplicaConfig:
+    try:
+        given = msgspec.convert(table, _ReplicaTable)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: [[replicas]]: {error}") from None
+    if given.kind != "auto" and given.kind not in KINDS:
+        raise ConfigError(f"{path}: there is no kind {given.kind!r}; there are {', '.join(KINDS)}")
+    if given.api_key_env and not environ.get(given.api_key_env):
+        raise ConfigError(f"{path}: {given.url} needs a key, but {given.api_key_env} is not set")
+    if given.weight <= 0 or given.capacity_tokens < 1 or (given.max_connections or 1) < 1:
+        raise ConfigError(f"{path}: {given.url}: weight, capacity_tokens and max_connections must be above zero")
+    named = _by_url(given.url, router)
+    return replace(
+        named,
+        name=given.name or named.name,
+        kind=given.kind,
+        models=given.models,
+        api_key=environ.get(given.api_key_env) if given.api_key_env else None,
+        apis=frozenset(given.apis),
+        health_path=given.health_path,
+        weight=given.weight,
+        capacity_tokens=given.capacity_tokens,
+        max_connections=given.max_connections or router.max_connections,
+        kv_events=given.kv_events,
+        kv_replay=given.kv_replay,
+    )
+
+
+def _check_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not an address: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url!r} is not an address: write http://host:port")
+    if parts.username or parts.query or parts.fragment:
+        raise ConfigError(f"{parts.hostname}: an address holds no credentials, query or fragment; see api_key_env")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _name_of(url: str) -> str:
+    return urlsplit(url).netloc

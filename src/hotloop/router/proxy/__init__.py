@@ -1,0 +1,1 @@
+"""One request, from a place at a replica to the last byte of its answer."""

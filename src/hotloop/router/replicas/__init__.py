@@ -1,0 +1,1 @@
+"""The replicas there are: how each is, and who may be asked."""

@@ -1,0 +1,255 @@
+"""The replicas there are, and who gets what.
+
+A request claims a place and gives it back, whatever happens in between. Replicas come and go while others serve: one
+that is taken out finishes what it has. Owns health, breakers, placement and the waiting room; knows no HTTP.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hotloop.router.asked import BLOCK_TOKENS, Asked
+from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.errors import RouteError
+from hotloop.router.kinds import Api
+from hotloop.router.placement.placement import Placement, Ticket
+from hotloop.router.placement.policy import POLICIES
+from hotloop.router.placement.state import ExactState
+from hotloop.router.proxy.told import Told
+from hotloop.router.replicas.breaker import RetryBudget
+from hotloop.router.replicas.health import Watch
+from hotloop.router.replicas.queue import WaitingRoom
+from hotloop.router.replicas.replica import Replica, open_replica, open_requests
+from hotloop.router.replicas.tokens import tokenize
+
+MAX_ANSWERS = 20_000
+"""How many answers are remembered by where they were made."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A request's place at a replica."""
+
+    replica: Replica
+    ticket: Ticket
+    has_calls: bool = False
+    """Whether the answer there ended in tool calls: the session will be back."""
+    num_output: int | None = None
+    """How many tokens it wrote, if it said."""
+
+
+class Fleet:
+    def __init__(self, config: FleetConfig, *, can_translate: Callable[[Api, frozenset[Api]], bool]) -> None:
+        self.config = config
+        self.budget = RetryBudget(config.router.retry_share)
+        self.room = WaitingRoom(config.router.max_waiting)
+        self.replicas: dict[str, Replica] = {}
+        self._leaving: set[Replica] = set()
+        self._can_translate = can_translate
+        self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
+        self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
+        self._watches: dict[Replica, asyncio.Task[None]] = {}
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._makers: OrderedDict[str, str] = OrderedDict()
+
+    def start(self) -> None:
+        for each in self.config.replicas:
+            self._add(each)
+
+    def reload(self, config: FleetConfig) -> None:
+        """Take in what is new, let go what is no longer there, and leave alone what is the same."""
+        wanted = {each.name: each for each in config.replicas}
+        for name, replica in list(self.replicas.items()):
+            if wanted.get(name) != replica.config:
+                self._remove(replica)
+        for name, each in wanted.items():
+            if name not in self.replicas:
+                self._add(each)
+        self.config = config
+        self.room.wake_all()
+
+    async def aclose(self) -> None:
+        for replica in list(self.replicas.values()):
+            self._remove(replica)
+        await asyncio.gather(*self._farewells, return_exceptions=True)
+
+    @property
+    def num_running(self) -> int:
+        return sum(each.num_running for each in (*self.replicas.values(), *self._leaving))
+
+    @property
+    def leaving(self) -> Collection[Replica]:
+        return self._leaving
+
+    async def find_known(self, asked: Asked) -> Mapping[str, int]:
+        """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
+        if not self._exact.has_replicas or asked.api not in ("chat", "completions"):
+            return {}
+        shares = await self._exact.matched_shares(asked.read_body())
+        return {name: int(share * asked.num_tokens) for name, share in shares.items()}
+
+    async def claim(self, asked: Asked, tried: Collection[str], known: Mapping[str, int]) -> Place:
+        """A place for a request, at a replica that was not tried if there is one.
+
+        Raises RouteError where no replica has the model, or there was no place in time; Overloaded where too many wait.
+        """
+        self._check_served(asked)
+        if not self.room.has_before(asked.priority):
+            place = self.try_claim(asked, tried, known)
+            if place:
+                return place
+        try:
+            async with asyncio.timeout(self.config.router.queue_timeout_s):
+                return await self._wait(asked, tried, known)
+        except TimeoutError:
+            raise self._no_place() from None
+
+    async def _wait(self, asked: Asked, tried: Collection[str], known: Mapping[str, int]) -> Place:
+        is_back = False
+        while True:
+            await self.room.wait(asked.priority, lambda: bool(self._candidates(asked, tried)), is_back=is_back)
+            is_back = True
+            place = self.try_claim(asked, tried, known)
+            if place:
+                return place
+
+    def try_claim(
+        self, asked: Asked, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
+    ) -> Place | None:
+        """A place if there is one right now; with `is_new`, only where it was not tried."""
+        names = self._candidates(asked, tried)
+        if is_new and names & set(tried):
+            return None
+        ticket = self._placement.place(
+            asked.key,
+            asked.num_tokens,
+            session=asked.session,
+            num_output=asked.num_output,
+            now=time.monotonic(),
+            among=names,
+            known=known,
+        )
+        if not ticket:
+            return None
+        replica = self.replicas[ticket.choice.name]
+        replica.num_running += 1
+        replica.breaker.ask()
+        return Place(replica, ticket)
+
+    def release(self, place: Place) -> None:
+        """The request is over there, however it ended."""
+        place.replica.num_running -= 1
+        if not place.replica.num_running:
+            place.replica.idle.set()
+        self._placement.finish(
+            place.ticket, num_output=place.num_output, has_tool_call=place.has_calls, now=time.monotonic()
+        )
+        self.room.wake()
+
+    def succeed(self, place: Place) -> None:
+        place.replica.breaker.succeed()
+
+    def fail(self, place: Place, *, is_gone: bool = False) -> None:
+        """It answered with an error of its own, or not at all; one that is gone is out until a probe finds it again."""
+        replica = place.replica
+        replica.breaker.fail(time.monotonic())
+        if is_gone and replica.state == "up":
+            replica.state, replica.why = "down", "it cannot be reached"
+            self._on_change(replica)
+
+    def learn(self, place: Place, told: Told) -> None:
+        """What an answer said about itself: what a replica did not find, it no longer holds."""
+        place.has_calls, place.num_output = told.has_calls, told.num_output
+        if told.answer_id:
+            self._makers[told.answer_id] = place.replica.name
+            self._makers.move_to_end(told.answer_id)
+            if len(self._makers) > MAX_ANSWERS:
+                self._makers.popitem(last=False)
+        if told.num_prompt and told.num_cached is not None:
+            share = min(1.0, told.num_cached / told.num_prompt)  # its tokens and ours are not the same
+            self._placement.correct(place.ticket, int(share * place.ticket.num_tokens))
+
+    def possible_makers(self, answer_id: str) -> list[Replica]:
+        """Who made an answer; everybody who is up, if that is not known."""
+        maker = self.replicas.get(self._makers.get(answer_id, ""))
+        return [maker] if maker else [each for each in self.replicas.values() if each.state == "up"]
+
+    def _candidates(self, asked: Asked, tried: Collection[str]) -> frozenset[str]:
+        """Who could take it now: rather one that speaks its language and was not tried."""
+        now = time.monotonic()
+        maker = self._makers.get(asked.follows or "")
+        fit = [
+            each
+            for each in self._serving(asked)
+            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and maker in (None, each.name)
+        ]
+        fit = [each for each in fit if each.name not in tried] or fit
+        fluent = [each for each in fit if asked.api in each.apis]
+        return frozenset(each.name for each in fluent or fit)
+
+    def _serving(self, asked: Asked) -> Iterable[Replica]:
+        for each in self.replicas.values():
+            is_near = not asked.is_question and self._can_translate(asked.api, each.apis)
+            if each.serves(asked.model) and (asked.api in each.apis or is_near):
+                yield each
+
+    def _check_served(self, asked: Asked) -> None:
+        """Only what is known counts: a replica that was never up may have any model."""
+        if any(True for _ in self._serving(asked)):
+            return
+        names = sorted({name for each in self.replicas.values() for name in each.models})
+        if asked.model in names:
+            raise RouteError(404, "api_not_served", f"no replica with {asked.model!r} speaks this API, or one near it")
+        raise RouteError(404, "model_not_found", f"no replica has the model {asked.model!r:.200}; there are {names}")
+
+    def _no_place(self) -> RouteError:
+        if any(each.state == "up" for each in self.replicas.values()):
+            return RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1)
+        return RouteError(503, "no_replica", "no replica is up", retry_after_s=2)
+
+    def _add(self, config: ReplicaConfig) -> None:
+        router = self.config.router
+        replica = self.replicas[config.name] = open_replica(config, router)
+        self._placement.add_replica(config.name, capacity_tokens=config.capacity_tokens, weight=config.weight)
+        if config.kv_events:
+            self._exact.add_replica(config.name, config.kv_events, config.kv_replay or None)
+        watch = Watch(replica, router.health_interval_s, self._on_change)
+        self._watches[replica] = asyncio.create_task(watch.run(), name=f"watch {config.name}")
+
+    def _remove(self, replica: Replica) -> None:
+        del self.replicas[replica.name]
+        self._placement.remove_replica(replica.name)
+        self._watches.pop(replica).cancel()
+        replica.state, replica.why = "leaving", "taken out"
+        self._leaving.add(replica)
+        task = asyncio.create_task(self._see_off(replica))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def _see_off(self, replica: Replica) -> None:
+        """Close it when it is idle, or has had its time."""
+        if replica.config.kv_events:
+            await self._exact.remove_replica(replica.name)
+        if replica.num_running:
+            replica.idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.router.drain_timeout_s):
+                    await replica.idle.wait()
+        await replica.aclose()
+        self._leaving.discard(replica)
+
+    def _on_change(self, replica: Replica) -> None:
+        if replica.state == "down":
+            self._placement.forget_replica(replica.name)
+            self._cut(replica)
+        self.room.wake_all()
+
+    def _cut(self, replica: Replica) -> None:
+        """Whoever still waits for a word from it hears that there will be none, and may ask elsewhere."""
+        lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
+        task = asyncio.create_task(lost.aclose())
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)

@@ -1,0 +1,115 @@
+"""One replica: what it is, how it is, and what it is sent.
+
+    new ──first good probe──> up <──probe──> down          leaving: takes nothing new, and is closed when it is idle
+
+A replica that sends bytes is alive, whatever its probes say: they are missed by whoever is busy.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotloop.core.config import RouterConfig
+from hotloop.router.config import ReplicaConfig
+from hotloop.router.kinds import KINDS, Api, Kind
+from hotloop.router.replicas.breaker import Breaker
+from hotloop.router.upstream.open_upstream import open_upstream
+from hotloop.router.upstream.wire import Timeouts, Upstream
+
+State = Literal["new", "up", "down", "leaving"]
+
+MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
+"""How long a probe may take: two of its intervals, within reason."""
+
+FORWARDED = frozenset(
+    {
+        b"accept",
+        b"anthropic-beta",
+        b"anthropic-version",
+        b"content-type",
+        b"openai-beta",
+        b"session-id",
+        b"thread-id",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+        b"x-claude-code-session-id",
+        b"x-dynamo-session-id",
+        b"x-hotloop-priority",
+        b"x-hotloop-task",
+        b"x-request-id",
+        b"x-session-affinity",
+        b"x-session-id",
+    }
+)
+"""Request headers that replicas see. Everything else stays here, whatever key or cookie it may be."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What the fleet knows of one replica."""
+
+    config: ReplicaConfig
+    upstream: Upstream
+    probes: Upstream
+    kind: Kind
+    state: State = "new"
+    why: str = "not asked yet"
+    """Why it is in its state, for people."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Names clients use, and its own; empty if it takes any."""
+    breaker: Breaker = field(default_factory=Breaker)
+    num_running: int = 0
+    num_elsewhere: int = 0
+    """What others have given it, by its own account."""
+    last_byte_at: float = 0.0
+    num_missed: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last request there is over."""
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def apis(self) -> frozenset[Api]:
+        return self.config.apis or self.kind.apis
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_running < self.config.max_connections
+
+    def serves(self, model: str) -> bool:
+        return not model or not self.models or model in self.models
+
+    def headers(self, given: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What goes along with a request: what may be told, and this replica's own key."""
+        headers = [(name, value) for name, value in given.items() if name in FORWARDED]
+        present = {name for name, _ in headers}
+        headers += [(name, value) for name, value in self.kind.fixed_headers if name not in present]
+        if self.config.api_key and self.kind.auth == "x-api-key":
+            headers.append((b"x-api-key", self.config.api_key.encode()))
+        elif self.config.api_key:
+            headers.append((b"authorization", b"Bearer " + self.config.api_key.encode()))
+        return headers
+
+    async def aclose(self) -> None:
+        await self.upstream.aclose()
+        await self.probes.aclose()
+
+
+def open_replica(config: ReplicaConfig, router: RouterConfig) -> Replica:
+    kind = KINDS.get(config.kind) or KINDS["openai_compatible"]  # until it is recognised
+    probe_s = max(MIN_PROBE_S, min(2 * router.health_interval_s, MAX_PROBE_S))
+    probing = Timeouts(connect_s=router.connect_timeout_s, head_s=probe_s, idle_s=probe_s)
+    return Replica(
+        config, open_requests(config, router), open_upstream(config.url, max_connections=1, timeouts=probing), kind
+    )
+
+
+def open_requests(config: ReplicaConfig, router: RouterConfig) -> Upstream:
+    timeouts = Timeouts(
+        connect_s=router.connect_timeout_s, head_s=router.first_byte_timeout_s, idle_s=router.idle_timeout_s
+    )
+    return open_upstream(config.url, max_connections=config.max_connections, timeouts=timeouts)

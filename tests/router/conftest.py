@@ -1,0 +1,147 @@
+"""A router over stubs, and over a replica that tells what it was sent, all in the test's own event loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from hotloop.bench.route.stub import Manner, Stub
+from hotloop.border.listen import bind, url_of
+from hotloop.core.config import RouterConfig
+from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.serve import RouterServer
+
+MESSAGES = [{"role": "user", "content": "Where is my order?"}]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  nobody tells when it is so
+            await asyncio.sleep(0.01)
+
+
+class Router:
+    """A running router and a client of its own."""
+
+    def __init__(self, server: RouterServer, url: str, client: httpx.AsyncClient) -> None:
+        self.server = server
+        self.url = url
+        self.client = client
+
+    @property
+    def fleet(self) -> Any:
+        return self.server.app.fleet
+
+    async def chat(self, content: str = "Hello", **fields: Any) -> httpx.Response:
+        body = {"model": "stub", "messages": [{"role": "user", "content": content}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def states(self) -> dict[str, str]:
+        page = (await self.client.get("/router/replicas")).json()
+        return {each["name"]: each["state"] for each in page["replicas"]}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        await until(condition)
+
+
+def replica_configs(stubs: list[Stub], **fields: Any) -> tuple[ReplicaConfig, ...]:
+    return tuple(ReplicaConfig(url=stub.url, name=stub.name, **fields) for stub in stubs)
+
+
+@asynccontextmanager
+async def running(config: FleetConfig) -> AsyncIterator[Router]:
+    listener = bind("127.0.0.1", 0)
+    server = RouterServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    url = url_of(listener)
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            router = Router(server, url, client)
+            await router.until(lambda: server.started)
+            yield router
+    finally:
+        server.stop()
+        await task
+        listener.close()
+
+
+@pytest.fixture
+async def stubs() -> AsyncIterator[Callable[..., Awaitable[list[Stub]]]]:
+    started: list[Stub] = []
+
+    async def start(count: int, manner: Manner | None = None) -> list[Stub]:
+        new = [Stub(f"s{len(started) + i}", manner) for i in range(count)]
+        for stub in new:
+            await stub.start()
+        started.extend(new)
+        return new
+
+    yield start
+    for stub in started:
+        await stub.close()
+
+
+@pytest.fixture
+async def route() -> AsyncIterator[Callable[..., Awaitable[Router]]]:
+    """Starts a router over replicas, and waits until they are up."""
+    async with AsyncExitStack() as stack:
+
+        async def start(replicas: tuple[ReplicaConfig, ...], **settings: Any) -> Router:
+            settings = {"health_interval_s": 0.05, "drain_timeout_s": 5.0, **settings}
+            config = FleetConfig(router=RouterConfig(**settings), replicas=replicas)
+            router = await stack.enter_async_context(running(config))
+            await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+            return router
+
+        yield start
+
+
+class Mirror:
+    """A replica that answers every request with what it was sent."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.seen: list[dict[str, Any]] = []
+        self.reply: tuple[int, dict[str, Any]] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        if scope["method"] == "POST":
+            self.seen.append({"path": scope["path"], "headers": headers, "raw": body})
+        status, said = self.reply or (200, {"id": "mirror-1", "object": "chat.completion"})
+        if scope["path"] == "/v1/models":
+            status, said = 200, {"data": [{"id": "own-name"}]}
+        content = json.dumps(said).encode()
+        head = [(b"content-type", b"application/json"), (b"set-cookie", b"a=b"), (b"x-other", b"kept")]
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": content})
+
+
+@pytest.fixture
+async def mirror() -> AsyncIterator[Mirror]:
+    listener = bind("127.0.0.1", 0)
+    app = Mirror()
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    app.url = url_of(listener)
+    await until(lambda: server.started)
+    yield app
+    server.should_exit = True
+    await task
+    listener.close()
+
+
+def with_key(config: ReplicaConfig, key: str) -> ReplicaConfig:
+    return replace(config, api_key=key)

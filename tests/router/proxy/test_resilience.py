@@ -1,0 +1,181 @@
+"""Replicas that fail: a request is tried elsewhere until its first byte, a stream ends properly whatever happens."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import httpx
+import pytest
+from tests.router.conftest import MESSAGES, replica_configs
+
+from hotloop.bench.route.stub import Fault, Manner
+from hotloop.router.config import FleetConfig
+
+CHAT = "/v1/chat/completions"
+SLOW = Manner(num_events=40, gap_s=0.02)
+
+
+def events_of(content: bytes) -> list[bytes]:
+    assert content.endswith(b"\n\n")
+    return content.removesuffix(b"\n\n").split(b"\n\n")
+
+
+@pytest.mark.parametrize("kind", ["error", "refuse", "half"])
+async def test_a_whole_answer_is_asked_for_elsewhere(stubs, route, kind):
+    bad, good = await stubs(2)
+    router = await route(replica_configs([bad, good]), policy="round_robin", health_interval_s=60.0)
+    await bad.set_fault(Fault(kind, 60.0))
+    answers = [await router.chat(f"question {i}") for i in range(6)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert all(good.name in answer.json()["id"] for answer in answers)
+
+
+async def test_who_waits_for_a_replica_that_hangs_is_answered_by_another(stubs, route):
+    bad, good = await stubs(2)
+    router = await route(replica_configs([bad, good]), policy="round_robin")
+    await bad.set_fault(Fault("hang", 60.0))
+    answers = await asyncio.gather(*(router.chat(f"question {i}") for i in range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert (await router.states())["s0"] == "down"
+    assert any("tried=2" in answer.headers["x-hotloop-route"] for answer in answers)
+
+
+async def test_a_stream_that_breaks_off_ends_in_an_error_event(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]), health_interval_s=60.0)
+    await stub.set_fault(Fault("half", 60.0))
+    answer = await router.chat(stream=True)
+    events = events_of(answer.content)
+    assert answer.status_code == 200
+    assert len(events) > 1
+    assert all(json.loads(event.removeprefix(b"data: ")) for event in events)
+    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    page = (await router.client.get("/metrics")).text
+    assert 'hotloop_router_broken_streams_total{replica="s0"} 1.0' in page
+
+
+async def test_a_broken_stream_of_messages_ends_in_anthropics_error_event(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]), health_interval_s=60.0)
+    await stub.set_fault(Fault("half", 60.0))
+    body = {"model": "stub", "messages": MESSAGES, "max_tokens": 8, "stream": True}
+    last = events_of((await router.client.post("/v1/messages", json=body)).content)[-1]
+    assert last.startswith(b"event: error\n")
+    assert json.loads(last.partition(b"data: ")[2])["type"] == "error"
+
+
+async def test_what_the_last_replica_said_reaches_the_client(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]), max_retries=0)
+    await stub.set_fault(Fault("error", 60.0))
+    assert (await router.chat()).status_code == 500
+
+
+async def test_a_replica_is_back_with_its_first_good_probe(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]), queue_timeout_s=20.0)
+    await stub.set_fault(Fault("refuse", 60.0))
+    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    waiting = asyncio.create_task(router.chat())
+    await router.until(lambda: len(router.fleet.room) == 1)
+    await stub.set_fault(None)
+    assert (await waiting).status_code == 200
+
+
+async def test_nobody_up_is_503_with_a_time_to_come_back(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]), queue_timeout_s=0.1)
+    await stub.set_fault(Fault("refuse", 60.0))
+    await router.until(lambda: router.fleet.replicas["s0"].state == "down")
+    answer = await router.chat()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "no_replica"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await router.client.get("/ready")).status_code == 503
+    assert (await router.client.get("/health")).status_code == 200
+
+
+async def test_more_than_replicas_take_wait_and_too_many_are_refused(stubs, route):
+    [stub] = await stubs(1, SLOW)
+    router = await route(replica_configs([stub], max_connections=2), max_waiting=2)
+    tasks = [asyncio.create_task(router.chat(f"q{i}", stream=True)) for i in range(4)]
+    await router.until(lambda: router.fleet.num_running == 2 and len(router.fleet.room) == 2)
+    refused = await router.chat("one more")
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
+    assert stub.counts().num_connections <= 3
+
+
+async def test_the_urgent_go_first(stubs, route):
+    [stub] = await stubs(1, SLOW)
+    router = await route(replica_configs([stub], max_connections=1))
+    order: list[str] = []
+
+    async def ask(priority: str) -> None:
+        await router.chat(priority, priority=priority, stream=True)
+        order.append(priority)
+
+    tasks = [asyncio.create_task(ask("interactive"))]
+    await router.until(lambda: router.fleet.num_running == 1)
+    for count, priority in enumerate(("background", "workflow", "interactive"), 1):
+        tasks.append(asyncio.create_task(ask(priority)))
+        await router.until(lambda count=count: len(router.fleet.room) == count)
+    await asyncio.gather(*tasks)
+    assert order == ["interactive", "interactive", "workflow", "background"]
+
+
+async def test_a_client_that_hangs_up_frees_its_place_and_the_replicas(stubs, route):
+    [stub] = await stubs(1, Manner(num_events=10_000, gap_s=0.01))
+    router = await route(replica_configs([stub]))
+    async with httpx.AsyncClient() as client:
+        body = {"model": "stub", "messages": MESSAGES, "stream": True}
+        async with client.stream("POST", router.url + CHAT, json=body) as answer:
+            await anext(answer.aiter_bytes())
+    await router.until(lambda: router.fleet.num_running == 0)
+    await router.until(lambda: stub.counts().num_running == 0)
+
+
+async def test_replicas_come_and_go_and_no_stream_is_dropped(stubs, route):
+    old, new = await stubs(2, SLOW)
+    router = await route(replica_configs([old]))
+    stream = asyncio.create_task(router.chat(stream=True))
+    await router.until(lambda: router.fleet.num_running == 1)
+    config = router.fleet.config
+    router.fleet.reload(FleetConfig(router=config.router, replicas=replica_configs([new])))
+    assert (await router.states())["s0"] == "leaving"
+    after = await router.chat("now")
+    assert new.name in after.json()["id"]
+    whole = (await stream).content
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert b"error" not in whole
+    await router.until(lambda: not router.fleet.leaving)
+    assert await router.states() == {"s1": "up"}
+
+
+async def test_a_changed_replica_is_another(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]))
+    before = router.fleet.replicas["s0"]
+    [config] = replica_configs([stub])
+    router.fleet.reload(replace(router.fleet.config, replicas=(replace(config, weight=2.0),)))
+    assert router.fleet.replicas["s0"] is not before
+    assert (await router.chat()).status_code == 200
+
+
+async def test_a_shutdown_lets_what_runs_finish(stubs, route):
+    [stub] = await stubs(1, SLOW)
+    router = await route(replica_configs([stub]))
+    stream = asyncio.create_task(router.chat(stream=True))
+    await router.until(lambda: router.fleet.num_running == 1)
+    router.server.stop()
+    assert (await stream).content.endswith(b"data: [DONE]\n\n")
+
+
+async def test_whoever_begins_first_is_heard(stubs, route):
+    slow, quick = await stubs(2)
+    router = await route(replica_configs([slow, quick]), policy="round_robin", hedge_after_s=0.05)
+    await slow.set_fault(Fault("slow", 60.0, delay_s=5.0))
+    answers = [await router.chat(f"q{i}") for i in range(4)]
+    assert all(quick.name in answer.json()["id"] for answer in answers)
+    await router.until(lambda: router.fleet.num_running == 0)

@@ -1,0 +1,150 @@
+"""One address: what it answers itself, what it passes on to the byte, and what it keeps to itself."""
+
+import json
+import re
+
+import httpx
+import pytest
+from tests.router.conftest import MESSAGES, replica_configs, with_key
+
+from hotloop.router.config import ReplicaConfig
+
+CHAT = "/v1/chat/completions"
+
+
+def without_id(content: bytes) -> bytes:
+    """A stub numbers its answers."""
+    return re.sub(rb'"id":"[^"]*"', b'"id":""', content)
+
+
+async def test_a_whole_answer_is_the_replicas_to_the_byte(stubs, route):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]))
+    body = {"model": "stub", "messages": MESSAGES}
+    async with httpx.AsyncClient() as client:
+        direct = await client.post(stub.url + CHAT, json=body)
+    routed = await router.client.post(CHAT, json=body)
+    assert routed.status_code == 200
+    assert without_id(routed.content) == without_id(direct.content)
+    assert routed.headers["content-type"] == direct.headers["content-type"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_stream_is_the_replicas_to_the_byte(stubs, route, path):
+    [stub] = await stubs(1)
+    router = await route(replica_configs([stub]))
+    body = {"model": "stub", "messages": MESSAGES, "stream": True, "max_tokens": 8}
+    async with httpx.AsyncClient() as client:
+        direct = await client.post(stub.url + path, json=body)
+    routed = await router.client.post(path, json=body)
+    assert without_id(routed.content) == without_id(direct.content)
+    assert routed.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_it_is_told_where_a_request_went_and_why(stubs, route):
+    router = await route(replica_configs(await stubs(2)))
+    long = "the same long words " * 200
+    first = await router.chat(long)
+    again = await router.chat(long)
+    place = dict(part.split("=") for part in first.headers["x-hotloop-route"].split("; "))
+    after = dict(part.split("=") for part in again.headers["x-hotloop-route"].split("; "))
+    assert place["reason"] == "cold"
+    assert after["reason"] == "warm"
+    assert after["replica"] == place["replica"] == first.json()["id"].partition("-")[2].partition("-")[0]
+    assert int(after["matched"].partition("/")[0]) > 0
+    assert after["tried"] == "1"
+
+
+async def test_what_a_replica_sees_and_what_it_does_not(mirror, route):
+    plain = ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible", models={"ours": "own-name"})
+    router = await route((with_key(plain, "secret-of-m"),), api_key="secret-of-router")
+    headers = {
+        "authorization": "Bearer secret-of-router",
+        "cookie": "a=b",
+        "x-session-id": "abc",
+        "x-forwarded-for": "10.0.0.1",
+        "openai-organization": "org",
+    }
+    body = {"model": "ours", "messages": MESSAGES, "extra": {"b": 1, "a": 2}}
+    answer = await router.client.post(CHAT, json=body, headers=headers)
+    [seen] = mirror.seen
+    assert seen["headers"]["authorization"] == "Bearer secret-of-m"
+    assert seen["headers"]["x-session-id"] == "abc"
+    assert not {"cookie", "x-forwarded-for", "openai-organization"} & seen["headers"].keys()
+    assert b"secret-of-router" not in seen["raw"] + json.dumps(seen["headers"]).encode()
+    assert json.loads(seen["raw"]) == {**body, "model": "own-name"}
+    assert answer.headers["x-other"] == "kept"
+    assert "set-cookie" not in answer.headers
+    page = (await router.client.get("/router/replicas", headers=headers)).text
+    assert "secret" not in page
+
+
+async def test_bytes_are_untouched_where_nothing_has_to_change(mirror, route):
+    router = await route((ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible"),))
+    raw = b'{"messages" : [ {"role":"user","content":"\\u00e9 \xc3\xa9"} ],  "model":"own-name", "unknown": 1e400}'
+    await router.client.post(CHAT, content=raw, headers={"content-type": "application/json"})
+    assert mirror.seen[0]["raw"] == raw
+
+
+async def test_without_the_key_nothing_is_answered_but_probes(stubs, route):
+    router = await route(replica_configs(await stubs(1)), api_key="k")
+    assert (await router.chat()).status_code == 401
+    assert (await router.client.get("/metrics")).status_code == 401
+    assert (await router.client.get("/health")).status_code == 200
+    assert (await router.client.get("/ready")).status_code == 200
+    for headers in ({"authorization": "bearer k"}, {"x-api-key": "k"}):
+        assert (await router.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "kind", "status", "code"),
+    [
+        ("POST", CHAT, b"{", "application/json", 400, "invalid_request"),
+        ("POST", CHAT, b"[]", "application/json", 400, "invalid_request"),
+        ("POST", CHAT, b'{"model": "other"}', "application/json", 404, "model_not_found"),
+        ("POST", CHAT, b"{}", "text/plain", 415, "unsupported_media_type"),
+        ("POST", CHAT, b'{"a": "' + b"a" * 3000 + b'"}', "application/json", 413, "request_too_large"),
+        ("GET", CHAT, b"", "", 405, "method_not_allowed"),
+        ("GET", "/etc/passwd", b"", "", 404, "unknown_url"),
+        ("POST", "/v1/embeddings", b"{}", "application/json", 404, "unknown_url"),
+        ("GET", "/v1/responses/resp_unknown", b"", "", 404, "response_not_found"),
+    ],
+)
+async def test_what_is_refused(stubs, route, method, path, content, kind, status, code):
+    router = await route(replica_configs(await stubs(1)), max_body="2KiB")
+    answer = await router.client.request(method, path, content=content, headers={"content-type": kind} if kind else {})
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"]
+
+
+async def test_errors_are_in_anthropics_shape_where_it_is_spoken(stubs, route):
+    router = await route(replica_configs(await stubs(1)))
+    answer = await router.client.post("/v1/messages", json={"model": "other", "messages": MESSAGES, "max_tokens": 4})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+async def test_models_replicas_and_metrics_are_shown(stubs, route):
+    router = await route(replica_configs(await stubs(2)))
+    await router.chat()
+    models = (await router.client.get("/v1/models")).json()
+    assert [card["id"] for card in models["data"]] == ["stub"]
+    assert await router.states() == {"s0": "up", "s1": "up"}
+    page = (await router.client.get("/metrics")).text
+    assert 'hotloop_router_replica_up{replica="s0"} 1.0' in page
+    assert 'hotloop_router_requests_total{api="chat"' in page
+
+
+async def test_an_answer_is_asked_for_where_it_was_made(mirror, stubs, route):
+    [stub] = await stubs(1)
+    made = ReplicaConfig(url=mirror.url, name="m", kind="hotloop")
+    router = await route((*replica_configs([stub]), made))
+    mirror.reply = (200, {"id": "resp_1", "object": "response"})
+    await router.client.post("/v1/responses", json={"model": "own-name", "input": "hi"})
+    answer = await router.client.get("/v1/responses/resp_1", params={"include": "x"})
+    assert answer.json()["id"] == "resp_1"
+    follow = {"model": "own-name", "input": "more", "previous_response_id": "resp_1"}
+    assert (await router.client.post("/v1/responses", json=follow)).status_code == 200
+    assert [seen["path"] for seen in mirror.seen] == ["/v1/responses", "/v1/responses"]

@@ -1,0 +1,73 @@
+"""A fleet's file: strict, and clear about what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from hotloop.core.config import RouterConfig
+from hotloop.core.errors import ConfigError
+from hotloop.router.config import read_fleet
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_and_file_together(tmp_path):
+    path = write(
+        tmp_path,
+        """
+        policy = "session"
+        [[replicas]]
+        url = "http://10.0.0.7:8000/v1/"
+        kind = "vllm"
+        models = { large = "org/name" }
+        api_key_env = "VLLM_KEY"
+        weight = 2.0
+        [[replicas]]
+        url = "https://api.example.com/base"
+        name = "hosted"
+        """,
+    )
+    router = RouterConfig(replica=("http://127.0.0.1:8701",), max_connections=7)
+    fleet = read_fleet(router, path, {"VLLM_KEY": "secret"})
+    first, second, third = fleet.replicas
+    assert [each.name for each in fleet.replicas] == ["127.0.0.1:8701", "10.0.0.7:8000", "hosted"]
+    assert (first.url, first.kind, first.max_connections) == ("http://127.0.0.1:8701", "auto", 7)
+    assert (second.url, second.api_key, second.weight) == ("http://10.0.0.7:8000", "secret", 2.0)
+    assert second.models == {"large": "org/name"}
+    assert third.url == "https://api.example.com/base"
+    assert "secret" not in repr(fleet)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is no replica"),
+        ("[[replicas]]\nname = 'a'", "url"),
+        ("[[replicas]]\nurl = 'http://a'\nport = 5", "port"),
+        ("[[replicas]]\nurl = 'http://a'\nweight = 'much'", "weight"),
+        ("[[replicas]]\nurl = 'http://a'\nweight = 0", "above zero"),
+        ("[[replicas]]\nurl = 'http://a'\nkind = 'abacus'", "there is no kind 'abacus'"),
+        ("[[replicas]]\nurl = 'http://a'\napis = ['fax']", "apis"),
+        ("[[replicas]]\nurl = 'ftp://a'", "not an address"),
+        ("[[replicas]]\nurl = 'http://a:99999'", "not an address"),
+        ("[[replicas]]\nurl = 'http://me:word@a'", "no credentials"),
+        ("[[replicas]]\nurl = 'http://a'\napi_key_env = 'UNSET'", "UNSET is not set"),
+        ("[[replicas]]\nurl = 'http://a'\n[[replicas]]\nurl = 'http://a'", "two replicas"),
+        ("[replicas]\nurl = 'http://a'", "[[replicas]]"),
+        ("[[replicas", "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        read_fleet(RouterConfig(), write(tmp_path, text), {})
+    assert said in str(caught.value)
+    assert "word" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_fleet(RouterConfig(), tmp_path / "none.toml", {})

@@ -1,0 +1,46 @@
+"""That docs/fleet.md says what is there, and nothing else."""
+
+import re
+from pathlib import Path
+
+from hotloop.core.config import RouterConfig
+from hotloop.router import config as fleet_config
+from hotloop.router.app import OWNED
+from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.router.kinds import KINDS
+from hotloop.router.metrics import RouterMetrics
+from hotloop.router.placement.policy import POLICIES
+from hotloop.router.replicas.fleet import Fleet
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "src/hotloop/router").rglob("*.py")]
+
+
+def first_cells(heading: str) -> list[str]:
+    """The words in code of the first column of the tables under a heading."""
+    section = PAGE.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def test_every_metric_is_documented():
+    config = FleetConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
+    families = RouterMetrics(Fleet(config, can_translate=lambda api, spoken: False), lambda: None).registry.collect()
+    exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert sorted(first_cells("What is shown")) == sorted(exported)
+
+
+def test_every_policy_kind_and_key_is_documented():
+    assert first_cells("Placement") == list(POLICIES)
+    assert first_cells("Kinds") == list(KINDS)
+    for name, kind in KINDS.items():
+        [row] = re.findall(rf"^\| `{name}` \| ([^|]*) \|", PAGE, re.MULTILINE)
+        assert set(row.strip().split(", ")) == kind.apis
+    keys = fleet_config._ReplicaTable.__struct_fields__
+    assert sorted(first_cells("A file")) == sorted(keys)
+
+
+def test_every_code_is_documented():
+    used = {code for source in SOURCES for code in re.findall(r'RouteError\(\s*\d+, "(\w+)"', source)}
+    assert sorted(first_cells("When replicas fail")) == sorted(used | {"replica_failed", *OWNED.values()})

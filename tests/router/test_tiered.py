@@ -1,0 +1,87 @@
+"""Routes instead of models, through a real router: rules, hints, a cascade, and what was saved."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.router.conftest import MESSAGES, Router, running
+
+from hotloop.core.config import RouterConfig
+from hotloop.router.config import FleetConfig, ReplicaConfig
+
+TIERS = [
+    {"name": "small", "model": "fast", "input_price": 1.0, "output_price": 2.0},
+    {"name": "large", "model": "slow", "input_price": 10.0, "output_price": 20.0},
+]
+RULES = [{"tasks": ["classification"], "tier": "small"}]
+
+
+def fleet(mirror: Any, route: dict[str, Any]) -> FleetConfig:
+    models = {"fast": "own-fast", "slow": "own-slow"}
+    replica = ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible", models=models)
+    settings = RouterConfig(health_interval_s=0.05, drain_timeout_s=5.0, max_retries=0)
+    return FleetConfig(router=settings, replicas=(replica,), tables={"tiers": TIERS, "routes": [route]})
+
+
+def completion(content: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": content}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "c-1", "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+async def ask(router: Router, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    await router.until(lambda: router.fleet.replicas["m"].state == "up")
+    body = {"model": "auto", "messages": MESSAGES, **fields}
+    return await router.client.post("/v1/chat/completions", json=body, headers=headers or {})
+
+
+@pytest.mark.parametrize(
+    ("task", "tier", "model"), [("classification", "small", "own-fast"), ("code", "large", "own-slow")]
+)
+async def test_a_hint_decides_and_the_answer_says_so(mirror, task, tier, model):
+    mirror.reply = (200, completion("yes"))
+    async with running(fleet(mirror, {"rules": RULES, "default": "large"})) as router:
+        answer = await ask(router, {"x-hotloop-task": task})
+        page = (await router.client.get("/metrics")).text
+    assert answer.headers["x-hotloop-tier"].startswith(f"tier={tier}; ")
+    assert f'"model":"{model}"'.encode() in mirror.seen[-1]["raw"].replace(b" ", b"")
+    assert f'hotloop_router_tier_answers_total{{tier="{tier}"}} 1.0' in page
+    saved = (1000 * 9 + 100 * 18) / 1e6 if tier == "small" else 0.0
+    assert f"hotloop_router_saved_money {saved}" in page
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cascade_goes_up_when_an_answer_will_not_do(mirror, stream):
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "required": ["a"]}}}
+    route = {"default": "small", "cascade": {"on": ["invalid_output"]}}
+    mirror.reply = (200, completion("no JSON"))
+    async with running(fleet(mirror, route)) as router:
+        answer = await ask(router, response_format=schema, stream=stream)
+        assert answer.headers["x-hotloop-tier"].startswith("tier=large; ")
+        mirror.reply = (200, completion('{"a": 1}'))
+        answer = await ask(router, response_format=schema, stream=stream)
+        assert answer.headers["x-hotloop-tier"].startswith("tier=small; ")
+        if stream:
+            assert answer.content.endswith(b"data: [DONE]\n\n")
+        else:
+            assert answer.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    models = [b"own-slow" if b"own-slow" in seen["raw"] else b"own-fast" for seen in mirror.seen]
+    assert models == [b"own-fast", b"own-slow", b"own-fast"]
+
+
+async def test_other_models_are_left_alone(mirror):
+    mirror.reply = (200, completion("yes"))
+    async with running(fleet(mirror, {"default": "large"})) as router:
+        answer = await ask(router, model="fast")
+    assert "x-hotloop-tier" not in answer.headers
+
+
+async def test_tiers_are_read_again_with_the_file(mirror):
+    mirror.reply = (200, completion("yes"))
+    config = fleet(mirror, {"default": "large"})
+    async with running(config) as router:
+        tables = {"tiers": TIERS, "routes": [{"default": "small"}]}
+        router.server.app.reload(replace(config, tables=tables))
+        answer = await ask(router)
+    assert answer.headers["x-hotloop-tier"].startswith("tier=small; ")
