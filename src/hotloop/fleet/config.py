@@ -1,0 +1,162 @@
+"""What `[fleet]` of a fleet's file says: which engine, how many of it, where.
+
+    [fleet]
+    max_replicas = 4
+    [fleet.hotloop]                   what hotloop.toml may say of the model, the engine and the server
+    model = "smollm2-135m"
+    kv_memory = "1GiB"
+
+The same keys are the `args` of a Serve config. Strict: a key nobody knows, or a wrong type, is an error that names its
+place. Other tables of the file are `hotloop route`'s. Knows nothing of Ray.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hotloop.core.config import EngineConfig, ModelConfig, PolicyName, ServerConfig, parse_bytes
+from hotloop.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotloopConfig:
+    """hotloop's own engine, inside a replica."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """vLLM's server, as a child of a replica."""
+
+    model: str = ""
+    """What to serve: a name or a folder, as `vllm serve` takes it."""
+    command: tuple[str, ...] = ("vllm", "serve")
+    """How it is started; the model, `--host` and `--port` are appended."""
+    args: tuple[str, ...] = ()
+    """What else it is told, such as --max-model-len and 8192."""
+    start_timeout_s: float = 600.0
+    """How long it may take until it is well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """A fleet on Ray Serve."""
+
+    engine: Literal["hotloop", "vllm"] = "hotloop"
+    """What runs in a replica; vLLM must be installed there."""
+    address: str | None = None
+    """The Ray cluster, such as auto or 10.0.0.1:6379; without one Ray is started here while the fleet is up."""
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise. A Serve that is running already keeps its own."""
+    port: int = 8790
+    """Port to listen on."""
+    api_key_env: str = ""
+    """The variable that holds the key every request but /health and /ready must carry; read where the ingress runs."""
+    policy: PolicyName = "prefix"
+    """How a replica is chosen: by what it has read and has to do, by session, by load alone, in turn, or by chance."""
+    min_replicas: int = 1
+    """Fewest replicas."""
+    max_replicas: int = 1
+    """Most replicas."""
+    target_ongoing: float = 16.0
+    """How many requests a replica should have: with more there will be more replicas, with fewer fewer."""
+    max_ongoing: int = 64
+    """Most requests at one replica at a time; others wait in front."""
+    max_waiting: int = 1024
+    """Most requests waiting in front; one more is answered 429."""
+    upscale_delay_s: float = 10.0
+    """How long there must be too few replicas before more are started."""
+    downscale_delay_s: float = 300.0
+    """How long there must be too many before some are stopped: what they have read goes with them."""
+    look_back_s: float = 10.0
+    """Over how long requests are counted."""
+    drain_timeout_s: float = 600.0
+    """How long a replica that is to stop may go on with what it has begun."""
+    cpus: float = 1.0
+    """CPUs that Ray sets aside for a replica."""
+    gpus: float = 0.0
+    """GPUs that Ray sets aside for a replica."""
+    capacity_tokens: int = 1_000_000
+    """How much of what it has read a replica keeps, roughly; hotloop's own engine says so itself."""
+    max_body: str = "16MiB"
+    """Largest request body that is read."""
+    hotloop: HotloopConfig = field(default_factory=HotloopConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("min_replicas", "max_ongoing", "max_waiting", "capacity_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("target_ongoing", "look_back_s", "drain_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above zero, not {getattr(self, name)}")
+        for name in ("upscale_delay_s", "downscale_delay_s", "cpus", "gpus"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} cannot be below zero")
+        if self.max_replicas < self.min_replicas:
+            raise ConfigError(f"max_replicas must be at least min_replicas, {self.min_replicas}")
+        if self.engine == "vllm" and not self.vllm.model:
+            raise ConfigError('vLLM needs a model: [fleet.vllm] model = "..."')
+        parse_bytes(self.max_body)
+
+    @property
+    def max_body_bytes(self) -> int:
+        return parse_bytes(self.max_body)
+
+
+_NOT_OF_A_REPLICA = {"host", "port", "api_key", "drain_timeout_s", "max_body"}
+"""Settings of a server that a fleet has for all of its replicas."""
+
+
+def read_fleet(path: Path) -> RayConfig:
+    """Raises ConfigError."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    if not isinstance(tables.get("fleet"), dict):
+        raise ConfigError(f"{path} has no [fleet]: that is where it says what to deploy")
+    try:
+        return parse_fleet(tables["fleet"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
+    """Raises ConfigError."""
+    parts = {name: table.get(name, {}) for name in ("hotloop", "vllm")}
+    for place, known, given in (
+        ("[fleet]", _names(RayConfig), table),
+        ("[fleet.vllm]", _names(VllmConfig), parts["vllm"]),
+        ("[fleet.hotloop]", _names(ModelConfig, EngineConfig, ServerConfig) - _NOT_OF_A_REPLICA, parts["hotloop"]),
+    ):
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{place} must be a table")
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{place}: there is no setting {name!r}")
+    try:
+        return msgspec.convert({**table, "hotloop": _nest(parts["hotloop"])}, RayConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"[fleet]: {error}") from None
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each setting to the class that has it, as in hotloop.toml."""
+    return {
+        part.name: {name: value for name, value in flat.items() if name in _names(cls)}
+        for part, cls in zip(fields(HotloopConfig), (ModelConfig, EngineConfig, ServerConfig), strict=True)
+    }
+
+
+def _names(*classes: type) -> set[str]:
+    return {each.name for cls in classes for each in fields(cls)}

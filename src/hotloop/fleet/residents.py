@@ -1,0 +1,128 @@
+"""What answers inside a replica: hotloop's own engine in the same process, or vLLM's server as a child of it."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Protocol
+
+import httpx
+
+from hotloop.border.listen import bind
+from hotloop.core.config import ServerConfig
+from hotloop.core.errors import EngineClosed
+from hotloop.engine.engine import Engine
+from hotloop.fleet.asgi import ask_app
+from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
+from hotloop.models.registry import list_models, pull
+from hotloop.router.upstream.open_upstream import open_upstream
+from hotloop.router.upstream.wire import Answer, Ask, Timeouts
+from hotloop.server.app import create_app
+
+_POLL_S = 0.2
+_STOP_S = 10.0
+
+
+class Resident(Protocol):
+    """Whatever answers inside a replica. It is ready once it is made."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How much of what it has read it keeps."""
+        ...
+
+    async def send(self, ask: Ask) -> Answer:
+        """As an Upstream does."""
+        ...
+
+    def check(self) -> None:
+        """Raises if it will never answer again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenResident = Callable[[], Resident]
+
+
+class HotloopResident:
+    """An engine of ours and the server's application over it."""
+
+    def __init__(self, engine: Engine, server: ServerConfig) -> None:
+        self._engine = engine.start()
+        self._app = create_app(engine, server)
+        self.capacity_tokens = engine.num_kv_tokens
+
+    async def send(self, ask: Ask) -> Answer:
+        return await ask_app(self._app, ask)
+
+    def check(self) -> None:
+        if self._engine.has_failed:
+            raise EngineClosed("the engine has failed; the replica's log says more")
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class VllmResident:
+    """vLLM's server on a free port of loopback."""
+
+    def __init__(self, config: VllmConfig, *, capacity_tokens: int, max_connections: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        with closing(bind("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        command = [*config.command, config.model, "--host", "127.0.0.1", "--port", str(port), *config.args]
+        try:
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise EngineClosed(f"{command[0]} cannot be started: {error.strerror}") from None
+        self._url = f"http://127.0.0.1:{port}"
+        try:
+            self._wait(config.start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self._upstream = open_upstream(self._url, max_connections=max_connections, timeouts=Timeouts())
+
+    async def send(self, ask: Ask) -> Answer:
+        return await self._upstream.send(ask)
+
+    def check(self) -> None:
+        if (code := self._child.poll()) is not None:
+            raise EngineClosed(f"vLLM has ended with code {code}; the replica's log says more")
+
+    def close(self) -> None:
+        self._child.terminate()
+        try:
+            self._child.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._is_well():
+            self.check()
+            if time.monotonic() > deadline:
+                raise EngineClosed(f"vLLM was not well after {timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+
+    def _is_well(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self._url}/health", timeout=_POLL_S * 10).is_success
+        return False
+
+
+def open_hotloop(config: HotloopConfig) -> HotloopResident:
+    """A model that can be fetched by its name is, if it is not here."""
+    model = config.model
+    if any(entry.name == model.model and not entry.is_pulled for entry in list_models()):
+        pull(model.model)
+    engine = Engine.load(model.model, config.engine, weights=model.weights, precision=model.precision)
+    return HotloopResident(engine, config.server)
+
+
+def open_resident(config: RayConfig) -> Resident:
+    if config.engine == "hotloop":
+        return open_hotloop(config.hotloop)
+    return VllmResident(config.vllm, capacity_tokens=config.capacity_tokens, max_connections=config.max_ongoing)
