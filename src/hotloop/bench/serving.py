@@ -1,4 +1,4 @@
-"""A `hotloop serve` of our own, as a child process on a free port, gone when we are."""
+"""A `hotloop serve` or `hotloop route` of our own, as a child process on a free port, gone when we are."""
 
 import asyncio
 import os
@@ -24,9 +24,9 @@ _MAX_STOP_S = 10.0
 class ChildServer:
     """Ready when the context is entered. The user's settings do not reach it: it runs with `flags` and the defaults."""
 
-    def __init__(self, flags: Sequence[str] = ()) -> None:
+    def __init__(self, flags: Sequence[str] = (), *, command: str = "serve", config: str = os.devnull) -> None:
         self.url = ""
-        self._command = [sys.executable, "-m", "hotloop", "serve", "--config", os.devnull, "--port", "0", *flags]
+        self._command = [sys.executable, "-m", "hotloop", command, "--config", config, "--port", "0", *flags]
         self._process: subprocess.Popen[str] | None = None
 
     @property

@@ -15,6 +15,8 @@ from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from hotloop.cli.bench_agent import agent
 from hotloop.cli.bench_cache import cache
 from hotloop.cli.bench_output import progress, show
+from hotloop.cli.bench_route import route
+from hotloop.cli.bench_tiers import tiers
 from hotloop.cli.settings import ApiKey, Json, Url
 from hotloop.core.config import DEFAULT_MODEL, Precision
 from hotloop.core.errors import ConfigError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 bench = App(name="bench", help="Measure a server as agents feel it, or the engine's own cost.")
 bench.command(agent)
 bench.command(cache)
+bench.command(route)
+bench.command(tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,11 @@ from hotloop import __version__
 from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
+from hotloop.cli.fleet import fleet
 from hotloop.cli.models import models
 from hotloop.cli.predict import predict
 from hotloop.cli.pull import pull
+from hotloop.cli.route import route
 from hotloop.cli.run import run_agent
 from hotloop.cli.serve import serve
 from hotloop.cli.settings import Sources
@@ -37,11 +39,13 @@ app = App(
 )
 app.command(serve, config=Sources())
 app.command(chat, config=Sources())
+app.command(route, config=Sources())
 app.command(run_agent, name="run")
 for command in (simulate, pull, models, demo, version):
     app.command(command)
 app.command(bench)
 app.command(predict)
+app.command(fleet)
 
 
 def run(argv: Sequence[str]) -> int:

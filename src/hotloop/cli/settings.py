@@ -16,15 +16,16 @@ from typing import Annotated, Any
 from cyclopts import App, ArgumentCollection, Parameter
 from cyclopts.config import Dict
 
-from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
+from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig
 from hotloop.core.errors import ConfigError
 
 CONFIG_FILE = "hotloop.toml"
-CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig)
+CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig)
 
 ModelFlags = Annotated[ModelConfig, Parameter(name="*")]
 EngineFlags = Annotated[EngineConfig, Parameter(name="*")]
 ServerFlags = Annotated[ServerConfig, Parameter(name="*")]
+RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
@@ -32,6 +33,8 @@ ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer
 
 _SPLIT = {field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type)}
 _OTHER_VARIABLES = ("HOTLOOP_HOME", "HOTLOOP_OPENAI_SPEC")
+_TABLES = ("replicas", "tiers", "routes", "fleet")
+"""What a fleet's file holds beside settings; `hotloop.router` and `hotloop.fleet` read it."""
 _NAMES = {field.name for cls in CONFIG_CLASSES for field in fields(cls)}
 
 
@@ -85,6 +88,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    values = {name: value for name, value in values.items() if name not in _TABLES}
     for name, value in values.items():
         if name not in _NAMES:
             raise ConfigError(f"{path}: there is no setting {name!r}")
