@@ -29,6 +29,21 @@ def test_it_opens_for_a_while_then_lets_one_through():
     assert breaker.can_ask(later)
 
 
+def test_answers_that_begin_and_break_off_open_it_too():
+    breaker = Breaker()
+    for _ in range(MAX_FAILURES):
+        assert breaker.can_ask(0.0)
+        breaker.ask()
+        breaker.begin()
+        breaker.fail(0.0)
+    assert not breaker.can_ask(0.0)
+    breaker.ask()
+    breaker.begin()
+    assert breaker.can_ask(0.0), "others may go there while it is answering"
+    breaker.fail(0.0)
+    assert not breaker.can_ask(0.0)
+
+
 def test_each_failed_try_doubles_the_pause_up_to_a_bound():
     breaker, now = Breaker(), 0.0
     fail_often(breaker, now)

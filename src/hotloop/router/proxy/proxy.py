@@ -120,7 +120,7 @@ class Proxy:
         try:
             begun = await self._ask(place, asked, headers, target)
             is_heard = True
-            self.fleet.succeed(place)
+            place.replica.breaker.begin()
             return begun
         except (UpstreamFailed, BadAnswer) as failure:
             if isinstance(failure, UpstreamFailed):

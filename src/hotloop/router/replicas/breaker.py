@@ -1,9 +1,10 @@
 """When to stop asking: a breaker for each replica, and one budget of retries for all.
 
-    closed ──failures──> open ──after a while──> half open ──one success──> closed
+    closed ──failures──> open ──after a while──> half open ──an answer begins──> closed, but one failure from open
                           ▲                          └──failure──> open, for twice as long
 
-Time comes from outside.
+Failures in a row count; an answer that came to its end ends the row, one that broke off adds to it. Time comes from
+outside.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ class Breaker:
     def ask(self) -> None:
         """A request goes there; while half open it is the only one."""
         self.is_probing = self.num_failures >= MAX_FAILURES
+
+    def begin(self) -> None:
+        """An answer has begun. Whether it comes to its end will be seen."""
+        self.num_failures = min(self.num_failures, MAX_FAILURES - 1)
+        self.is_probing = False
 
     def succeed(self) -> None:
         self.num_failures = 0

@@ -149,9 +149,6 @@ class Fleet:
         )
         self.room.wake()
 
-    def succeed(self, place: Place) -> None:
-        place.replica.breaker.succeed()
-
     def fail(self, place: Place, *, is_gone: bool = False) -> None:
         """It answered with an error of its own, or not at all; one that is gone is out until a probe finds it again."""
         replica = place.replica
@@ -161,7 +158,11 @@ class Fleet:
             self._on_change(replica)
 
     def learn(self, place: Place, told: Told) -> None:
-        """What an answer said about itself: what a replica did not find, it no longer holds."""
+        """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
+        if told.is_broken:
+            self.fail(place)
+        else:
+            place.replica.breaker.succeed()
         place.has_calls, place.num_output = told.has_calls, told.num_output
         if told.answer_id:
             self._makers[told.answer_id] = place.replica.name
