@@ -44,13 +44,13 @@ async def test_a_stream_is_the_replicas_to_the_byte(stubs, route, path):
 async def test_it_is_told_where_a_request_went_and_why(stubs, route):
     router = await route(replica_configs(await stubs(2)))
     long = "the same long words " * 200
-    first = await router.chat(long)
-    again = await router.chat(long)
+    first = await router.chat(long, user="somebody")
+    again = await router.chat(long, user="somebody")
     place = dict(part.split("=") for part in first.headers["x-hotloop-route"].split("; "))
     after = dict(part.split("=") for part in again.headers["x-hotloop-route"].split("; "))
     assert place["reason"] == "cold"
     assert after["reason"] == "warm"
-    assert after["replica"] == place["replica"] == first.json()["id"].partition("-")[2].partition("-")[0]
+    assert after["replica"] == place["replica"] == first.json()["id"].partition("-")[2].partition(".")[0]
     assert int(after["matched"].partition("/")[0]) > 0
     assert after["tried"] == "1"
 

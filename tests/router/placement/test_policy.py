@@ -236,3 +236,31 @@ def test_a_new_replica_is_not_sent_everything() -> None:
         placement.finish(ticket)
         names.append(ticket.choice.name)
     assert {name: names.count(name) for name in "abc"} == {"a": 10, "b": 10, "c": 10}
+
+
+def test_sessions_with_the_same_system_prompt_are_spread() -> None:
+    placement = Placement(prefix, block_tokens=128, seed=0)
+    for name in "abc":
+        placement.add_replica(name, capacity_tokens=100_000)
+    shared = b"".join(i.to_bytes(8) for i in range(32))
+    homes: dict[int, set[str]] = {}
+    for turn in range(4):
+        for who in range(12):
+            own = b"".join((1000 * (who + 1) + i).to_bytes(8) for i in range(2 * turn + 1))
+            ticket = placement.place(shared + own, 128 * (33 + 2 * turn), session=str(who), num_output=24)
+            assert ticket
+            homes.setdefault(who, set()).add(ticket.choice.name)
+            placement.finish(ticket)
+    assert all(len(names) == 1 for names in homes.values()), "and stay"
+    assert sorted([name for names in homes.values() for name in names]) == sorted("abc" * 4)
+
+
+def test_what_others_give_a_replica_counts() -> None:
+    placement = Placement(least_load, block_tokens=128, seed=0)
+    for name in "ab":
+        placement.add_replica(name, capacity_tokens=100_000)
+    for _ in range(2):
+        assert placement.place(b"", 1000)
+    placement.note_elsewhere("a", 5)
+    tickets = [placement.place(b"", 1000) for _ in range(3)]
+    assert [ticket.choice.name for ticket in tickets if ticket] == ["b"] * 3

@@ -1,6 +1,7 @@
 """Who waits, and who is next."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -9,67 +10,91 @@ from hotloop.core.request import Priority
 from hotloop.router.replicas.queue import WaitingRoom
 
 
-async def start(room: WaitingRoom, priority: Priority, name: str, gone: list[str], can_go=lambda: True) -> asyncio.Task:
-    async def wait() -> None:
-        await room.wait(priority, can_go)
-        gone.append(name)
+class Places:
+    """So many places, and who has one."""
 
-    task = asyncio.create_task(wait())
-    await asyncio.sleep(0)
-    return task
+    def __init__(self, num_free: int = 0) -> None:
+        self.room: WaitingRoom[str] = WaitingRoom(3)
+        self.num_free = num_free
+        self.gone: list[str] = []
+
+    def taker(self, name: str) -> Callable[[], str | None]:
+        def take() -> str | None:
+            if not self.num_free or name == "stuck":
+                return None
+            self.num_free -= 1
+            return name
+
+        return take
+
+    def give_back(self, name: str) -> None:
+        self.num_free += 1
+        self.room.wake()
+
+    async def start(self, priority: Priority, name: str) -> asyncio.Task[None]:
+        async def wait() -> None:
+            self.gone.append(await self.room.wait(priority, self.taker(name), self.give_back))
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        return task
 
 
 async def test_urgent_first_then_by_arrival():
-    room, gone = WaitingRoom(10), []
+    places = Places()
     tasks = [
-        await start(room, Priority.BACKGROUND, "late", gone),
-        await start(room, Priority.INTERACTIVE, "first", gone),
-        await start(room, Priority.INTERACTIVE, "second", gone),
+        await places.start(Priority.BACKGROUND, "late"),
+        await places.start(Priority.INTERACTIVE, "first"),
+        await places.start(Priority.INTERACTIVE, "second"),
     ]
-    assert room.has_before(Priority.INTERACTIVE)
     for _ in tasks:
-        room.wake()
+        places.give_back("")
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
-    assert gone == ["first", "second", "late"]
-    assert len(room) == 0
-    assert not room.has_before(Priority.BACKGROUND)
+    assert places.gone == ["first", "second", "late"]
+    assert len(places.room) == 0
 
 
 async def test_a_place_goes_to_the_first_whom_it_serves():
-    room, gone = WaitingRoom(10), []
-    stuck = await start(room, Priority.INTERACTIVE, "stuck", gone, can_go=lambda: False)
-    served = await start(room, Priority.INTERACTIVE, "served", gone)
-    room.wake()
+    places = Places()
+    stuck = await places.start(Priority.INTERACTIVE, "stuck")
+    served = await places.start(Priority.INTERACTIVE, "served")
+    places.give_back("")
     await served
-    assert gone == ["served"]
+    assert places.gone == ["served"]
     stuck.cancel()
     await asyncio.gather(stuck, return_exceptions=True)
-    assert len(room) == 0
+    assert len(places.room) == 0
 
 
-async def test_who_leaves_when_called_passes_it_on():
-    room, gone = WaitingRoom(10), []
-    leaving = await start(room, Priority.INTERACTIVE, "leaving", gone)
-    staying = await start(room, Priority.INTERACTIVE, "staying", gone)
-    room.wake()
+async def test_a_place_taken_for_one_who_leaves_goes_to_the_next():
+    places = Places()
+    leaving = await places.start(Priority.INTERACTIVE, "leaving")
+    staying = await places.start(Priority.INTERACTIVE, "staying")
+    places.give_back("")
     leaving.cancel()
     await asyncio.wait_for(staying, 5)
-    assert gone == ["staying"]
+    assert places.gone == ["staying"]
+    assert places.num_free == 0
 
 
-async def test_who_comes_back_stands_at_the_head_and_is_never_refused():
-    room, gone = WaitingRoom(1), []
-    waiting = await start(room, Priority.INTERACTIVE, "waiting", gone)
+async def test_several_places_go_to_several():
+    places = Places()
+    tasks = [await places.start(Priority.WORKFLOW, name) for name in "abc"]
+    places.num_free = 2
+    places.room.wake(is_one=False)
+    await asyncio.gather(*tasks[:2])
+    assert places.gone == ["a", "b"]
+    assert places.room.num_waiting(Priority.WORKFLOW) == 1
+    places.give_back("")
+    await tasks[2]
 
-    async def return_to_line() -> None:
-        await room.wait(Priority.INTERACTIVE, lambda: True, is_back=True)
-        gone.append("back")
 
-    back = asyncio.create_task(return_to_line())
-    await asyncio.sleep(0)
+async def test_too_many_are_refused():
+    places = Places()
+    tasks = [await places.start(Priority.WORKFLOW, name) for name in "abc"]
     with pytest.raises(Overloaded):
-        await room.wait(Priority.INTERACTIVE, lambda: True)
-    room.wake_all()
-    await asyncio.gather(waiting, back)
-    assert gone == ["back", "waiting"]
+        await places.room.wait(Priority.INTERACTIVE, places.taker("d"), places.give_back)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

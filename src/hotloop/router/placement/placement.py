@@ -114,7 +114,11 @@ class Placement:
         self._fade()
         self._end_gaps(session, now)
         past = self._pasts.get(session)
-        placing = Placing(num_tokens, session, self._num_placed, self._dice, past.work_tokens if past else 0.0)
+        placing = Placing(num_tokens, session, self._num_placed, self._dice)
+        if past:
+            placing.past_tokens = past.work_tokens
+        elif session:
+            placing.past_tokens, placing.num_alike = num_tokens, self._index.num_branches(key)
         with self._seen(key, num_tokens, past.home if past else "", known or {}):
             choice = self._policy(views, placing)
         work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
@@ -123,6 +127,13 @@ class Placement:
         self._index.insert(choice.name, key)
         self._views[choice.name].held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
         return ticket
+
+    def note_elsewhere(self, name: str, num_requests: int) -> None:
+        """A replica has requests from others, too; each is taken for one of ours."""
+        running = [view for view in self._views.values() if view.num_running]
+        num_running = sum(view.num_running for view in running)
+        mean_tokens = sum(view.work_tokens for view in running) / num_running if num_running else 0.0
+        self._views[name].elsewhere_tokens = num_requests * mean_tokens
 
     def begin(self, ticket: Ticket) -> None:
         """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""

@@ -6,15 +6,17 @@ All is weighed in one coin, tokens to read. `prefix`, the default, asks what a r
     other prompts have to go for it  +  its session's future work, as much as others keep the replica over the mean
 
 So a session leaves a warm replica only where staying costs more than reading all again, and affinity never makes a hot
-spot. A prompt of which hardly anything is known goes by load alone.
+spot. A new session that begins as many others do, with the same system prompt, brings that to another replica sooner. A
+prompt of which hardly anything is known goes by load alone.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-READERS = 2
-"""Who waits while a prompt is read: whoever sent it, and whoever comes next."""
+READERS = 4
+"""How many wait while a prompt is read: whoever sent it, and those who come while it is. Set by simulation: with fewer,
+sessions of coding agents move more often than it gains them."""
 LIGHT_SHARE = 0.1
 """A match of less than this share of a prompt is chance (a common greeting), not affinity."""
 
@@ -40,6 +42,8 @@ class View:
     capacity_tokens: int = 1 << 62
     returning_tokens: float = 0.0
     """What its sessions will ask of it that are only gone to run a tool."""
+    elsewhere_tokens: float = 0.0
+    """What others have given it to do, by its own account."""
 
     @property
     def load(self) -> float:
@@ -66,6 +70,9 @@ class Placing:
     dice: random.Random = field(default_factory=random.Random)
     past_tokens: float = 0.0
     """The work that the session has been so far; as much is probably still to come."""
+    num_alike: int = 0
+    """How many other sessions begin as this one does, if it is new: what it finds is theirs, and will be read for all
+    of them once, wherever it goes."""
 
 
 Policy = Callable[[Sequence[View], Placing], Choice]
@@ -78,7 +85,7 @@ def prefix(views: Sequence[View], placing: Placing) -> Choice:
         return _place_light(views, placing)
     mean = max(1.0, sum([view.load for view in views]) / len(views))
     best = min(warm, key=lambda view: _cost(view, placing, mean))
-    quickest_cold = READERS * placing.num_tokens / max([view.weight for view in views])
+    quickest_cold = READERS * placing.num_tokens / (1 + placing.num_alike) / max([view.weight for view in views])
     if _cost(best, placing, mean) > quickest_cold:
         best = min(views, key=lambda view: (_cost(view, placing, mean), view.load))
     warmest = max(warm, key=lambda view: view.matched_tokens)
@@ -134,13 +141,13 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def _waiting(view: View) -> float:
-    return (view.work_tokens + view.returning_tokens) / view.weight
+    return (view.work_tokens + view.returning_tokens + view.elsewhere_tokens) / view.weight
 
 
 def _cost(view: View, placing: Placing, mean_load: float) -> float:
     num_unread = placing.num_tokens - view.matched_tokens
     is_full = view.held_tokens + num_unread > view.capacity_tokens
-    cost = _waiting(view) + (READERS + is_full) * num_unread / view.weight
+    cost = _waiting(view) + (READERS + is_full) * num_unread / (1 + placing.num_alike) / view.weight
     others = view.load - placing.past_tokens / view.weight if view.is_home else view.load
     if others > mean_load:
         cost += placing.past_tokens * (others / mean_load - 1)

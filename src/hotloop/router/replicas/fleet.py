@@ -45,7 +45,7 @@ class Fleet:
     def __init__(self, config: FleetConfig, *, can_translate: Callable[[Api, frozenset[Api]], bool]) -> None:
         self.config = config
         self.budget = RetryBudget(config.router.retry_share)
-        self.room = WaitingRoom(config.router.max_waiting)
+        self.room: WaitingRoom[Place] = WaitingRoom(config.router.max_waiting)
         self.replicas: dict[str, Replica] = {}
         self._leaving: set[Replica] = set()
         self._can_translate = can_translate
@@ -69,7 +69,7 @@ class Fleet:
             if name not in self.replicas:
                 self._add(each)
         self.config = config
-        self.room.wake_all()
+        self.room.wake(is_one=False)
 
     async def aclose(self) -> None:
         for replica in list(self.replicas.values()):
@@ -97,24 +97,16 @@ class Fleet:
         Raises RouteError where no replica has the model, or there was no place in time; Overloaded where too many wait.
         """
         self._check_served(asked)
-        if not self.room.has_before(asked.priority):
-            place = self.try_claim(asked, tried, known)
-            if place:
-                return place
+        place = self.try_claim(asked, tried, known)
+        if place:
+            return place
         try:
             async with asyncio.timeout(self.config.router.queue_timeout_s):
-                return await self._wait(asked, tried, known)
+                return await self.room.wait(
+                    asked.priority, lambda: self.try_claim(asked, tried, known), give_back=self._give_back
+                )
         except TimeoutError:
             raise self._no_place() from None
-
-    async def _wait(self, asked: Asked, tried: Collection[str], known: Mapping[str, int]) -> Place:
-        is_back = False
-        while True:
-            await self.room.wait(asked.priority, lambda: bool(self._candidates(asked, tried)), is_back=is_back)
-            is_back = True
-            place = self.try_claim(asked, tried, known)
-            if place:
-                return place
 
     def try_claim(
         self, asked: Asked, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
@@ -139,6 +131,11 @@ class Fleet:
         replica.breaker.ask()
         return Place(replica, ticket)
 
+    def begin(self, place: Place) -> None:
+        """The first byte of an answer is there."""
+        place.replica.breaker.begin()
+        self._placement.begin(place.ticket)
+
     def release(self, place: Place) -> None:
         """The request is over there, however it ended."""
         place.replica.num_running -= 1
@@ -156,6 +153,11 @@ class Fleet:
         if is_gone and replica.state == "up":
             replica.state, replica.why = "down", "it cannot be reached"
             self._on_change(replica)
+
+    def _give_back(self, place: Place) -> None:
+        """A place that was never used."""
+        place.replica.breaker.give_up()
+        self.release(place)
 
     def learn(self, place: Place, told: Told) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
@@ -217,7 +219,7 @@ class Fleet:
         self._placement.add_replica(config.name, capacity_tokens=config.capacity_tokens, weight=config.weight)
         if config.kv_events:
             self._exact.add_replica(config.name, config.kv_events, config.kv_replay or None)
-        watch = Watch(replica, router.health_interval_s, self._on_change)
+        watch = Watch(replica, router.health_interval_s, self._on_change, self._on_probe)
         self._watches[replica] = asyncio.create_task(watch.run(), name=f"watch {config.name}")
 
     def _remove(self, replica: Replica) -> None:
@@ -242,11 +244,16 @@ class Fleet:
         await replica.aclose()
         self._leaving.discard(replica)
 
+    def _on_probe(self, replica: Replica) -> None:
+        """Time passes for those who wait, too: a breaker may let one through again."""
+        self._placement.note_elsewhere(replica.name, replica.num_elsewhere)
+        self.room.wake(is_one=False)
+
     def _on_change(self, replica: Replica) -> None:
         if replica.state == "down":
             self._placement.forget_replica(replica.name)
             self._cut(replica)
-        self.room.wake_all()
+        self.room.wake(is_one=False)
 
     def _cut(self, replica: Replica) -> None:
         """Whoever still waits for a word from it hears that there will be none, and may ask elsewhere."""

@@ -30,16 +30,24 @@ class ProbeFailed(HotloopError):
 
 
 class Watch:
-    """Keeps asking one replica. `on_change` hears of every change of state."""
+    """Keeps asking one replica. `on_change` hears of every change of state, `on_probe` that it was asked."""
 
-    def __init__(self, replica: Replica, interval_s: float, on_change: Callable[[Replica], None]) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        interval_s: float,
+        on_change: Callable[[Replica], None],
+        on_probe: Callable[[Replica], None],
+    ) -> None:
         self._replica = replica
         self._interval_s = interval_s
         self._on_change = on_change
+        self._on_probe = on_probe
 
     async def run(self) -> None:
         for turn in range(1 << 62):
             await self.probe(is_discovery=turn % DISCOVERY_EVERY == 0 or self._replica.state != "up")
+            self._on_probe(self._replica)
             await asyncio.sleep(self._interval_s)
 
     async def probe(self, *, is_discovery: bool) -> None:

@@ -1,22 +1,25 @@
-"""Those who wait for a place: the most urgent class first, and within it who came first. Bounded."""
+"""Those who wait for a place: the most urgent class first, and within it who came first. Bounded.
+
+A place is taken for whoever waits the moment it is free, so nobody who comes later can be quicker.
+"""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from hotloop.core.errors import Overloaded
 from hotloop.core.request import Priority
 
-Turn = asyncio.Future[None]
+T = TypeVar("T")
 
 
-class WaitingRoom:
-    """Whoever waits says what for; a place is offered to the first whom it serves."""
+class WaitingRoom(Generic[T]):
+    """Whoever waits says how a place is taken for him, which may fail, and how it is given back should he have left."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._lines: Mapping[Priority, OrderedDict[Turn, Callable[[], bool]]] = {
-            each: OrderedDict() for each in Priority
+        self._lines: Mapping[Priority, dict[asyncio.Future[T], Callable[[], T | None]]] = {
+            priority: {} for priority in Priority
         }
 
     def __len__(self) -> int:
@@ -25,44 +28,30 @@ class WaitingRoom:
     def num_waiting(self, priority: Priority) -> int:
         return len(self._lines[priority])
 
-    def has_before(self, priority: Priority) -> bool:
-        """Whether anybody as urgent waits already: a newcomer does not overtake."""
-        return any(line for each, line in self._lines.items() if each <= priority)
-
-    async def wait(self, priority: Priority, can_go: Callable[[], bool], *, is_back: bool = False) -> None:
-        """Until there may be a place. Who finds it taken comes back, to the head of the line.
-
-        Raises Overloaded where too many wait already.
-        """
-        if len(self) >= self._max_waiting and not is_back:
+    async def wait(self, priority: Priority, take: Callable[[], T | None], give_back: Callable[[T], None]) -> T:
+        """A place, as soon as there is one. Raises Overloaded where too many wait already."""
+        if len(self) >= self._max_waiting:
             raise Overloaded(f"{len(self)} requests are waiting for a replica already", retry_after_s=1.0)
-        turn: Turn = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         line = self._lines[priority]
-        line[turn] = can_go
-        if is_back:
-            line.move_to_end(turn, last=False)
+        line[turn] = take
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn came while this one was leaving: the next has it
-                self.wake()
+            if not turn.cancelled():  # the place was taken while this one was leaving
+                give_back(turn.result())
             raise
         finally:
             line.pop(turn, None)
 
-    def wake(self) -> None:
-        """There may be a place: the first whom it serves goes."""
+    def wake(self, *, is_one: bool = True) -> None:
+        """There may be a place, or several: they go to the first whom they serve."""
         for line in self._lines.values():
-            for turn, can_go in line.items():
-                if can_go():
-                    del line[turn]
-                    turn.set_result(None)
-                    return
-
-    def wake_all(self) -> None:
-        """Much may have changed: everybody whom it serves goes."""
-        for line in self._lines.values():
-            ready = [turn for turn, can_go in line.items() if can_go()]
-            for turn in ready:
+            for turn, take in list(line.items()):
+                place = take()
+                if place is None:
+                    continue
                 del line[turn]
-                turn.set_result(None)
+                turn.set_result(place)
+                if is_one:
+                    return
