@@ -16,6 +16,7 @@ from hotloop.border.listen import bind, url_of
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.serve import RouterServer
+from hotloop.trace.tracer import Tracer
 
 MESSAGES = [{"role": "user", "content": "Where is my order?"}]
 
@@ -55,9 +56,9 @@ def replica_configs(stubs: list[Stub], **fields: Any) -> tuple[ReplicaConfig, ..
 
 
 @asynccontextmanager
-async def running(config: FleetConfig) -> AsyncIterator[Router]:
+async def running(config: FleetConfig, tracer: Tracer | None = None) -> AsyncIterator[Router]:
     listener = bind("127.0.0.1", 0)
-    server = RouterServer(config)
+    server = RouterServer(config, tracer=tracer)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = url_of(listener)
     try:

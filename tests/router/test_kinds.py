@@ -21,8 +21,8 @@ def test_a_kind_is_known_by_its_metrics(name):
 
 
 def test_a_page_nobody_knows_is_anybodys():
-    assert kind_by_metrics("process_cpu_seconds_total 5\n").name == "openai_compatible"
-    assert kind_by_metrics("").name == "openai_compatible"
+    assert kind_by_metrics("process_cpu_seconds_total 5\n") is None
+    assert kind_by_metrics("") is None
 
 
 @pytest.mark.parametrize(

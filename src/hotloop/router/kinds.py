@@ -99,7 +99,7 @@ KINDS: Mapping[str, Kind] = {
             running="llamacpp:requests_processing",
             waiting="llamacpp:requests_deferred",
         ),
-        Kind(name="ollama", health_path="/api/version"),
+        Kind(name="ollama", apis=_ALL, health_path="/api/version"),
         Kind(name="openai_compatible", health_path="/v1/models"),
         Kind(name="openai", apis=_OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
         Kind(
@@ -123,12 +123,16 @@ def kind_by_url(url: str) -> Kind | None:
     return KINDS.get(name)
 
 
-def kind_by_metrics(page: str) -> Kind:
-    """Whoever's names are on a metrics page; none at all makes it anybody."""
+METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
+"""Where a replica of unknown kind is looked for metrics to know it by."""
+
+
+def kind_by_metrics(page: str) -> Kind | None:
+    """Whoever's names are on a metrics page."""
     for kind in KINDS.values():
         if kind.metrics_prefix and f"\n{kind.metrics_prefix}" in f"\n{page}":
             return kind
-    return KINDS["openai_compatible"]
+    return None
 
 
 def read_load(kind: Kind, page: str) -> int | None:

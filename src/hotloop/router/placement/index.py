@@ -78,15 +78,16 @@ class PrefixIndex(Generic[R]):
             node, begin = child, end
         return found
 
-    def num_branches(self, key: bytes) -> int:
-        """How many different ways prompts go on behind what is known of this one."""
+    def find(self, key: bytes) -> tuple[int, int]:
+        """How many leading blocks of a prompt anybody holds, and how many ways others go on from there."""
         node, begin = self._root, 0
         while child := node.children.get(key[begin : begin + HASH_BYTES]):
             num_common = self._num_common(child.key, key, begin)
+            begin += num_common * HASH_BYTES
             if num_common < child.num_blocks:
-                return 1
-            node, begin = child, begin + len(child.key)
-        return len(node.children)
+                return begin // HASH_BYTES, 1
+            node = child
+        return begin // HASH_BYTES, len(node.children)
 
     def insert(self, replica: R, key: bytes) -> None:
         """A replica has read this prompt, or is about to."""

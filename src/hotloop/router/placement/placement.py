@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotloop.router.placement.index import PrefixIndex
+from hotloop.router.placement.index import HASH_BYTES, PrefixIndex
 from hotloop.router.placement.policy import Choice, Placing, Policy, View
 
+MAX_STARTS = 10_000
+"""How many common beginnings of prompts are counted."""
 MAX_SESSIONS = 100_000
 OUTPUT_COST = 8.0
 """What a token written costs, in tokens read."""
@@ -40,10 +42,13 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Past:
-    """Where a session was last, and all the work it has been."""
+    """Where a session was last, and all the work it has been; and its last prompt, which its home has read to the end,
+    while keys end with the last whole block."""
 
     home: str
     work_tokens: float = 0.0
+    num_tokens: int = 0
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Placement:
         self._most_tokens: dict[str, int] = {}
         self._pasts: OrderedDict[str, _Past] = OrderedDict()
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
+        self._starts: OrderedDict[bytes, int] = OrderedDict()
         self._dice = random.Random(seed)
         self._num_placed = 0
 
@@ -117,16 +123,32 @@ class Placement:
         placing = Placing(num_tokens, session, self._num_placed, self._dice)
         if past:
             placing.past_tokens = past.work_tokens
-        elif session:
-            placing.past_tokens, placing.num_alike = num_tokens, self._index.num_branches(key)
-        with self._seen(key, num_tokens, past.home if past else "", known or {}):
+        else:
+            placing.num_alike = self._count_alike(key)
+            placing.past_tokens = num_tokens if session or placing.num_alike else 0.0
+        with self._seen(key, num_tokens, past, known or {}):
             choice = self._policy(views, placing)
         work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
         ticket = Ticket(choice, session, num_tokens, num_output, work_tokens)
-        self._count(ticket)
+        self._count(ticket, len(key) // HASH_BYTES)
         self._index.insert(choice.name, key)
         self._views[choice.name].held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
         return ticket
+
+    def _count_alike(self, key: bytes) -> int:
+        """How many began before as this one does, if it begins: what is known of its prompt ends where others go on
+        differently, or nowhere before its own end. A conversation that goes on ends where nobody has gone on yet.
+        """
+        num_blocks, num_branches = self._index.find(key)
+        end = num_blocks * HASH_BYTES
+        if not num_blocks or not (num_branches or end == len(key)):
+            return 0
+        mark = key[end - HASH_BYTES : end]
+        self._starts[mark] = self._starts.get(mark, 0) + 1
+        self._starts.move_to_end(mark)
+        if len(self._starts) > MAX_STARTS:
+            self._starts.popitem(last=False)
+        return self._starts[mark]
 
     def note_elsewhere(self, name: str, num_requests: int) -> None:
         """A replica has requests from others, too; each is taken for one of ours."""
@@ -188,7 +210,7 @@ class Placement:
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
 
-    def _count(self, ticket: Ticket) -> None:
+    def _count(self, ticket: Ticket, num_blocks: int) -> None:
         """A replica has something more to do, and a session a home."""
         self._num_placed += 1
         view = self._views[ticket.choice.name]
@@ -199,6 +221,7 @@ class Placement:
             past = self._pasts.setdefault(ticket.session, _Past(view.name))
             past.home = view.name
             past.work_tokens += ticket.work_tokens
+            past.num_tokens, past.num_blocks = ticket.num_tokens, num_blocks
             self._pasts.move_to_end(ticket.session)
             if len(self._pasts) > MAX_SESSIONS:
                 self._pasts.popitem(last=False)
@@ -211,9 +234,13 @@ class Placement:
         ticket.work_tokens = work_tokens
 
     @contextmanager
-    def _seen(self, key: bytes, num_tokens: int, home: str, known: Mapping[str, int]) -> Iterator[None]:
+    def _seen(self, key: bytes, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
         """While the body runs, the views know what they have of this prompt, and whose session it is."""
-        matched = {name: num_blocks * self._block_tokens for name, num_blocks in self._index.match(key).items()}
+        blocks = self._index.match(key)
+        matched = {name: num_blocks * self._block_tokens for name, num_blocks in blocks.items()}
+        home = past.home if past else ""
+        if past and home in blocks and blocks[home] >= past.num_blocks:
+            matched[home] = max(matched[home], past.num_tokens)
         matched.update(known)
         touched = [view for name in {*matched, home} if (view := self._views.get(name))]
         for view in touched:

@@ -71,8 +71,8 @@ class Placing:
     past_tokens: float = 0.0
     """The work that the session has been so far; as much is probably still to come."""
     num_alike: int = 0
-    """How many other sessions begin as this one does, if it is new: what it finds is theirs, and will be read for all
-    of them once, wherever it goes."""
+    """How many others began as this one does, if it is new: what it finds is theirs, and is read for all of them once,
+    wherever it goes."""
 
 
 Policy = Callable[[Sequence[View], Placing], Choice]

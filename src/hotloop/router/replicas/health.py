@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from hotloop.core.errors import HotloopError
-from hotloop.router.kinds import KINDS, Kind, kind_by_metrics, kind_by_url, read_load
+from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.upstream.wire import Ask, UpstreamFailed
 
@@ -92,8 +92,12 @@ class Watch:
             replica.models = {name: name for name in names}
 
     async def _recognise(self) -> Kind:
-        status, page = await self._get("/metrics")
-        return kind_by_metrics(page.decode("utf-8", "replace")) if status == 200 else KINDS["openai_compatible"]
+        for path in METRICS_PATHS:
+            status, page = await self._get(path)
+            kind = kind_by_metrics(page.decode("utf-8", "replace")) if status == 200 else None
+            if kind:
+                return kind
+        return KINDS["openai_compatible"]
 
     async def _ask_health(self) -> None:
         kind, path = self._replica.kind, self._replica.config.health_path or self._replica.kind.health_path

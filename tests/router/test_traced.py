@@ -1,0 +1,111 @@
+"""What the router records of a request's way, and what it tells the replica."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.router.conftest import Router, replica_configs, running
+
+from hotloop.core.config import RouterConfig
+from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.trace import names
+from hotloop.trace.span import parse_traceparent
+from hotloop.trace.tracer import ListTracer
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def tracer() -> ListTracer:
+    return ListTracer()
+
+
+async def test_a_request_is_a_route_and_the_trace_goes_on(mirror: Any, tracer: ListTracer) -> None:
+    async with routing(mirror_config(mirror), tracer) as router:
+        await router.client.post(
+            "/v1/chat/completions", json=BODY, headers={"traceparent": PARENT, "tracestate": "a=b"}
+        )
+    [route] = tracer.spans
+    assert (route.name, route.service, route.error) == (names.ROUTE, f"router:{port_of(router)}", "")
+    assert f"00-{route.trace_id}-{route.parent_id}-01" == PARENT
+    sent = mirror.seen[-1]["headers"]
+    context = parse_traceparent(sent["traceparent"])
+    assert context
+    assert (context.trace_id, context.span_id) == (route.trace_id, route.span_id)
+    assert sent["tracestate"] == "a=b"
+
+
+async def test_it_is_told_who_answered_and_why(stubs: Any, tracer: ListTracer) -> None:
+    started = await stubs(2)
+    async with routing(replica_configs(started), tracer) as router:
+        answer = await router.chat("hello")
+    [route] = tracer.spans
+    told = route.attributes
+    assert told[names.REPLICA] in ("s0", "s1")
+    assert told[names.REASON]
+    assert told[names.TRIED] == [told[names.REPLICA]]
+    assert told[names.STATUS] == 200
+    assert told[names.ENDPOINT] == "chat"
+    assert route.start_ns <= told[names.FIRST_BYTE_NS] <= route.end_ns
+    usage = answer.json()["usage"]
+    assert (told[names.NUM_PROMPT], told[names.NUM_OUTPUT]) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+async def test_a_try_that_failed_is_told_apart(stubs: Any, tracer: ListTracer) -> None:
+    [dead, alive] = await stubs(2)
+    configs = replica_configs([dead, alive])
+    async with routing(configs, tracer, health_interval_s=60.0) as router:
+        await dead.close()
+        for number in range(6):
+            assert (await router.chat(f"hello {number} " * 300)).status_code == 200
+    failed = [span for span in tracer.spans if span.name == names.ATTEMPT]
+    assert failed, "one of them was tried where nobody is"
+    by_id = {span.span_id: span for span in tracer.spans}
+    for attempt in failed:
+        assert attempt.attributes[names.REPLICA] == "s0"
+        assert attempt.error
+        route = by_id[attempt.parent_id or ""]
+        assert route.attributes[names.TRIED] == ["s0", "s1"]
+
+
+async def test_a_request_nobody_can_answer_is_an_error(mirror: Any, tracer: ListTracer) -> None:
+    async with routing(mirror_config(mirror), tracer) as router:
+        answer = await router.client.post("/v1/chat/completions", json={**BODY, "model": "unknown"})
+        assert answer.status_code == 404
+    [route] = tracer.spans
+    assert "unknown" in route.error
+
+
+async def test_the_turns_of_a_session_are_one_trace(mirror: Any, tracer: ListTracer) -> None:
+    async with routing(mirror_config(mirror), tracer) as router:
+        for session in ("one", "one", "two"):
+            await router.client.post("/v1/chat/completions", json=BODY, headers={"x-session-id": session})
+    first, again, other = tracer.spans
+    assert first.trace_id == again.trace_id != other.trace_id
+
+
+async def test_where_nobody_listens_the_clients_own_trace_goes_on(mirror: Any) -> None:
+    async with routing(mirror_config(mirror), None) as router:
+        await router.client.post("/v1/chat/completions", json=BODY, headers={"traceparent": PARENT})
+    assert mirror.seen[-1]["headers"]["traceparent"] == PARENT
+
+
+BODY = {"model": "own-name", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def mirror_config(mirror: Any) -> Any:
+    return (ReplicaConfig(url=mirror.url, name="mirror"),)
+
+
+def port_of(router: Router) -> str:
+    return router.url.rpartition(":")[2]
+
+
+@asynccontextmanager
+async def routing(replicas: Any, tracer: ListTracer | None, **settings: Any) -> AsyncIterator[Router]:
+    settings = {"health_interval_s": 0.05, "drain_timeout_s": 5.0, **settings}
+    config = FleetConfig(router=RouterConfig(**settings), replicas=replicas)
+    async with running(config, tracer) as router:
+        await router.until(lambda: all(each.state == "up" for each in router.fleet.replicas.values()))
+        yield router
