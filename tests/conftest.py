@@ -1,5 +1,6 @@
 """What several rooms share: the real default model, and a home that is thrown away."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$HOTLOOP_HOME pointing at an empty folder."""
     monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def pytest_configure() -> None:
+    os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
     from hotloop.agent.context import Context, Run
     from hotloop.agent.conversation import Conversation
-    from hotloop.agent.limits import Limits, Prices
+    from hotloop.agent.limits import Limits
     from hotloop.agent.scripted import Call, ScriptedModel
     from hotloop.agent.tool import ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
+    from hotloop.core.prices import Prices
     from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent, Usage
     from hotloop.engine.engine import Completion, Engine
 
@@ -28,7 +29,7 @@ _HOMES = {
     "FinishReason": "hotloop.core.request",
     "HotloopError": "hotloop.core.errors",
     "Limits": "hotloop.agent.limits",
-    "Prices": "hotloop.agent.limits",
+    "Prices": "hotloop.core.prices",
     "Priority": "hotloop.core.request",
     "Result": "hotloop.agent.agent",
     "Run": "hotloop.agent.context",

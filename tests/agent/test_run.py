@@ -22,12 +22,13 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import LimitReached, Limits, Prices
+from hotloop.agent.limits import LimitReached, Limits
 from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.tool import FunctionTool, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
+from hotloop.core.prices import Prices
 from hotloop.core.stream import CallDelta, TextDelta
 from hotloop.core.stream import CallOpened as Opened
 

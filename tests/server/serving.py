@@ -24,6 +24,7 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.router.config import read_fleet
 from hotloop.router.serve import RouterServer
 from hotloop.server.app import HttpServer
+from hotloop.trace.tracer import Tracer
 
 MODEL = "tiny"
 CHATML = (
@@ -118,6 +119,7 @@ class Serving:
         script: Sequence[str] | None = None,
         on_run: Callable[[Batch], None] | None = None,
         tokenizer: Tokenizer = TOKENIZER,
+        tracer: Tracer | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
@@ -128,7 +130,11 @@ class Serving:
         engine_config = engine_config or EngineConfig(debug_checks=True)
         self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=template)
         self.server = HttpServer(
-            self.engine, config or ServerConfig(port=0), on_ready=self._on_ready, on_drain=self._on_drain
+            self.engine,
+            config or ServerConfig(port=0),
+            tracer=tracer,
+            on_ready=self._on_ready,
+            on_drain=self._on_drain,
         )
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self.server.run)

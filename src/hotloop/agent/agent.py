@@ -20,7 +20,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.dispatch import Approve
 from hotloop.agent.events import Event, RunEnded
 from hotloop.agent.foresight import Foresight, NoForesight
-from hotloop.agent.limits import Limits, Prices, Spent
+from hotloop.agent.limits import Limits, Spent
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.output import NAME as FINAL_ANSWER
@@ -31,6 +31,8 @@ from hotloop.agent.sub_agent import SubAgent
 from hotloop.agent.tool import AgentTool, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
+from hotloop.core.prices import Prices
+from hotloop.trace.tracer import NullTracer, Tracer
 
 T = TypeVar("T", default=str)
 
@@ -72,6 +74,8 @@ class Agent(Generic[T]):
         max_tokens: int | None = None,
         temperature: float | None = None,
         extra: Mapping[str, Any] | None = None,
+        name: str = "",
+        tracer: Tracer | None = None,
     ) -> None:
         self.instructions = instructions
         self.output = output
@@ -91,6 +95,8 @@ class Agent(Generic[T]):
             max_tokens=max_tokens,
             temperature=temperature,
             extra=dict(extra or {}),
+            name=name,
+            tracer=tracer or NullTracer(),
         )
 
     async def run(

@@ -9,7 +9,7 @@ A cut never parts a call from its result. What it cost is told by an event.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotloop.agent.answer import Answer
 from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
@@ -47,14 +47,12 @@ class Compaction:
         begin, end = self._middle(ask.messages)
         if end - begin < 2:
             return ask.messages, ModelUsage()
-        wanted = Ask(
+        wanted = replace(  # with its tools, or else nothing of the prompt would be known
+            ask,
             messages=(*ask.messages[:end], Message("user", _TASK)),
-            tools=ask.tools,  # or else nothing of the prompt would be known
             choice="none",
+            schema=None,
             max_tokens=self.max_summary_tokens,
-            temperature=ask.temperature,
-            session_id=ask.session_id,
-            extra=ask.extra,
         )
         answer = await _take(model.stream(wanted))
         usage = answer.end.usage if answer.end else ModelUsage()

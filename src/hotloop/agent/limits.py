@@ -16,19 +16,6 @@ class LimitReached(HotloopError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Money a million tokens cost."""
-
-    prompt: float = 0.0
-    cached: float = 0.0
-    output: float = 0.0
-
-    def of(self, usage: ModelUsage) -> float:
-        num_new = usage.num_prompt - usage.num_cached
-        return (num_new * self.prompt + usage.num_cached * self.cached + usage.num_output * self.output) / 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one run may use; None is without limit."""
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from hotloop.core.message import Message, Tool
 from hotloop.core.stream import StreamEvent
+from hotloop.trace.span import TraceContext
 
 Choice = Literal["auto", "none", "required"]
 AnswerEnd = Literal["stop", "calls", "length"]
@@ -65,6 +66,8 @@ class Ask:
     """The same for all turns of a run, so that a server can keep what it has read for them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More fields for the wire."""
+    trace: TraceContext | None = None
+    """What this is part of, for a server that tells what it does."""
 
 
 class Model(Protocol):

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,14 +29,17 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.foresight import Foresight, NoForesight
-from hotloop.agent.limits import LimitReached, Limits, Prices, Spent
+from hotloop.agent.limits import LimitReached, Limits, Spent
 from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
 from hotloop.agent.output import FinalAnswer
 from hotloop.agent.read_ahead import read_ahead
 from hotloop.agent.tool import AgentTool
+from hotloop.agent.traced import RunTrace
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
+from hotloop.core.prices import Prices
+from hotloop.trace.tracer import NullTracer, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,8 @@ class RunSettings:
     max_tokens: int | None = None
     temperature: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    tracer: Tracer = field(default_factory=NullTracer)
 
 
 class RunLoop:
@@ -74,8 +79,10 @@ class RunLoop:
     ) -> None:
         self.conversation = conversation
         self.spent = Spent()
-        self._settings = settings
-        self._emit = emit
+        prompt = conversation.messages[-1].content if conversation.messages else ""
+        self._trace = RunTrace(settings.tracer, agent=settings.name, prompt=prompt, prices=settings.prices)
+        self._settings = settings = replace(settings, model=self._trace.watch(settings.model))
+        self._emit = emit = self._trace.listening(emit)
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
@@ -218,6 +225,7 @@ class RunLoop:
             temperature=settings.temperature,
             session_id=self.conversation.session_id,
             extra=settings.extra,
+            trace=self._trace.context,
         )
 
     def _charge(self, usage: ModelUsage, calls: Sequence[Pending] = ()) -> None:

@@ -37,6 +37,7 @@ class ChildServer:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOTLOOP_")}
         if "HOTLOOP_HOME" in os.environ:
             kept["HOTLOOP_HOME"] = os.environ["HOTLOOP_HOME"]
+        kept["HOTLOOP_TRACE"] = "off"  # unless a flag says otherwise: what is measured is not one of the user's runs
         with tempfile.TemporaryFile("w+") as complaints:
             # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the server in our own time.
             self._process = subprocess.Popen(

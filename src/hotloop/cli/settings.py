@@ -16,16 +16,18 @@ from typing import Annotated, Any
 from cyclopts import App, ArgumentCollection, Parameter
 from cyclopts.config import Dict
 
-from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig
+from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
 
 CONFIG_FILE = "hotloop.toml"
-CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig)
+CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
 
 ModelFlags = Annotated[ModelConfig, Parameter(name="*")]
 EngineFlags = Annotated[EngineConfig, Parameter(name="*")]
 ServerFlags = Annotated[ServerConfig, Parameter(name="*")]
 RouterFlags = Annotated[RouterConfig, Parameter(name="*")]
+TraceFlags = Annotated[TraceConfig, Parameter(name="*")]
+TRACED = TraceConfig()
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help=f"Read this file, not ./{CONFIG_FILE}.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON for a program.")]
 Url = Annotated[str, Parameter(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8700.")]
@@ -52,14 +54,18 @@ class Sources:
 
     environ: Callable[[], Mapping[str, str]] = lambda: os.environ
     folder: Callable[[], Path] = Path.cwd
+    only: type | None = None
+    """A class of settings: of others nothing is taken, since the command's flags only have their names."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         taken = {argument.name.removeprefix("--").replace("-", "_") for argument in arguments}
+        taken &= {field.name for field in fields(self.only)} if self.only else taken
         path = self._config_path(arguments)
         file = read_config(path) if path else {}
         for source, values in (("the environment", self._read_environ()), (str(path), file)):
             used = {name: value for name, value in values.items() if name in taken}
-            Dict(used, source=source, use_commands_as_keys=False)(app, commands, arguments)
+            # Without the commands: else a setting that is called as a command is would be passed over.
+            Dict(used, source=source)(app, (), arguments)
 
     def _read_environ(self) -> dict[str, Any]:
         """A variable that is set but empty counts as not set; one that no setting has is most likely mistyped."""

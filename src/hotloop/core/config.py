@@ -201,6 +201,31 @@ class RouterConfig:
         parse_bytes(self.max_body)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What is written down about runs, and where."""
+
+    trace: str = "auto"
+    """Where it is recorded what took time and tokens: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
+    trace_content: bool = False
+    """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
+    trace_redact: tuple[str, ...] = ()
+    """Regular expressions; what they match in recorded content is blotted out."""
+    trace_max_size: str = "256MiB"
+    """Most the file may hold; the oldest runs go first."""
+    trace_max_age_days: float = 30.0
+    """How long a run is kept."""
+    trace_otlp: str | None = None
+    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that is told as well (extra `otel`)."""
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.trace_max_size)
+        if not self.trace_max_age_days > 0:
+            raise ConfigError(f"trace_max_age_days must be above zero, not {self.trace_max_age_days}")
+        if self.trace_otlp and not self.trace_otlp.startswith(("http://", "https://")):
+            raise ConfigError(f"trace_otlp must begin with http:// or https://, not {self.trace_otlp!r}")
+
+
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 1024, "m": 1024**2, "g": 1024**3}
 _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3}
 

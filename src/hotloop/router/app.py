@@ -31,8 +31,10 @@ from hotloop.router.status import list_models, show_model, show_replicas
 from hotloop.router.tiered import Settled, TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
+from hotloop.router.traced import RouteRecorder, Way
 from hotloop.router.translate import can_translate
 from hotloop.router.upstream.wire import Ask
+from hotloop.trace.tracer import NullTracer, Tracer
 
 log = logging.getLogger("hotloop.router")
 
@@ -52,12 +54,13 @@ JSON = [(b"content-type", b"application/json")]
 class RouterApp:
     """One fleet behind one address."""
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
         self.fleet = Fleet(config, can_translate=can_translate)
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.fleet, self._max_body, on_retry=self._note_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
         self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved)
+        self.recorder = RouteRecorder(tracer or NullTracer())
         self._key = config.router.api_key.encode() if config.router.api_key else None
 
     def reload(self, config: FleetConfig) -> None:
@@ -93,7 +96,8 @@ class RouterApp:
                 raise RouteError(405, "method_not_allowed", f"{path} does not answer {method}")
             body = await read_body(receive, headers, self._max_body)
             asked = parse_asked(api, _as_text(headers), body, is_question=path == COUNT_TOKENS)
-            await _until_gone(receive, self._answer(asked, headers, path, request_id, send))
+            with self.recorder.open(asked, headers, request_id) as way:
+                await _until_gone(receive, self._answer(asked, way, path, request_id, send))
         elif path.startswith(tuple(OWNED)):
             await self._ask_maker(method, path, scope["query_string"], headers, request_id, send)
         elif method == "GET":
@@ -101,36 +105,36 @@ class RouterApp:
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
 
-    async def _answer(
-        self, asked: Asked, headers: Mapping[bytes, bytes], target: str, request_id: str, send: Send
-    ) -> None:
+    async def _answer(self, asked: Asked, way: Way, target: str, request_id: str, send: Send) -> None:
         if self._tiered.is_route(asked.model):
-            settled = await self._tiered.settle(asked, headers)
+            settled = await self._tiered.settle(asked, way)
             if settled.answer is not None:
                 await _send_settled(send, settled, request_id)
                 return
-            await self._relay(settled.asked, headers, target, request_id, send, settled.choice)
+            await self._relay(settled.asked, way, target, request_id, send, settled.choice)
         else:
-            await self._relay(asked, headers, target, request_id, send)
+            await self._relay(asked, way, target, request_id, send)
 
     async def _relay(
         self,
         asked: Asked,
-        headers: Mapping[bytes, bytes],
+        way: Way,
         target: str,
         request_id: str,
         send: Send,
         tier: TierChoice | None = None,
     ) -> None:
         begun_at = time.monotonic()
-        begun = await self._proxy.begin(asked, headers, target)
+        begun = await self._proxy.begin(asked, way, target)
         replica, choice = begun.place.replica, begun.place.ticket.choice
+        way.begin(choice, begun.status)
         try:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(asked.api, replica.name, begun.status, choice.reason, first_byte_s)
             said = [*_route_headers(begun, asked, request_id), *(_tier_headers(tier) if tier else ())]
             told = await relay(begun, asked.api, said, request_id, send)
             self._learn(begun.place, told)
+            way.learn(told)
             if tier:
                 self._tiered.learn(asked, tier, told, time.monotonic() - begun_at)
         finally:

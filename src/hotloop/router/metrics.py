@@ -21,6 +21,8 @@ class RouterMetrics:
     """Everything measured about one router, in a registry of its own."""
 
     def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved | None]) -> None:
+        self.num_prompt = 0
+        self.num_cached = 0
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(_TiersCollector(find_saved))
@@ -47,6 +49,8 @@ class RouterMetrics:
         self._first_byte.observe(first_byte_s)
 
     def count_told(self, replica: str, num_prompt: int | None, num_cached: int | None, *, is_broken: bool) -> None:
+        self.num_prompt += num_prompt or 0
+        self.num_cached += num_cached or 0
         self._prompt.labels(replica).inc(num_prompt or 0)
         self._cached.labels(replica).inc(num_cached or 0)
         if is_broken:

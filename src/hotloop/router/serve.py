@@ -16,9 +16,11 @@ from types import FrameType
 import uvicorn
 
 from hotloop.border.listen import bind, url_of
+from hotloop.border.page import Application, WithPage
 from hotloop.core.errors import ConfigError
 from hotloop.router.app import RouterApp
 from hotloop.router.config import FleetConfig
+from hotloop.trace.tracer import Tracer
 
 log = logging.getLogger("hotloop.router")
 
@@ -30,16 +32,18 @@ class RouterServer(uvicorn.Server):
         self,
         config: FleetConfig,
         *,
+        tracer: Tracer | None = None,
+        page: Callable[[RouterApp], Application] | None = None,
         read_again: Callable[[], FleetConfig] | None = None,
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
-        self.app = RouterApp(config)
+        self.app = RouterApp(config, tracer)
         self._settings = config.router
         self._read_again = read_again
         self._on_ready = on_ready
         super().__init__(
             uvicorn.Config(
-                self.app,
+                WithPage(self.app, page(self.app)) if page else self.app,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -73,6 +77,7 @@ class RouterServer(uvicorn.Server):
         assert sockets
         self.app.fleet.start()
         await super().startup(sockets)
+        self.app.recorder.service = f"router:{sockets[0].getsockname()[1]}"
         if self._read_again:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         self._on_ready(url_of(sockets[0]))

@@ -21,6 +21,7 @@ from hotloop.router.tiers.features import look_at
 from hotloop.router.tiers.saved import Saved, tokens_of
 from hotloop.router.tiers.stream import render_stream
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.router.traced import Way
 
 CHAT = "/v1/chat/completions"
 TASK_HEADER = "x-hotloop-task"
@@ -46,13 +47,13 @@ class TieredRequests:
     def is_route(self, model: str) -> bool:
         return self._tiers.is_route(model)
 
-    async def settle(self, asked: Asked, headers: Mapping[bytes, bytes]) -> Settled:
+    async def settle(self, asked: Asked, way: Way) -> Settled:
         """Raises RequestError where the body is not one."""
         body = asked.read_body()
         features = look_at(body, num_tokens=asked.num_tokens, hint=asked.headers.get(TASK_HEADER, ""))
 
         async def ask(tier: Tier, question: dict[str, Any]) -> Reply:
-            return await self._ask(question, asked, headers)
+            return await self._ask(question, asked, way)
 
         guess = await self._tiers.classify(asked.model, features, ask)
         if guess.reply:
@@ -99,12 +100,12 @@ class TieredRequests:
         if self.saved:
             self.saved.record(tier, tokens_of(reply.answer or {}), reply.latency_s, is_answer=is_answer)
 
-    async def _ask(self, question: dict[str, Any], asked: Asked, headers: Mapping[bytes, bytes]) -> Reply:
+    async def _ask(self, question: dict[str, Any], asked: Asked, way: Way) -> Reply:
         """A question of our own, or the client's as it is put to a tier; on the same road as any."""
         begun_at = time.monotonic()
         try:
             put = parse_asked("chat", asked.headers, msgspec.json.encode(question))
-            begun = await self._proxy.begin(put, headers, CHAT)
+            begun = await self._proxy.begin(put, way, CHAT)
             try:
                 content = b"".join([piece async for piece in begun.body])
             finally:

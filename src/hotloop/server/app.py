@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from hotloop.border.listen import bind, url_of
+from hotloop.border.page import Application, WithPage
 from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import HotloopError
@@ -31,6 +32,7 @@ from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.responses import api as responses
 from hotloop.server.service import Service
+from hotloop.trace.tracer import NullTracer, Tracer
 
 ROUTES = (
     Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
@@ -50,9 +52,9 @@ ROUTES = (
 )
 
 
-def create_app(engine: Engine, config: ServerConfig) -> Starlette:
+def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = None) -> Starlette:
     """The whole API over one started engine. `app.state.service` is what its endpoints share."""
-    service = Service.build(engine, config)
+    service = Service.build(engine, config, tracer or NullTracer())
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
@@ -86,11 +88,13 @@ class HttpServer(uvicorn.Server):
         engine: Engine,
         config: ServerConfig,
         *,
+        tracer: Tracer | None = None,
+        page: Application | None = None,
         on_ready: Callable[[str, str], None] = lambda url, curl: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
     ) -> None:
-        app = create_app(engine, config)
-        super().__init__(_uvicorn_config(app, config))
+        app = create_app(engine, config, tracer)
+        super().__init__(_uvicorn_config(WithPage(app, page) if page else app, config))
         self._engine = engine
         self._settings = config
         self._service: Service = app.state.service
@@ -120,6 +124,7 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         assert sockets
         url = url_of(sockets[0])
+        self._service.recorder.listen_at(sockets[0].getsockname()[1])
         is_chat = self._engine.template is not None
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
 
@@ -147,11 +152,13 @@ def serve(
     engine: Engine,
     config: ServerConfig,
     *,
+    tracer: Tracer | None = None,
+    page: Application | None = None,
     on_ready: Callable[[str, str], None] = lambda url, curl: None,
     on_drain: Callable[[int], None] = lambda num_running: None,
 ) -> None:
     """Serve until a signal. `on_ready` gets the address and a curl line to try, `on_drain` how many still run."""
-    HttpServer(engine, config, on_ready=on_ready, on_drain=on_drain).run()
+    HttpServer(engine, config, tracer=tracer, page=page, on_ready=on_ready, on_drain=on_drain).run()
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:
@@ -162,7 +169,7 @@ def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
-def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app: Application, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         ws="none",

@@ -3,6 +3,7 @@
 Pure ASGI: nothing here buffers a response or stands between a stream and its client.
 """
 
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id = parse_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, began_at=time.monotonic())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

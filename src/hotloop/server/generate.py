@@ -54,7 +54,7 @@ async def completions(http: HttpRequest) -> Response:
 async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -> Response:
     service = Service.of(http)
     envelope = service.envelope(f"{job.id_prefix}-{secrets.token_hex(12)}")
-    call = submit(service, job, envelope.id, parse_priority(body, http.headers))
+    call = submit(http, job, envelope.id, parse_priority(body, http.headers))
     if body.stream:
         has_usage = body.has_usage_chunk
         writer = ChunkWriter(envelope, job.wording, job.inquiry, num_choices=job.num_choices, has_usage=has_usage)
@@ -66,18 +66,29 @@ async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -
     return Response(answer, media_type="application/json")
 
 
-def submit(service: Service, job: Job, answer_id: str, priority: Priority) -> Call:
+def submit(http: HttpRequest, job: Job, answer_id: str, priority: Priority) -> Call:
     """One request a choice, the choices of a prompt next to each other."""
+    service = Service.of(http)
     samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
     choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
     requests = [
         Request(f"{answer_id}-{i}", token_ids, sampling, priority, job.asker.session_id, job.grammar, job.asker.scope)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
+    trace = service.recorder.open(http, job, answer_id, requests)
+
+    def finish(request: Request) -> None:
+        job.finish(request)
+        if trace:
+            trace.finish(request)
+
     try:
-        call = service.mailroom.submit(requests, job.endpoint, job.finish)
-    except PromptTooLong as error:
-        error.param = job.prompt_param
+        call = service.mailroom.submit(requests, job.endpoint, finish)
+    except HotloopError as error:
+        if trace:
+            trace.refuse(error)
+        if isinstance(error, PromptTooLong):
+            error.param = job.prompt_param
         raise
     job.inquiry.begin(answer_id, requests)
     return call

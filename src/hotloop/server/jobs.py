@@ -54,6 +54,8 @@ class Job:
     inquiry: Inquiry
     asker: Asker
     num_choices: int = 1
+    is_silent: bool = False
+    """Whether there is no answer: the prompt was only to be read."""
 
     def finish(self, request: Request) -> None:
         """The engine is done with a request of this job. To be told before anybody who waits for its events."""
@@ -67,8 +69,6 @@ class CompletionJob(Job):
 
     id_prefix: str
     wording: Wording
-    is_silent: bool = False
-    """Whether there is no answer: the prompt was only to be read."""
 
 
 def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:

@@ -22,6 +22,8 @@ from hotloop.server.openai.render import Envelope
 from hotloop.server.openai.wire import Asking, parse_session_id
 from hotloop.server.responses.store import ResponseStore
 from hotloop.server.tenants import Asker, name_owner, name_scope
+from hotloop.server.traced import RequestRecorder
+from hotloop.trace.tracer import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Service:
     prompts: Prompts
     keeper: Keeper
     explainer: Explainer
+    recorder: RequestRecorder
     strict_tools: bool
     cache_isolation: CacheIsolation
     fingerprint: str
@@ -50,13 +53,20 @@ class Service:
         return service
 
     @classmethod
-    def build(cls, engine: Engine, config: ServerConfig) -> "Service":
+    def build(cls, engine: Engine, config: ServerConfig, tracer: Tracer) -> "Service":
         if engine.kv_events and config.cache_isolation == "key":
             raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
         model = config.served_name or engine.name
         metrics = Metrics(engine, model)
         tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
         prompts = Prompts(engine.template, engine.tokenizer, tool_format, _rules(config))
+        explainer = Explainer(
+            engine.tokenizer,
+            metrics,
+            block_size=engine.block_size,
+            level=config.explanations,
+            memory_tokens=config.explain_memory_tokens,
+        )
         digest = hashlib.sha256(f"{__version__} {engine.name}".encode()).hexdigest()
         return cls(
             engine=engine,
@@ -66,13 +76,8 @@ class Service:
             tool_format=tool_format,
             prompts=prompts,
             keeper=Keeper(engine),
-            explainer=Explainer(
-                engine.tokenizer,
-                metrics,
-                block_size=engine.block_size,
-                level=config.explanations,
-                memory_tokens=config.explain_memory_tokens,
-            ),
+            explainer=explainer,
+            recorder=RequestRecorder(tracer, explainer, model),
             strict_tools=config.strict_tools,
             cache_isolation=config.cache_isolation,
             fingerprint=f"fp_{digest[:10]}",
@@ -80,7 +85,10 @@ class Service:
         )
 
     async def read(self, request: Request) -> bytes:
-        return await read_json(request, self.max_body_bytes)
+        body = await read_json(request, self.max_body_bytes)
+        if self.recorder.tracer.keeps_content:
+            request.state.body = body
+        return body
 
     def check_model(self, name: str | None) -> None:
         """No name means the one model there is."""

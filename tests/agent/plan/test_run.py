@@ -23,11 +23,12 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import LimitReached, Limits, Prices
+from hotloop.agent.limits import LimitReached, Limits
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.tool import tool
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import ToolCall
+from hotloop.core.prices import Prices
 
 
 async def test_a_plan_from_the_question_to_the_answer() -> None:

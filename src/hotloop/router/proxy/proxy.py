@@ -19,6 +19,7 @@ from hotloop.router.proxy.compose import compose
 from hotloop.router.proxy.hedge import race
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
+from hotloop.router.traced import Way
 from hotloop.router.translate import Translation
 from hotloop.router.upstream.wire import Answer, Ask, Headers, UpstreamFailed
 
@@ -71,18 +72,22 @@ class Proxy:
     max_held_bytes: int
     on_retry: Callable[[Replica, str], None] = lambda replica, why: None
 
-    async def begin(self, asked: Asked, headers: Mapping[bytes, bytes], target: str) -> Begun:
+    async def begin(self, asked: Asked, way: Way, target: str) -> Begun:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
         known = await self.fleet.find_known(asked)
         tried: list[str] = []
         while True:
+            asked_at = time.monotonic()
             place = await self.fleet.claim(asked, tried, known)
             tried.append(place.replica.name)
+            claimed_at = time.monotonic()
+            way.claim(place.replica.name, claimed_at - asked_at)
             try:
-                begun = await self._begin_at(place, asked, headers, target, tried)
+                begun = await self._begin_at(place, asked, way.headers, target, tried)
             except (UpstreamFailed, BadAnswer) as failure:
                 self.on_retry(place.replica, _name_of(failure))
+                way.fail(place.replica.name, _name_of(failure), claimed_at)
                 if len(tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
                     raise
             else:
@@ -120,7 +125,7 @@ class Proxy:
         try:
             begun = await self._ask(place, asked, headers, target)
             is_heard = True
-            place.replica.breaker.begin()
+            self.fleet.begin(place)
             return begun
         except (UpstreamFailed, BadAnswer) as failure:
             if isinstance(failure, UpstreamFailed):

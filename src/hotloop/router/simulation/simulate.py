@@ -164,18 +164,16 @@ def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
 
 
 def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
-    """A published policy: the longest match if it is over 0.3 of the prompt, else whoever holds least; and whoever runs
-    least as soon as the fleet is out of balance by more than 64 requests and a half.
+    """A published policy: the longest match if it is over 0.3 of the prompt, else whoever runs least; and whoever runs
+    least at all times while the fleet is out of balance by more than 64 requests and a half.
     """
     numbers = [view.num_running for view in views]
-    if max(numbers) - min(numbers) > 64 and max(numbers) > 1.5 * min(numbers):
-        least = min(views, key=lambda view: view.num_running)
-        return Choice(least.name, "balance", least.matched_tokens)
+    is_balanced = max(numbers) - min(numbers) <= 64 or max(numbers) <= 1.5 * min(numbers)
     best = max(views, key=lambda view: view.matched_tokens)
-    if best.matched_tokens > 0.3 * placing.num_tokens:
+    if is_balanced and best.matched_tokens > 0.3 * placing.num_tokens:
         return Choice(best.name, "match", best.matched_tokens)
-    smallest = min(views, key=lambda view: (view.held_tokens, view.num_running))
-    return Choice(smallest.name, "smallest", smallest.matched_tokens)
+    least = min(views, key=lambda view: (view.num_running, placing.dice.random()))
+    return Choice(least.name, "least" if is_balanced else "balance", least.matched_tokens)
 
 
 SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}

@@ -53,7 +53,7 @@ async def messages(http: HttpRequest) -> Response:
     body = decode(_messages_body, await service.read(http))
     service.check_model(body.model)
     job = await asyncio.to_thread(message_job, body, service, service.asker(http, body))
-    call = submit(service, job, job.frame.id, parse_priority(body, http.headers))
+    call = submit(http, job, job.frame.id, parse_priority(body, http.headers))
     if body.stream:
         return EventStream(call, EventWriter(job.frame, job.parser), http.state.request_id)
     async with call.attended(http.receive):
@@ -108,6 +108,7 @@ def message_job(body: MessagesBody, service: Service, asker: Asker) -> MessageJo
         turn=turn,
         inquiry=inquiry,
         asker=asker,
+        is_silent=body.is_warming,
     )
 
 

@@ -65,7 +65,7 @@ async def create(http: HttpRequest) -> Response:
     owner, store = name_owner(http.headers), service.responses
     previous = store.find_previous(body.previous_response_id, owner) if body.previous_response_id else ()
     job = await asyncio.to_thread(response_job, body, previous, service, service.asker(http, body))
-    call = submit(service, job, job.composer.id, parse_priority(body, http.headers))
+    call = submit(http, job, job.composer.id, parse_priority(body, http.headers))
     run = Run(owner, job.items, call, job.composer, body.is_stored)
     store.start(run)
     if body.stream:

@@ -1,0 +1,269 @@
+"""A run as spans, from what it tells while it runs; a model that tells of its answers.
+
+    run      ├───────────────────────────────────────┤
+    turn       ├─────────────────┤ ├────────────────┤
+    chat       ├──────────┤        ├────────────────┤   its id goes along with the request
+    tool             ├──────────┤                       begun before it was asked for: from its beginning
+
+An agent that runs within a tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from hotloop.agent.events import (
+    CallDispatched,
+    CallFinished,
+    CallForeseen,
+    Event,
+    RunEnded,
+    RunStarted,
+    TurnFinished,
+    TurnStarted,
+)
+from hotloop.agent.model import Answered, Ask, Model, ModelEvent, ModelUsage
+from hotloop.agent.predict.values import call_key, parse_arguments
+from hotloop.agent.result import render_result
+from hotloop.agent.wire.openai import render_ask
+from hotloop.core.errors import HotloopError
+from hotloop.core.prices import Prices
+from hotloop.trace import names
+from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace_id
+from hotloop.trace.tracer import Tracer
+
+SERVICE = "agent"
+_BROKEN_OFF = "broken off"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What a tool runs within."""
+
+    tracer: Tracer
+    context: TraceContext
+
+
+_around: ContextVar[_Around | None] = ContextVar("hotloop_around", default=None)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A span that is not over."""
+
+    context: TraceContext
+    since: float
+    facts: Json
+
+
+class RunTrace:
+    """One run. `context` is what is being asked or done now, for whoever is asked."""
+
+    def __init__(self, tracer: Tracer, *, agent: str = "", prompt: str = "", prices: Prices | None = None) -> None:
+        around = _around.get()
+        self.tracer = tracer if tracer.is_on or around is None else around.tracer
+        self.session = ""
+        self.clock = Clock()
+        self.prices = prices or Prices()
+        self._parent_id = around.context.span_id if around else None
+        trace_id = around.context.trace_id if around else new_trace_id()
+        facts = {names.AGENT: agent, **self.content({names.CONTENT_PROMPT: prompt})}
+        self._run = _Open(TraceContext(trace_id, new_span_id()), time.monotonic(), facts)
+        self._turn: _Open | None = None
+        self._calls: dict[str, _Open] = {}
+        self._guesses: dict[str, _Open] = {}
+
+    @property
+    def context(self) -> TraceContext | None:
+        return (self._turn or self._run).context if self.tracer.is_on else None
+
+    def watch(self, model: Model) -> Model:
+        return TracedModel(model, self) if self.tracer.is_on else model
+
+    def listening(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Hears of everything first: a tool that is dispatched finds itself within its span."""
+        if not self.tracer.is_on:
+            return emit
+
+        def heard(event: Event) -> None:
+            self._hear(event)
+            emit(event)
+
+        return heard
+
+    def content(self, said: Json) -> Json:
+        """What was said, if that is to be recorded."""
+        return said if self.tracer.keeps_content else {}
+
+    def tell(self, name: str, span: _Open, parent_id: str | None, until: float, error: str = "") -> None:
+        self.tracer.record(
+            Span(
+                trace_id=span.context.trace_id,
+                span_id=span.context.span_id,
+                parent_id=parent_id,
+                name=name,
+                service=SERVICE,
+                start_ns=self.clock.unix_ns(span.since),
+                end_ns=self.clock.unix_ns(max(span.since, until)),
+                session=self.session,
+                attributes=span.facts,
+                error=error,
+            )
+        )
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.session, self._run.since = event.session_id, event.at
+                self._run.facts[names.RUN_ID] = event.run_id
+            case TurnStarted():
+                self._turn = self._open(event.at, {names.INDEX: event.turn})
+            case CallForeseen():
+                facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
+                facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
+                self._guesses[_key(event)] = self._open(event.at, facts)
+            case CallDispatched():
+                self._dispatch(event)
+            case CallFinished():
+                self._finish(event)
+            case TurnFinished():
+                self._end_turn(event.at)
+            case RunEnded():
+                self._end(event)
+
+    def _open(self, since: float, facts: Json) -> _Open:
+        return _Open(TraceContext(self._run.context.trace_id, new_span_id()), since, facts)
+
+    def _dispatch(self, event: CallDispatched) -> None:
+        facts: Json = {names.DISPATCHED_NS: self.clock.unix_ns(event.at), names.WAS_FORESEEN: event.was_foreseen}
+        facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
+        call = self._calls[event.call_id] = self._open(event.at, facts)
+        _around.set(_Around(self.tracer, call.context))  # in the task of this call, and there alone
+        if event.was_foreseen and (guess := self._guesses.pop(_key(event), None)):
+            guess.facts[names.WAS_USED] = True
+            self.tell(names.FORESEEN, guess, self._parent_of_calls, event.at)
+
+    def _finish(self, event: CallFinished) -> None:
+        """Begun when it began to run, be it before it was asked for; one that was refused never did."""
+        began_at = event.at - event.duration_s
+        call = self._calls.pop(event.call_id, None) or self._open(began_at, {})
+        call.since = began_at
+        call.facts |= {
+            names.TOOL_NAME: event.name,
+            names.CALL_ID: event.call_id,
+            names.NUM_TRIES: event.num_tries,
+            names.IS_ERROR: event.is_error,
+            **self.content({names.CONTENT_RESULT: event.result}),
+        }
+        self.tell(names.TOOL, call, self._parent_of_calls, event.at)
+
+    def _end_turn(self, at: float, error: str = "") -> None:
+        for guess in self._guesses.values():
+            self.tell(names.FORESEEN, guess, self._parent_of_calls, at)
+        for call_id, call in self._calls.items():
+            call.facts |= {names.CALL_ID: call_id, names.IS_ERROR: True}
+            self.tell(names.TOOL, call, self._parent_of_calls, at, _BROKEN_OFF)
+        self._guesses.clear()
+        self._calls.clear()
+        if self._turn:
+            self.tell(names.TURN, self._turn, self._run.context.span_id, at, error)
+        self._turn = None
+
+    def _end(self, event: RunEnded) -> None:
+        error, spent = str(event.error) if event.error else "", event.spent
+        self._end_turn(event.at, error)
+        self._run.facts |= {
+            names.END: event.end,
+            names.NUM_TURNS: spent.num_turns,
+            names.NUM_CALLS: spent.num_calls,
+            names.MONEY: spent.money,
+            **_render_usage(spent.usage),
+            **self.content({names.CONTENT_ANSWER: render_result(event.output)}),
+        }
+        self.tell(names.RUN, self._run, self._parent_id, event.at, error)
+
+    @property
+    def _parent_of_calls(self) -> str:
+        return (self._turn or self._run).context.span_id
+
+
+class TracedModel:
+    """A model as it is, and a span for each time it is asked."""
+
+    def __init__(self, model: Model, trace: RunTrace) -> None:
+        self._model = model
+        self._trace = trace
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def can_read_ahead(self) -> bool:
+        return self._model.can_read_ahead
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+        chat, error = self._open(ask), _BROKEN_OFF
+        try:
+            async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as events:
+                async for event in events:
+                    if isinstance(event, Answered):
+                        error = ""
+                        self._count(chat, event.usage)
+                    elif names.FIRST_TOKEN_NS not in chat.facts:
+                        chat.facts[names.FIRST_TOKEN_NS] = self._trace.clock.now_ns()
+                    yield event
+        except HotloopError as failure:
+            error = str(failure)
+            raise
+        finally:
+            self._close(ask, chat, error)
+
+    async def read(self, ask: Ask) -> None:
+        chat, error = self._open(ask), ""
+        chat.facts[names.IS_READING] = True
+        try:
+            await self._model.read(replace(ask, trace=chat.context))
+        except HotloopError as failure:
+            error = str(failure)
+            raise
+        finally:
+            self._close(ask, chat, error)
+
+    async def close(self) -> None:
+        await self._model.close()
+
+    def _open(self, ask: Ask) -> _Open:
+        assert ask.trace, "a run that is traced says so"
+        return _Open(ask.trace.child(), time.monotonic(), {})
+
+    def _count(self, chat: _Open, usage: ModelUsage) -> None:
+        money = self._trace.prices.of(usage)
+        chat.facts |= {**_render_usage(usage), **({names.MONEY: money} if money else {})}
+
+    def _close(self, ask: Ask, chat: _Open, error: str) -> None:
+        assert ask.trace
+        chat.facts[names.MODEL] = self._model.name
+        if self._trace.tracer.keeps_content:
+            body = msgspec.json.encode(render_ask(ask, self._model.name), enc_hook=repr)
+            chat.facts[names.CONTENT_REQUEST] = body.decode()
+        self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic(), error)
+
+
+def _render_usage(usage: ModelUsage) -> Json:
+    return {
+        names.NUM_PROMPT: usage.num_prompt,
+        names.NUM_CACHED: usage.num_cached,
+        names.NUM_OUTPUT: usage.num_output,
+    }
+
+
+def _key(event: CallForeseen | CallDispatched) -> str:
+    return call_key(event.name, parse_arguments(event.arguments)) or f"{event.name} {event.arguments}"

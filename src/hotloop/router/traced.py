@@ -1,0 +1,124 @@
+"""A request's way through the router as spans: one for all of it, and one for each try that failed.
+
+The trace goes on at the replica: what it is told to be a child of is the router's own span, not the client's.
+"""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from hotloop.core.request import Priority
+from hotloop.router.asked import Asked
+from hotloop.router.placement.policy import Choice
+from hotloop.router.proxy.told import Told
+from hotloop.trace import names
+from hotloop.trace.sessions import RecentTraces
+from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
+from hotloop.trace.tracer import Tracer
+
+Headers = Mapping[bytes, bytes]
+
+_HEADER = TRACEPARENT.encode()
+
+
+class RouteRecorder:
+    """Tells a tracer of every request. Lives on the event loop."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.service = "router"
+        self._recent = RecentTraces()
+
+    def open(self, asked: Asked, headers: Headers, request_id: str) -> "Way":
+        """To be entered: it is told when it is left. Where nobody listens, the client's own headers go on."""
+        if not self.tracer.is_on or asked.is_question:
+            return Way(self, asked, headers, None, None)
+        context, parent_id = self._recent.join(asked.headers.get(TRACEPARENT), asked.session)
+        sent = {**headers, _HEADER: render_traceparent(context).encode()}
+        way = Way(self, asked, sent, context, parent_id)
+        way.facts[names.REQUEST_ID] = request_id
+        return way
+
+
+class Way:
+    """What is known of one request's way so far. `headers` are those to send on."""
+
+    def __init__(
+        self,
+        recorder: RouteRecorder,
+        asked: Asked,
+        headers: Headers,
+        context: TraceContext | None,
+        parent_id: str | None,
+    ) -> None:
+        self.headers = headers
+        self.facts: dict[str, Any] = {
+            names.ENDPOINT: asked.api,
+            names.MODEL: asked.model,
+            names.PRIORITY: Priority(asked.priority).name.lower(),
+            names.TRIED: [],
+            names.QUEUE_NS: 0,
+        }
+        self._recorder = recorder
+        self._session = asked.session
+        self._context = context
+        self._parent_id = parent_id
+        self._began_at = time.monotonic()
+        self._clock = Clock()
+        self._error = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self._error = str(error) or type(error).__name__
+        if self._context:
+            self._tell(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+
+    def claim(self, replica: str, wait_s: float) -> None:
+        """A place was found."""
+        self.facts[names.TRIED].append(replica)
+        self.facts[names.QUEUE_NS] += round(wait_s * 1e9)
+
+    def fail(self, replica: str, why: str, since: float) -> None:
+        """A try that failed."""
+        if self._context:
+            context = TraceContext(self._context.trace_id, new_span_id())
+            self._tell(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
+
+    def begin(self, choice: Choice, status: int) -> None:
+        """An answer has begun."""
+        self.facts |= {
+            names.REPLICA: choice.name,
+            names.REASON: choice.reason,
+            names.NUM_MATCHED: choice.matched_tokens,
+            names.STATUS: status,
+            names.FIRST_BYTE_NS: self._clock.now_ns(),
+        }
+
+    def learn(self, told: Told) -> None:
+        """An answer has come to its end."""
+        said = {names.ANSWER_ID: told.answer_id, names.NUM_OUTPUT: told.num_output}
+        said |= {names.NUM_PROMPT: told.num_prompt, names.NUM_CACHED: told.num_cached}
+        self.facts |= {name: value for name, value in said.items() if value is not None}
+        self._error = "the answer broke off" if told.is_broken else ""
+
+    def _tell(
+        self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
+    ) -> None:
+        self._recorder.tracer.record(
+            Span(
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                parent_id=parent_id,
+                name=name,
+                service=self._recorder.service,
+                start_ns=self._clock.unix_ns(since),
+                end_ns=self._clock.now_ns(),
+                session=self._session,
+                attributes=facts,
+                error=error,
+            )
+        )

@@ -1,0 +1,1 @@
+"""What took time and tokens: spans, where they are kept, and the account drawn from them."""

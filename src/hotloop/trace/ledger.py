@@ -1,0 +1,341 @@
+"""The account of a run, drawn from its spans: where the time went, what the tokens were, what it cost, what it waited
+for. Pure: the same spans give the same ledger, whoever recorded them and in which order they came.
+
+Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
+one of ours tells; else those the client was told of.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import msgspec
+
+from hotloop.trace import names
+from hotloop.trace.money import PriceTable
+from hotloop.trace.span import Span
+from hotloop.trace.sweep import Part, Segment, output_shares, split, sweep
+from hotloop.trace.tree import Node, build_tree, clip, length_of, overlap_of, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """prompt = cached + new + again; output = sampled + forced + drafted."""
+
+    prompt: int = 0
+    cached: int = 0
+    new: int = 0
+    again: int = 0
+    """Read though they had been read before; `causes` says why."""
+    restored: int = 0
+    """Those of the cached ones that came from disk."""
+    output: int = 0
+    sampled: int = 0
+    forced: int = 0
+    drafted: int = 0
+    """Guessed, and right."""
+    guessed: int = 0
+    """Guessed, right or not."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        counts = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
+        reasons = dict.fromkeys((*self.causes, *other.causes))
+        causes = {reason: self.causes.get(reason, 0) + other.causes.get(reason, 0) for reason in reasons}
+        return Tokens(**counts, causes=causes)
+
+
+_COUNTS = [each for each in fields(Tokens) if each.name != "causes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLedger:
+    """One call. It ran from `start_ns` to `end_ns`; some of that was waited for, some hidden behind the model."""
+
+    span_id: str
+    name: str
+    call_id: str
+    start_ns: int
+    dispatched_ns: int
+    end_ns: int
+    ran_s: float
+    waited_s: float
+    """For how long the run could do nothing but wait for this one."""
+    was_foreseen: bool
+    num_tries: int
+    is_error: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathStep:
+    """A piece of the critical path. No `span_id`: nothing that was recorded."""
+
+    span_id: str
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLedger:
+    """From asking the model to the results of its calls being there; of a plain client, one request."""
+
+    span_id: str
+    run_span_id: str
+    """The run it is a turn of; a run of an agent may have others within it."""
+    index: int
+    start_ns: int
+    end_ns: int
+    wall_s: float
+    first_token_s: float | None
+    parts: Mapping[Part, float]
+    tokens: Tokens
+    read_ahead: Tokens
+    """What was read ahead in this turn, on top of what was asked."""
+    tools: tuple[ToolLedger, ...]
+    num_foreseen: int
+    num_wasted: int
+    """Of those foreseen."""
+    model: str
+    replica: str
+    reason: str
+    """Why that replica."""
+    priority: str
+    finish_reason: str
+    answer_id: str
+    money: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLedger:
+    trace_id: str
+    session: str
+    agent: str
+    end: str
+    start_ns: int
+    end_ns: int
+    wall_s: float
+    parts: Mapping[Part, float]
+    turns: tuple[TurnLedger, ...]
+    tokens: Tokens
+    read_ahead: Tokens
+    money: float
+    critical_path: tuple[PathStep, ...]
+    model_idle_s: float
+    """While the run lasted and no model was asked anything."""
+    tool_idle_s: float
+    """While the run lasted and no tool ran."""
+    tools_hidden_s: float
+    """While tools ran behind the model's back."""
+    services: tuple[str, ...]
+    error: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> RunLedger:
+    """The account of one trace. There must be at least one span."""
+    spans = list(spans)
+    assert spans, "a trace has at least one span"
+    roots = build_tree(spans)
+    begin, end = min(node.begin for node in roots), max(node.end for node in roots)
+    segments = sweep(roots, begin, end)
+    prices = prices or PriceTable()
+    nodes = [node for root in roots for node in root.walk()]
+    turns = _turns(nodes, prices)
+    run = next((node for node in roots if node.name == names.RUN), None)
+    models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
+    return RunLedger(
+        trace_id=spans[0].trace_id,
+        session=next((node.span.session for node in nodes if node.span.session), ""),
+        agent=_word(run, names.AGENT),
+        end=_word(run, names.END),
+        start_ns=begin,
+        end_ns=end,
+        wall_s=(end - begin) / 1e9,
+        parts=_add_up(segments),
+        turns=turns,
+        tokens=sum((turn.tokens for turn in turns), Tokens()) + _outside(nodes),
+        read_ahead=sum((turn.read_ahead for turn in turns), Tokens()),
+        money=_number(run, names.MONEY) or sum(turn.money for turn in turns),
+        critical_path=_path(segments),
+        model_idle_s=(end - begin - length_of(models)) / 1e9,
+        tool_idle_s=(end - begin - length_of(tools)) / 1e9,
+        tools_hidden_s=overlap_of(models, tools) / 1e9,
+        services=tuple(sorted({span.service for span in spans})),
+        error=next((node.span.error for node in (run, *roots) if node and node.span.error), ""),
+    )
+
+
+def _turns(nodes: Sequence[Node], prices: PriceTable) -> tuple[TurnLedger, ...]:
+    """Where no agent told of its turns, each question to a model is one."""
+    found = [node for node in nodes if node.name == names.TURN]
+    if not found:
+        found = [call for node in nodes if node.parent is None for call in node.calls() if not call.is_reading]
+    found.sort(key=lambda node: node.begin)
+    return tuple(_turn(node, i, prices) for i, node in enumerate(found, start=1))
+
+
+def _turn(turn: Node, number: int, prices: PriceTable) -> TurnLedger:
+    calls = list(turn.calls())
+    asked = [call for call in calls if not call.is_reading]
+    segments = sweep([turn], turn.begin, turn.end)
+    within = [node for call in asked for node in call.walk()]
+    guesses = [node for node in turn.children if node.name == names.FORESEEN]
+    return TurnLedger(
+        span_id=turn.span.span_id,
+        run_span_id=turn.span.parent_id or "",
+        index=turn.count(names.INDEX) or number,
+        start_ns=turn.begin,
+        end_ns=turn.end,
+        wall_s=(turn.end - turn.begin) / 1e9,
+        first_token_s=_first_token_s(asked[0]) if asked else None,
+        parts=_add_up(segments),
+        tokens=_sum(_tokens(call) for call in asked),
+        read_ahead=_sum(_tokens(call) for call in calls if call.is_reading),
+        tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
+        num_foreseen=len(guesses),
+        num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
+        model=_first_word(within, names.MODEL),
+        replica=_first_word(within, names.REPLICA),
+        reason=_first_word(within, names.REASON),
+        priority=_first_word(within, names.PRIORITY),
+        finish_reason=_first_word(within, names.FINISH_REASON),
+        answer_id=_first_word(within, names.ANSWER_ID),
+        money=sum(_money(call, prices) for call in calls),
+        error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
+    )
+
+
+def _outside(nodes: Sequence[Node]) -> Tokens:
+    """What was asked within a run and in no turn of it, such as for a summary."""
+    runs = [node for node in nodes if node.name == names.RUN]
+    return _sum(_tokens(call) for run in runs for call in run.calls() if not call.is_reading)
+
+
+def _tool(node: Node, segments: Sequence[Segment]) -> ToolLedger:
+    told, below = node.span.attributes, {id(each) for each in node.walk()}
+    waited_ns = sum(each.end - each.begin for each in segments if id(each.node) in below)
+    dispatched_ns = node.moment(names.DISPATCHED_NS) or node.begin
+    return ToolLedger(
+        span_id=node.span.span_id,
+        name=_word(node, names.TOOL_NAME),
+        call_id=_word(node, names.CALL_ID),
+        start_ns=node.begin,
+        dispatched_ns=dispatched_ns,
+        end_ns=node.end,
+        ran_s=(node.end - node.begin) / 1e9,
+        waited_s=waited_ns / 1e9,
+        was_foreseen=bool(told.get(names.WAS_FORESEEN)),
+        num_tries=node.count(names.NUM_TRIES),
+        is_error=bool(told.get(names.IS_ERROR)),
+    )
+
+
+def _tokens(call: Node) -> Tokens:
+    """As the server counted them; of several that were asked for one answer, those that gave it."""
+    requests = [node for node in call.walk() if node.name == names.REQUEST]
+    good = [node for node in requests if not node.span.error]
+    if requests:
+        return _sum(map(_counted, good or requests))
+    teller = next((node for node in call.walk() if node.count(names.NUM_PROMPT)), call)
+    num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
+    num_cached = min(teller.count(names.NUM_CACHED), num_prompt)
+    return Tokens(
+        prompt=num_prompt, cached=num_cached, new=num_prompt - num_cached, output=num_output, sampled=num_output
+    )
+
+
+def _counted(request: Node) -> Tokens:
+    sampled, forced, drafted = output_shares(request)
+    return Tokens(
+        prompt=request.count(names.NUM_PROMPT),
+        cached=request.count(names.NUM_CACHED),
+        new=request.count(names.NUM_NEW),
+        again=request.count(names.NUM_AGAIN),
+        restored=request.count(names.NUM_RESTORED),
+        output=request.count(names.NUM_OUTPUT),
+        sampled=sampled,
+        forced=forced,
+        drafted=drafted,
+        guessed=request.count(names.NUM_DRAFTED),
+        causes=_causes(request),
+    )
+
+
+def _causes(request: Node) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for cause in request.span.attributes.get(names.CAUSES) or ():
+        match cause:
+            case {"reason": str(reason), "num_tokens": int(num_tokens)} if num_tokens > 0:
+                sums[reason] = sums.get(reason, 0) + num_tokens
+    return sums
+
+
+def _first_token_s(call: Node) -> float | None:
+    for node in call.walk():
+        if began_at := node.moment(names.FIRST_TOKEN_NS):
+            return (began_at - call.begin) / 1e9
+        if node.name == names.PREFILL:
+            return (node.end - call.begin) / 1e9
+    return None
+
+
+def _money(call: Node, prices: PriceTable) -> float:
+    """As the agent reckoned, or by the table."""
+    tokens, model = _tokens(call), _first_word(list(call.walk()), names.MODEL)
+    return _number(call, names.MONEY) or prices.cost(
+        model, num_prompt=tokens.prompt, num_cached=tokens.cached, num_output=tokens.output
+    )
+
+
+def _add_up(segments: Sequence[Segment]) -> dict[Part, float]:
+    sums = dict.fromkeys(Part, 0)
+    for segment in segments:
+        for part, num_ns in split(segment):
+            sums[part] += num_ns
+    return {part: num_ns / 1e9 for part, num_ns in sums.items() if num_ns}
+
+
+def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
+    steps: list[PathStep] = []
+    for segment in segments:
+        span_id, name = (segment.node.span.span_id, segment.node.name) if segment.node else ("", "")
+        start_ns = segment.begin
+        if steps and steps[-1].span_id == span_id:
+            start_ns = steps.pop().start_ns
+        steps.append(PathStep(span_id=span_id, name=name, start_ns=start_ns, end_ns=segment.end))
+    return tuple(steps)
+
+
+def _busy(nodes: Sequence[Node], *, is_model: bool) -> list[tuple[int, int]]:
+    """When a model, or a tool, was at work; a server of ours tells best when that was."""
+    if is_model:
+        kinds = [node for node in nodes if node.name == names.REQUEST]
+        kinds += [node for node in nodes if node.name == names.CHAT and not node.is_served]
+        kinds += [node for node in nodes if node.name == names.ROUTE and not node.is_served]
+    else:
+        kinds = [node for node in nodes if node.name == names.TOOL]
+    return union((node.begin, node.end) for node in kinds)
+
+
+def _sum(each: Iterable[Tokens]) -> Tokens:
+    return sum(each, Tokens())
+
+
+def _word(node: Node | None, name: str) -> str:
+    value = node.span.attributes.get(name) if node else None
+    return value if isinstance(value, str) else ""
+
+
+def _first_word(nodes: Sequence[Node], name: str) -> str:
+    return next((word for node in nodes if (word := _word(node, name))), "")
+
+
+def _number(node: Node | None, name: str) -> float:
+    value = node.span.attributes.get(name) if node else None
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

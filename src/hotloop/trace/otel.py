@@ -1,0 +1,139 @@
+"""Spans as OpenTelemetry has them, sent to a collector by OTLP over HTTP, for Langfuse, Phoenix, Jaeger and their kin.
+
+Needs the extra `otel`; only this module imports it. Names are in `names`: agents, tools and questions are called as the
+conventions for generative AI have it. Of the spans that tell of one question only the outermost counts its tokens, so
+that nobody adds them up twice. Ids, parents and times are the same as in the store.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from hotloop.core.errors import RemoteError
+from hotloop.trace import names
+from hotloop.trace.content import Content
+from hotloop.trace.span import Span
+
+_PATH = "/v1/traces"
+_SCOPE = InstrumentationScope("hotloop")
+_KINDS = {names.CHAT: SpanKind.CLIENT, names.ROUTE: SpanKind.SERVER, names.REQUEST: SpanKind.SERVER}
+_PROVIDER = "hotloop"
+
+Value = str | bool | int | float | Sequence[str]
+
+
+class OtelTracer:
+    """Sends spans to a collector in batches, from a thread of its own; one that is not there loses them."""
+
+    is_on = True
+
+    def __init__(self, endpoint: str, *, content: Content | None = None) -> None:
+        self._content = content or Content()
+        processor = BatchSpanProcessor(_exporter(endpoint))
+        self._end: Callable[[ReadableSpan], None] = processor.on_end
+        self._stop: Callable[[], None] = processor.shutdown
+
+    @property
+    def keeps_content(self) -> bool:
+        return self._content.is_kept
+
+    def record(self, span: Span) -> None:
+        self._end(as_otel(self._content.clean(span)))
+
+    def close(self) -> None:
+        self._stop()
+
+
+def send(spans: Iterable[Span], endpoint: str) -> None:
+    """All of them, now. Raises RemoteError where the collector does not take them."""
+    exporter = _exporter(endpoint)
+    stop: Callable[[], None] = exporter.shutdown
+    try:
+        if exporter.export([as_otel(span) for span in spans]) is not SpanExportResult.SUCCESS:
+            raise RemoteError(f"{endpoint} did not take the spans")
+    finally:
+        stop()
+
+
+def as_otel(span: Span) -> ReadableSpan:
+    return ReadableSpan(
+        name=_name(span),
+        context=_context(span.trace_id, span.span_id),
+        parent=_context(span.trace_id, span.parent_id) if span.parent_id else None,
+        resource=_resource(span.service),
+        attributes=_attributes(span),
+        kind=_KINDS.get(span.name, SpanKind.INTERNAL),
+        instrumentation_scope=_SCOPE,
+        status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+    )
+
+
+def _exporter(endpoint: str) -> OTLPSpanExporter:
+    base = endpoint.rstrip("/")
+    return OTLPSpanExporter(endpoint=base if base.endswith(_PATH) else base + _PATH)
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _resource(service: str) -> Resource:
+    kind, _, instance = service.partition(":")
+    return Resource({"service.namespace": "hotloop", "service.name": kind, "service.instance.id": instance or kind})
+
+
+def _role(span: Span) -> str:
+    """What a span is to the conventions: a question that nobody of ours asked is one where it came in."""
+    is_first = span.parent_id is None and span.name in (names.ROUTE, names.REQUEST)
+    return names.CHAT if is_first else span.name
+
+
+def _name(span: Span) -> str:
+    role = _role(span)
+    if role not in names.OTEL_OPERATIONS:
+        return names.OTEL_PREFIX + span.name
+    return f"{names.OTEL_OPERATIONS[role]} {span.attributes.get(names.OTEL_OBJECTS[role], '')}".strip()
+
+
+def _attributes(span: Span) -> dict[str, Value]:
+    told = {names.OTEL_PREFIX + name: _plain(value) for name, value in span.attributes.items() if value is not None}
+    if span.session:
+        told[names.OTEL_CONVERSATION] = span.session
+    role = _role(span)
+    if role not in names.OTEL_OPERATIONS:
+        return told
+    told[names.OTEL_OPERATION] = names.OTEL_OPERATIONS[role]
+    for name, other in names.OTEL_ATTRIBUTES.items():
+        if span.attributes.get(name) not in (None, "") and (
+            role == names.CHAT or not other.startswith("gen_ai.usage.")
+        ):
+            told[other] = _plain(span.attributes[name])
+    if names.FINISH_REASON in span.attributes:
+        told[names.OTEL_FINISH_REASONS] = [str(span.attributes[names.FINISH_REASON])]
+    if span.name == names.REQUEST:
+        told[names.OTEL_PROVIDER] = _PROVIDER
+        told[names.OTEL_CACHE_WRITE_TOKENS] = _num_written(span)
+    return told
+
+
+def _num_written(span: Span) -> int:
+    """All that is computed of a prompt is kept."""
+    return int(span.attributes.get(names.NUM_PROMPT, 0)) - int(span.attributes.get(names.NUM_CACHED, 0))
+
+
+def _plain(value: Any) -> Value:
+    """As OpenTelemetry can carry it: what is made of parts becomes JSON."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return list(value)
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,96 @@
+"""A span: one thing that took time, in one process, as part of one trace. And how a trace is passed on over HTTP.
+
+Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are values: they are made when what
+they tell of is over, and never change. Which names and attributes there are is in `names`; nothing here knows any.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRACEPARENT = "traceparent"
+"""The header."""
+
+# A later version may have more to say behind the flags; 00 has not, and ff is none.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
+_IS_SAMPLED = 0x01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """`attributes` are JSON values; `error` is empty where all went well."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None = None
+    name: str
+    service: str
+    """Who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`."""
+    start_ns: int
+    end_ns: int
+    session: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent_id is None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """What one process tells the next: which trace this is part of, and which span it is a child of."""
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool = True
+    """What the caller's own tracing does; ours records either way."""
+
+    def child(self) -> "TraceContext":
+        """The same trace, with a span of its own to be the parent."""
+        return TraceContext(self.trace_id, new_span_id(), self.is_sampled)
+
+
+class Clock:
+    """Turns moments of `time.monotonic` into unix time. One for all spans of a request keeps them consistent with each
+    other; one made anew for the next follows a wall clock that was set.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def unix_ns(self, monotonic_s: float) -> int:
+        return self._offset_ns + round(monotonic_s * 1e9)
+
+    def now_ns(self) -> int:
+        return self._offset_ns + time.monotonic_ns()
+
+
+def new_trace_id() -> str:
+    return secrets.token_hex(16)
+
+
+def new_span_id() -> str:
+    return secrets.token_hex(8)
+
+
+def parse_traceparent(header: str | None) -> TraceContext | None:
+    """None for a header that is missing or not one: then a trace begins here."""
+    found = _TRACEPARENT.fullmatch((header or "").strip())
+    if not found:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if (more and version == "00") or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _IS_SAMPLED))
+
+
+def render_traceparent(context: TraceContext) -> str:
+    return f"00-{context.trace_id}-{context.span_id}-{'01' if context.is_sampled else '00'}"

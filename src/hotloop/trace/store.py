@@ -1,0 +1,297 @@
+"""Where spans are kept: one SQLite file that many processes write at once and anybody reads meanwhile.
+
+    record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
+
+What was committed survives the process being killed at any moment; after a power cut the last moments may be missing
+(WAL, synchronous = NORMAL), and the file opens all the same. A store holds no more than it was told to, in bytes and in
+days: the oldest runs go first, whole.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.errors import ConfigError
+from hotloop.trace.content import Content
+from hotloop.trace.money import PriceTable
+from hotloop.trace.span import Span
+from hotloop.trace.tables import SPAN_COLUMNS, as_span, insert, open_to_read, open_to_write
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 20_000
+"""Spans that wait to be written; a disk that stands still costs no more memory than these."""
+_MAX_BATCH = 500
+_BATCH_S = 0.2
+_RETRY_S = 5.0  # after a write that failed
+_BOUND_EVERY_S = 10.0
+_DAY_NS = 24 * 3600 * 10**9
+_LAST = "last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a store may hold."""
+
+    max_bytes: int = 256 << 20
+    max_age_days: float = 30.0
+
+
+class StoreTracer:
+    """Writes spans to a store, behind the back of whoever records them."""
+
+    is_on = True
+
+    def __init__(self, path: Path | str, *, bounds: Bounds | None = None, content: Content | None = None) -> None:
+        """Raises ConfigError where there can be no store."""
+        self.path = Path(path)
+        self.num_dropped = 0
+        self._content = content or Content()
+        self._bounds = bounds or Bounds()
+        self._connection = open_to_write(self.path)
+        self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
+        self._batch: list[Span] = []  # taken, and not yet committed
+        self._lock = threading.Lock()
+        self._has_news = threading.Event()
+        self._is_closing = threading.Event()
+        self._bounded_at = -_BOUND_EVERY_S
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
+        self._thread.start()
+
+    @property
+    def keeps_content(self) -> bool:
+        return self._content.is_kept
+
+    def record(self, span: Span) -> None:
+        pending = self._pending
+        self.num_dropped += len(pending) == MAX_PENDING
+        pending.append(span)
+        if not self._has_news.is_set():
+            self._has_news.set()
+
+    def flush(self) -> bool:
+        """Commit what was recorded before this was called; whether that went well."""
+        with self._lock:
+            while self._batch or self._pending:
+                if not self._commit():
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Commit what there is. What is recorded from now on is lost."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        self._has_news.set()
+        self._thread.join()
+        with self._lock:
+            self._connection.close()
+        if self.num_dropped:
+            log.warning("the trace lost %d spans: they came faster than they could be written", self.num_dropped)
+
+    def _work(self) -> None:
+        while not self._is_closing.is_set():
+            self._has_news.wait()
+            self._is_closing.wait(_BATCH_S)  # more will come: one transaction for all of it
+            self._has_news.clear()
+            if not self.flush():
+                self._has_news.set()
+                self._is_closing.wait(_RETRY_S)
+        self.flush()
+
+    def _commit(self) -> bool:
+        """Write a batch. One that fails stays for the next time; being told once is enough."""
+        while self._pending and len(self._batch) < _MAX_BATCH:
+            self._batch.append(self._pending.popleft())
+        try:
+            insert(self._connection, map(self._content.clean, self._batch))
+            self._batch.clear()
+            self._has_failed = False
+            if time.monotonic() - self._bounded_at >= _BOUND_EVERY_S:
+                bound(self._connection, self._bounds)
+                self._bounded_at = time.monotonic()
+        except sqlite3.Error as error:
+            if not self._has_failed:
+                log.warning("the trace cannot be written to %s and is tried again: %s", self.path, error)
+            self._has_failed = True
+            return False
+        return True
+
+
+def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
+    """Put spans that were recorded elsewhere into a store; how many were new. Raises ConfigError."""
+    connection, waiting, num_new = open_to_write(Path(path)), iter(spans), 0
+    try:
+        while batch := list(islice(waiting, _MAX_BATCH)):
+            num_new += insert(connection, batch)
+    except sqlite3.Error as error:
+        raise ConfigError(f"cannot write to the trace store {path}: {error}") from None
+    finally:
+        connection.close()
+    return num_new
+
+
+def bound(connection: sqlite3.Connection, bounds: Bounds) -> None:
+    """Delete what is too old, then the oldest until what is left is small enough. Each run is a transaction."""
+    horizon_ns = time.time_ns() - int(bounds.max_age_days * _DAY_NS)
+    for (trace_id,) in connection.execute("SELECT trace_id FROM runs WHERE end_ns < ?", (horizon_ns,)).fetchall():
+        _delete(connection, trace_id)
+    has_shrunk = False
+    while _num_bytes(connection) > bounds.max_bytes:
+        oldest = connection.execute("SELECT trace_id FROM runs ORDER BY end_ns LIMIT 1").fetchone()
+        if not oldest:
+            break
+        _delete(connection, oldest[0])
+        has_shrunk = True
+    if has_shrunk:
+        connection.executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page only
+
+
+def _delete(connection: sqlite3.Connection, trace_id: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("DELETE FROM spans WHERE trace_id = ?", (trace_id,))
+        connection.execute("DELETE FROM runs WHERE trace_id = ?", (trace_id,))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _num_bytes(connection: sqlite3.Connection) -> int:
+    """In use; pages that are free will be used again, or given back."""
+    pragmas = ("page_count", "freelist_count", "page_size")
+    num_pages, num_free, page_bytes = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in pragmas)
+    return (num_pages - num_free) * page_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A line of a list of runs. What an agent paid is known from itself, or by a price table."""
+
+    trace_id: str
+    start_ns: int
+    end_ns: int
+    session: str
+    agent: str
+    model: str
+    end: str
+    """How the agent's run ended; empty for one that has not, or a plain client's."""
+    num_turns: int
+    num_spans: int
+    num_errors: int
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    money: float
+
+    @property
+    def wall_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+class TraceStore:
+    """Reads a store, while others may be writing it. May be used from any thread."""
+
+    def __init__(self, path: Path | str, *, prices: PriceTable | None = None) -> None:
+        """Raises ConfigError where there is none."""
+        self.path = Path(path)
+        self._prices = prices or PriceTable()
+        self._connection = open_to_read(self.path)
+        self._connection.row_factory = sqlite3.Row
+        self._lock = threading.Lock()
+
+    def runs(
+        self,
+        limit: int = 50,
+        *,
+        before: str | None = None,
+        session: str | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        has_errors: bool | None = None,
+    ) -> list[RunSummary]:
+        """The newest first. `before` is a run's id: those older than it, for the next page."""
+        conditions: list[tuple[str, Any]] = [
+            ("session = ?", session),
+            ("agent = ?", agent),
+            ("model = ?", model),
+            ("start_ns >= ?", since_ns),
+            ("start_ns < ?", until_ns),
+            ("(num_errors > 0) = ?", has_errors),
+            ("(start_ns, trace_id) < (SELECT start_ns, trace_id FROM runs WHERE trace_id = ?)", before),
+        ]
+        given = [(condition, value) for condition, value in conditions if value is not None]
+        where = f"WHERE {' AND '.join(condition for condition, _ in given)}" if given else ""
+        query = f"SELECT * FROM runs {where} ORDER BY start_ns DESC, trace_id DESC LIMIT ?"
+        return [self._summarise(row) for row in self._query(query, *(value for _, value in given), limit)]
+
+    def num_runs(self) -> int:
+        return int(self._query("SELECT count(*) FROM runs")[0][0])
+
+    def run(self, trace_id: str) -> RunSummary | None:
+        rows = self._query("SELECT * FROM runs WHERE trace_id = ?", trace_id)
+        return self._summarise(rows[0]) if rows else None
+
+    def spans(self, trace_id: str) -> list[Span]:
+        """All of a trace, as they began; empty if there is none of that id."""
+        query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
+        return [as_span(tuple(row)) for row in self._query(query, trace_id)]
+
+    def find(self, name: str) -> str:
+        """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
+        if name == _LAST:
+            rows = self._query("SELECT trace_id FROM runs ORDER BY start_ns DESC, trace_id DESC LIMIT 1")
+        else:
+            rows = self._query("SELECT trace_id FROM runs WHERE substr(trace_id, 1, ?) = ? LIMIT 2", len(name), name)
+        if not rows or not name:
+            raise ConfigError(f"there is no run {name!r} in {self.path}; `hotloop trace ls` lists them")
+        if len(rows) > 1:
+            raise ConfigError(f"there are several runs that begin with {name!r}: write more of the id")
+        return str(rows[0][0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> "TraceStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _query(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
+
+    def _summarise(self, row: sqlite3.Row) -> RunSummary:
+        floor = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
+        tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
+        calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
+        return RunSummary(
+            trace_id=row["trace_id"],
+            start_ns=row["start_ns"],
+            end_ns=row["end_ns"],
+            session=row["session"],
+            agent=row["agent"],
+            model=row["model"],
+            end=row["end"],
+            num_turns=row["num_turns"] or calls,
+            num_spans=row["num_spans"],
+            num_errors=row["num_errors"],
+            **tokens,
+            money=row["money"] or self._prices.cost(row["model"], **tokens),
+        )

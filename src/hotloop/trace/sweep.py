@@ -1,0 +1,211 @@
+"""Where the time went: at every moment a run waits for one thing, and this says for which.
+
+    turn   ├───────────────────────────────────┤
+    chat     ├────────────────┤
+    request    ├──────────────┤
+    queue       ├──┤
+    prefill        ├────┤
+    decode              ├─────┤
+    tools                  ├───────────┤ ├──┤
+    part   r n p q  read   dec  tools   r tools r
+
+Top down: of what runs within a span, the model counts before tools, tools before what nobody waits for, and of several
+alike the one that ends last, since that is the one waited for. Every moment is counted once, so that the parts make up
+the whole exactly; what this follows is the critical path.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hotloop.trace import names
+from hotloop.trace.tree import Node
+
+
+class Part(StrEnum):
+    """What a run waits for."""
+
+    ROUTER_QUEUE = "router_queue"
+    QUEUE = "queue"
+    PREPARE = "prepare"
+    """The server reads the request: JSON, template, tokens, grammar."""
+    PREFILL_NEW = "prefill_new"
+    PREFILL_AGAIN = "prefill_again"
+    DECODE_SAMPLED = "decode_sampled"
+    DECODE_FORCED = "decode_forced"
+    DECODE_DRAFTED = "decode_drafted"
+    HOSTED_PREFILL = "hosted_prefill"
+    """A model that tells nothing about itself, up to its first token."""
+    HOSTED_DECODE = "hosted_decode"
+    NETWORK = "network"
+    """Between client, router and server, and what a replica that failed has cost."""
+    TOOLS = "tools"
+    FORESEEN = "foreseen"
+    """A tool that nobody has asked for yet, and nothing else."""
+    READ_AHEAD = "read_ahead"
+    """The model reads what it will need, and nothing else happens."""
+    RUNTIME = "runtime"
+    """The run itself: nobody else is busy."""
+    CLIENT = "client"
+    """A client of which nothing is known but that it is not asking."""
+
+
+_FORESEEN, _TOOL, _RUN, _CALL = 2, 3, 4, 5
+_RANKS = {
+    names.DECODE: 9,
+    names.PREFILL: 8,
+    names.QUEUE: 7,
+    names.REQUEST: 6,
+    names.ATTEMPT: _CALL,
+    names.ROUTE: _CALL,
+    names.CHAT: _CALL,
+    names.TURN: _RUN,
+    names.RUN: _RUN,
+    names.TOOL: _TOOL,
+    names.FORESEEN: _FORESEEN,
+}
+_READING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """For this long, this is what was waited for; None is nothing that was recorded."""
+
+    node: Node | None
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A child that says: this time is mine."""
+
+    begin: int
+    end: int
+    rank: int
+    node: Node
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        return self.rank, self.end, -self.begin, self.node.span.span_id
+
+
+def sweep(roots: Sequence[Node], begin: int, end: int) -> list[Segment]:
+    """The time from begin to end without a gap or an overlap, in order."""
+    segments: list[Segment] = []
+    work: list[tuple[Node | None, Sequence[Node], int, int]] = [(None, roots, begin, end)]
+    while work:
+        owner, children, begin, end = work.pop()
+        for node, since, until in _winners(children, begin, end):
+            if node is not None and node.children:
+                work.append((node, node.children, since, until))
+            else:
+                segments.append(Segment(node or owner, since, until))
+    return sorted(segments, key=lambda segment: segment.begin)
+
+
+def _winners(children: Sequence[Node], begin: int, end: int) -> Iterator[tuple[Node | None, int, int]]:
+    """Who has which piece of this time; None where nobody claims it."""
+    claims = [each for child in children for each in _claims(child) if each.end > begin and each.begin < end]
+    starting = sorted(claims, key=lambda claim: claim.begin, reverse=True)
+    points = sorted({begin, end, *(each.begin for each in claims), *(each.end for each in claims)})
+    active: list[_Claim] = []
+    held: tuple[Node | None, int] | None = None
+    for at in points:
+        if not begin <= at < end:
+            continue
+        while starting and starting[-1].begin <= at:
+            active.append(starting.pop())
+        active = [each for each in active if each.end > at]
+        winner = max(active, key=lambda claim: claim.order).node if active else None
+        if held is None or held[0] is not winner:
+            if held is not None:
+                yield held[0], held[1], at
+            held = winner, at
+    if held is not None:
+        yield held[0], held[1], end
+
+
+def _claims(node: Node) -> Iterator[_Claim]:
+    """A tool that was begun before it was asked for counts as one only from then on."""
+    rank = _READING if node.is_reading else _RANKS.get(node.name, _RUN)
+    asked_at = node.moment(names.DISPATCHED_NS) if node.name == names.TOOL else None
+    asked_at = min(max(asked_at, node.begin), node.end) if asked_at is not None else node.begin
+    if asked_at > node.begin:
+        yield _Claim(node.begin, asked_at, _FORESEEN, node)
+    if node.end > asked_at:
+        yield _Claim(asked_at, node.end, rank, node)
+
+
+def split(segment: Segment) -> Iterator[tuple[Part, int]]:
+    """The parts of a segment, in nanoseconds; together as long as it is."""
+    node = segment.node
+    if node is None:
+        yield Part.CLIENT, segment.end - segment.begin
+    elif node.is_reading:
+        yield Part.READ_AHEAD, segment.end - segment.begin
+    elif node.name in (names.PREFILL, names.DECODE):
+        yield from _by_tokens(segment, node)
+    else:
+        since = segment.begin
+        for part, until in _stages(node):
+            at = min(max(until, since), segment.end)
+            yield part, at - since
+            since = at
+
+
+def _stages(node: Node) -> Iterator[tuple[Part, int]]:
+    """What a span of which nothing more is known is, until when; the last of it until its end."""
+    end = max(node.end, node.begin) + 1
+    match node.name:
+        case names.TOOL:
+            yield Part.FORESEEN, node.moment(names.DISPATCHED_NS) or node.begin
+            yield Part.TOOLS, end
+        case names.FORESEEN:
+            yield Part.FORESEEN, end
+        case names.QUEUE:
+            yield Part.QUEUE, end
+        case names.REQUEST:
+            yield Part.PREPARE, min((child.begin for child in node.children), default=end)
+            yield Part.NETWORK, end
+        case names.ATTEMPT:
+            yield Part.NETWORK, end
+        case names.CHAT | names.ROUTE:
+            yield Part.ROUTER_QUEUE, node.begin + node.count(names.QUEUE_NS)
+            if not node.is_served:
+                yield Part.HOSTED_PREFILL, node.moment(names.FIRST_TOKEN_NS) or node.moment(names.FIRST_BYTE_NS) or end
+                yield Part.HOSTED_DECODE, end
+            yield Part.NETWORK, end
+        case _:
+            yield Part.RUNTIME, end
+
+
+def _by_tokens(segment: Segment, node: Node) -> Iterator[tuple[Part, int]]:
+    """In proportion to the tokens that were computed for each; what was cached took no time."""
+    if node.name == names.PREFILL:
+        shares = dict(zip((Part.PREFILL_NEW, Part.PREFILL_AGAIN), prompt_shares(node.parent), strict=True))
+    else:
+        kinds = (Part.DECODE_SAMPLED, Part.DECODE_FORCED, Part.DECODE_DRAFTED)
+        shares = dict(zip(kinds, output_shares(node.parent), strict=True))
+    left, num_left = segment.end - segment.begin, sum(shares.values())
+    first, *others = shares
+    for part in others:
+        taken = left * shares[part] // num_left if num_left else 0
+        left, num_left = left - taken, num_left - shares[part]
+        yield part, taken
+    yield first, left
+
+
+def prompt_shares(request: Node | None) -> tuple[int, int]:
+    """Of what was computed of a prompt: new, and read again."""
+    return (request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)) if request else (0, 0)
+
+
+def output_shares(request: Node | None) -> tuple[int, int, int]:
+    """Of the output: sampled one by one, forced, as drafted. A draft of what was forced anyway is not counted twice."""
+    if request is None:
+        return 0, 0, 0
+    num_output = request.count(names.NUM_OUTPUT)
+    num_forced = min(request.count(names.NUM_FORCED), num_output)
+    num_drafted = min(request.count(names.NUM_ACCEPTED), num_output - num_forced)
+    return num_output - num_forced - num_drafted, num_forced, num_drafted

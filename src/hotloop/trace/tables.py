@@ -1,0 +1,228 @@
+"""The tables of a store, and each statement that touches them. A span is a row; what a list of runs shows is summed up
+beside it, in the same transaction, so that a list of many thousands is read without reading their spans.
+
+    spans   one row a span, known by (trace_id, span_id): a span that comes twice is kept once
+    runs    one row a trace; tokens are summed by floor, since agent, router and server each tell of the same ones
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import ConfigError
+from hotloop.trace import names
+from hotloop.trace.span import Span
+
+VERSION = 1
+BUSY_S = 5.0
+"""How long a writer waits for another; each holds the lock for a few milliseconds."""
+
+_FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
+_BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))
+_SUMS = ("num_spans", "num_errors", "num_turns", *_BY_FLOOR)
+
+_SCHEMA = f"""
+CREATE TABLE spans (
+    trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, service TEXT NOT NULL,
+    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, session TEXT NOT NULL, attributes TEXT NOT NULL,
+    error TEXT NOT NULL, PRIMARY KEY (trace_id, span_id)
+) WITHOUT ROWID;
+CREATE TABLE runs (
+    trace_id TEXT PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, session TEXT NOT NULL,
+    agent TEXT NOT NULL, model TEXT NOT NULL, end TEXT NOT NULL, money REAL NOT NULL,
+    {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMS)}
+) WITHOUT ROWID;
+CREATE INDEX runs_by_start ON runs (start_ns);
+CREATE INDEX runs_by_end ON runs (end_ns);
+CREATE INDEX runs_by_session ON runs (session, start_ns);
+PRAGMA user_version = {VERSION};
+"""
+
+SPAN_COLUMNS = "trace_id, span_id, parent_id, name, service, start_ns, end_ns, session, attributes, error"
+_INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_WORDS = ("session", "agent", "model", "end")
+_RUN_COLUMNS = ("trace_id", "start_ns", "end_ns", *_WORDS, "money", *_SUMS)
+_UPSERT = f"""
+INSERT INTO runs ({", ".join(_RUN_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _RUN_COLUMNS)})
+ON CONFLICT (trace_id) DO UPDATE SET start_ns = min(start_ns, excluded.start_ns), end_ns = max(end_ns, excluded.end_ns),
+{", ".join(f"{name} = iif({name} = '', excluded.{name}, {name})" for name in _WORDS)},
+money = money + excluded.money, {", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)}
+"""
+
+_MAX_NUMBER = 2**53
+
+_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def open_to_write(path: Path) -> sqlite3.Connection:
+    """The store at a path, made if it is not there. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Only its owner may read it: what agents did is nobody else's business.
+        path.touch(mode=0o600, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"cannot open the trace store {path}: {error}") from None
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise ConfigError(f"cannot open the trace store {path}: {error}") from None
+    except ConfigError:
+        connection.close()
+        raise
+    return connection
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """Raises ConfigError, also where there is none."""
+    if not path.exists():
+        raise ConfigError(f"there is no trace store at {path}: nothing was recorded there yet")
+    try:
+        address = f"{path.resolve().as_uri()}?mode=ro"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            _check_version(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise ConfigError(f"cannot open the trace store {path}: {error}") from None
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    # Pages can be given back only if this was said before the first table was made.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
+    connection.execute("BEGIN IMMEDIATE")  # two processes may find it empty at once
+    try:
+        if _version(connection) == 0:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+        _check_version(connection, path)
+    finally:
+        connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    version = _version(connection)
+    if version != VERSION:
+        raise ConfigError(f"{path} is not a trace store of this version ({version}, not {VERSION}): name another file")
+
+
+def insert(connection: sqlite3.Connection, spans: Iterable[Span]) -> int:
+    """Add spans, all or none; how many of them were new."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        new = [span for span in map(_tidy, spans) if connection.execute(_INSERT, _as_row(span)).rowcount]
+        connection.executemany(_UPSERT, _sum_up(new))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    return len(new)
+
+
+def _as_row(span: Span) -> tuple[Any, ...]:
+    return (
+        span.trace_id,
+        span.span_id,
+        span.parent_id,
+        span.name,
+        span.service,
+        span.start_ns,
+        span.end_ns,
+        span.session,
+        _encode(span.attributes),
+        span.error,
+    )
+
+
+def _encode(attributes: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(attributes).decode()
+    except (ValueError, TypeError, OverflowError, RecursionError):  # a tool may say what no JSON can
+        return msgspec.json.encode({str(name): _text(repr(value)) for name, value in attributes.items()}).decode()
+
+
+def _tidy(span: Span) -> Span:
+    said = (span.service, span.session, span.error)
+    if all(map(str.isascii, said)):
+        return span
+    service, session, error = map(_text, said)
+    return replace(span, service=service, session=session, error=error)
+
+
+def _text(text: str) -> str:
+    """Half of a pair of surrogates cannot be written down."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def as_span(row: tuple[Any, ...]) -> Span:
+    """From a row of `SPAN_COLUMNS`."""
+    return Span(
+        trace_id=row[0],
+        span_id=row[1],
+        parent_id=row[2],
+        name=row[3],
+        service=row[4],
+        start_ns=row[5],
+        end_ns=row[6],
+        session=row[7],
+        attributes=_decoder.decode(row[8]),
+        error=row[9],
+    )
+
+
+def _sum_up(spans: Iterable[Span]) -> Iterable[dict[str, Any]]:
+    """A row for each trace, of what these spans add to it."""
+    runs: dict[str, dict[str, Any]] = {}
+    for span in spans:
+        run = runs.get(span.trace_id)
+        if run is None:
+            run = runs[span.trace_id] = dict.fromkeys((*_SUMS, "money"), 0) | dict.fromkeys(_WORDS, "")
+            run |= {"trace_id": span.trace_id, "start_ns": span.start_ns, "end_ns": span.end_ns}
+        _add(run, span)
+    return runs.values()
+
+
+def _add(run: dict[str, Any], span: Span) -> None:
+    told = span.attributes
+    run["start_ns"] = min(run["start_ns"], span.start_ns)
+    run["end_ns"] = max(run["end_ns"], span.end_ns)
+    run["num_spans"] += 1
+    run["num_errors"] += bool(span.error)
+    run["num_turns"] += span.name == names.TURN
+    run["session"] = run["session"] or span.session
+    run["model"] = run["model"] or _word(told, names.MODEL)
+    if span.name == names.RUN and (span.parent_id is None or not run["agent"]):
+        run["agent"], run["end"] = _word(told, names.AGENT), _word(told, names.END)
+    if span.name == names.RUN and span.parent_id is None:  # it has paid for those it called
+        run["money"] += _number(told, names.MONEY)
+    floor = _FLOORS.get(span.name)
+    if floor and not told.get(names.IS_READING):
+        run[f"{floor}_calls"] += 1
+        for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
+            run[f"{floor}_{what}"] += int(_number(told, name))
+
+
+def _word(told: Mapping[str, Any], name: str) -> str:
+    value = told.get(name)
+    return _text(value) if isinstance(value, str) else ""
+
+
+def _number(told: Mapping[str, Any], name: str) -> float:
+    """Whatever else stands there, as in a file that somebody made up, counts for nothing."""
+    value = told.get(name)
+    return value if isinstance(value, int | float) and 0 <= value < _MAX_NUMBER else 0

@@ -1,0 +1,141 @@
+"""The spans of one trace as a tree, on one clock.
+
+Whose parent is not here is a root. Where a span's process has another clock than its parent's, so that it would begin
+outside of it, it is moved into the middle of it, with all below; lengths are never changed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hotloop.trace import names
+from hotloop.trace.span import Span
+
+_SKEW_NS = 1_000_000
+"""Clocks of one machine agree better than this."""
+
+_CALLS = frozenset({names.CHAT, names.ROUTE, names.REQUEST})
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    span: Span
+    parent: "Node | None" = None
+    children: list["Node"] = field(default_factory=list)
+    shift_ns: int = 0
+    is_reading: bool = False
+    """Whether it is part of reading ahead."""
+    is_served: bool = False
+    """Whether a server of ours tells what it did, here or below."""
+
+    @property
+    def name(self) -> str:
+        return self.span.name
+
+    @property
+    def begin(self) -> int:
+        return self.span.start_ns + self.shift_ns
+
+    @property
+    def end(self) -> int:
+        return max(self.span.end_ns, self.span.start_ns) + self.shift_ns
+
+    def moment(self, name: str) -> int | None:
+        """An attribute that is a moment, on the common clock."""
+        value = self.span.attributes.get(name)
+        return value + self.shift_ns if isinstance(value, int) else None
+
+    def count(self, name: str) -> int:
+        """An attribute that is a number of something; whatever else stands there is none."""
+        value = self.span.attributes.get(name)
+        return value if isinstance(value, int) and value > 0 else 0
+
+    def walk(self) -> Iterator["Node"]:
+        """This one and all below, parents first."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
+
+    def calls(self) -> Iterator["Node"]:
+        """The questions to a model in here, each as whoever asked saw it; not those of runs within."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            if node.name in _CALLS:
+                yield node
+            elif node is self or node.name not in (names.RUN, names.TURN):
+                waiting.extend(reversed(node.children))
+
+
+def build_tree(spans: Iterable[Span]) -> list[Node]:
+    """The roots, as they began."""
+    nodes = {span.span_id: Node(span) for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id))}
+    roots = _link(nodes)
+    for root in roots:
+        _settle(root)
+    return sorted(roots, key=lambda node: (node.begin, node.span.span_id))
+
+
+def _link(nodes: dict[str, Node]) -> list[Node]:
+    roots = []
+    for node in nodes.values():
+        parent = nodes.get(node.span.parent_id or "")
+        if parent is None or parent is node:
+            roots.append(node)
+        else:
+            parent.children.append(node)
+    reached = {id(node) for root in roots for node in root.walk()}
+    for node in nodes.values():  # what is left goes round in circles, which only a made-up file has
+        if id(node) not in reached:
+            nodes[node.span.parent_id or ""].children.remove(node)
+            roots.append(node)
+            reached |= {id(each) for each in node.walk()}
+    return roots
+
+
+def _settle(root: Node) -> None:
+    """Put everything below on the root's clock, and tell the children what they are part of and the parents of whom."""
+    in_order = list(root.walk())
+    for node in in_order:
+        node.is_reading |= bool(node.span.attributes.get(names.IS_READING))
+        for child in node.children:
+            child.parent = node
+            child.is_reading = node.is_reading
+            child.shift_ns = _shift_ns(child, node)
+    for node in reversed(in_order):
+        node.is_served = node.name == names.REQUEST or any(child.is_served for child in node.children)
+
+
+def _shift_ns(child: Node, parent: Node) -> int:
+    begin = child.span.start_ns + parent.shift_ns
+    if child.span.service == parent.span.service or parent.begin - _SKEW_NS <= begin <= parent.end:
+        return parent.shift_ns
+    num_spare = max((parent.end - parent.begin) - (child.end - child.begin), 0)
+    return parent.begin + num_spare // 2 - child.span.start_ns
+
+
+def length_of(intervals: Iterable[tuple[int, int]]) -> int:
+    """How long at least one of them lasts."""
+    return sum(end - begin for begin, end in union(intervals))
+
+
+def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same time, in intervals that are apart, in order."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > begin:
+            merged.append((begin, end))
+    return merged
+
+
+def clip(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """What of them lies between two moments."""
+    return [(max(one, begin), min(other, end)) for one, other in intervals if one < end and other > begin]
+
+
+def overlap_of(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> int:
+    """How long both last."""
+    return length_of(one) + length_of(other) - length_of([*one, *other])

@@ -1,0 +1,304 @@
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.trace.spans import DAWN_NS, MS, span
+
+from hotloop.core.prices import Prices
+from hotloop.trace import names
+from hotloop.trace.ledger import RunLedger, Tokens, build_ledger
+from hotloop.trace.money import PriceTable
+from hotloop.trace.span import Span
+from hotloop.trace.sweep import Part
+
+SERVER = "server:m@1"
+USAGE = {
+    "num_prompt": 100,
+    "num_cached": 60,
+    "num_new": 30,
+    "num_again": 10,
+    "num_output": 20,
+    "num_forced": 4,
+    "num_accepted": 6,
+    "num_drafted": 9,
+    "causes": [{"reason": "diverged", "num_tokens": 8}, {"reason": "block", "num_tokens": 2}],
+}
+
+
+def parts_ms(ledger: Any) -> dict[str, float]:
+    return {part.value: round(seconds * 1000, 3) for part, seconds in ledger.parts.items()}
+
+
+def a_request(begin: int, end: int, parent: Span | None = None, **facts: Any) -> list[Span]:
+    """2 ms to prepare, 3 in the queue, 10 to read, the rest but for 1 to write."""
+    request = span(names.REQUEST, begin, end, parent, service=SERVER, **{**USAGE, **facts})
+    inside = {"parent": request, "service": SERVER}
+    return [
+        request,
+        span(names.QUEUE, begin + 2, begin + 5, **inside),
+        span(names.PREFILL, begin + 5, begin + 15, **inside),
+        span(names.DECODE, begin + 15, end - 1, **inside),
+    ]
+
+
+def a_turn(run: Span, begin: int) -> list[Span]:
+    """80 ms: the model until 50, one tool from within its answer to 60, one from 50 to 75."""
+    turn = span(names.TURN, begin, begin + 80, run, turn=1)
+    chat = span(
+        names.CHAT, begin, begin + 50, turn, model="m", first_token_ns=DAWN_NS + (begin + 17) * MS,
+        num_prompt=100, num_cached=60, num_output=20,
+    )  # fmt: skip
+    tools = [
+        span(names.TOOL, begin + 40, begin + 60, turn, tool="a", call_id="1", num_tries=1),
+        span(names.TOOL, begin + 50, begin + 75, turn, tool="b", call_id="2", num_tries=2, is_error=True),
+    ]
+    return [turn, chat, *a_request(begin + 1, begin + 48, chat), *tools]
+
+
+def test_a_turn_is_accounted_for_to_the_millisecond():
+    run = span(names.RUN, 0, 100, session="s", agent="scout", end="done")
+    ledger = build_ledger([run, *a_turn(run, 10)])
+    [turn] = ledger.turns
+    assert parts_ms(turn) == {
+        "network": 1 + 2 + 1,  # to the server, back, and what it sent after its last token
+        "prepare": 2,
+        "queue": 3,
+        "prefill_new": 7.5,
+        "prefill_again": 2.5,
+        "decode_sampled": 15.5,
+        "decode_forced": 6.2,
+        "decode_drafted": 9.3,
+        "tools": 25,
+        "runtime": 5,
+    }
+    assert parts_ms(ledger) == {**parts_ms(turn), "runtime": 5 + 20}
+    assert turn.first_token_s == pytest.approx(0.017)
+    assert ledger.model_idle_s == pytest.approx(0.100 - 0.047)
+    assert ledger.tool_idle_s == pytest.approx(0.100 - 0.035)
+    assert ledger.tools_hidden_s == pytest.approx(0.008 + 0.0), "of the first tool, behind the server's request"
+    assert (ledger.agent, ledger.end, ledger.session, ledger.wall_s) == ("scout", "done", "s", 0.1)
+    assert ledger.services == ("agent", SERVER)
+
+
+def test_tokens_are_the_servers_own():
+    run = span(names.RUN, 0, 100)
+    ledger = build_ledger([run, *a_turn(run, 10)])
+    assert ledger.tokens == Tokens(
+        prompt=100, cached=60, new=30, again=10, output=20, sampled=10, forced=4, drafted=6, guessed=9,
+        causes={"diverged": 8, "block": 2},
+    )  # fmt: skip
+    assert ledger.turns[0].tokens == ledger.tokens
+
+
+def test_of_tools_at_once_the_last_is_waited_for():
+    run = span(names.RUN, 0, 100)
+    [turn] = build_ledger([run, *a_turn(run, 10)]).turns
+    first, second = turn.tools
+    assert (first.name, round(first.ran_s, 3), first.waited_s) == ("a", 0.020, 0.0)
+    assert (second.name, round(second.ran_s, 3), second.waited_s) == ("b", 0.025, 0.025)
+    assert (second.num_tries, second.is_error, first.is_error) == (2, True, False)
+
+
+def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():
+    run = span(names.RUN, 0, 100)
+    ledger = build_ledger([run, *a_turn(run, 10)])
+    path = [
+        (step.name, (step.start_ns - DAWN_NS) // MS, (step.end_ns - DAWN_NS) // MS) for step in ledger.critical_path
+    ]
+    assert path == [
+        ("run", 0, 10),
+        ("chat", 10, 11),
+        ("request", 11, 13),
+        ("queue", 13, 16),
+        ("prefill", 16, 26),
+        ("decode", 26, 57),
+        ("request", 57, 58),
+        ("chat", 58, 60),
+        ("tool", 60, 85),
+        ("turn", 85, 90),
+        ("run", 90, 100),
+    ]
+
+
+def test_what_ran_before_it_was_asked_for_counts_from_then_on():
+    run = span(names.RUN, 0, 50)
+    turn = span(names.TURN, 0, 50, run)
+    chat = span(names.CHAT, 10, 20, turn, model="hosted", first_token_ns=DAWN_NS + 15 * MS)
+    tool = span(names.TOOL, 0, 40, turn, tool="look", was_foreseen=True, dispatched_ns=DAWN_NS + 20 * MS)
+    used = span(names.FORESEEN, 0, 20, turn, was_used=True)
+    wasted = span(names.FORESEEN, 0, 50, turn, was_used=False)
+    ledger = build_ledger([run, turn, chat, tool, used, wasted])
+    assert parts_ms(ledger) == {"foreseen": 10 + 10, "hosted_prefill": 5, "hosted_decode": 5, "tools": 20}
+    [told] = ledger.turns
+    assert (told.num_foreseen, told.num_wasted) == (2, 1)
+    assert told.tools[0].was_foreseen
+
+
+def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
+    run = span(names.RUN, 0, 90)
+    turn = span(names.TURN, 0, 90, run)
+    chat = span(names.CHAT, 0, 30, turn, model="m")
+    tool = span(names.TOOL, 30, 60, turn, tool="slow")
+    reading = span(names.CHAT, 35, 80, turn, is_reading=True)
+    spans = [run, turn, chat, *a_request(0, 30, chat), tool, reading, *a_request(36, 78, reading, is_reading=True)]
+    ledger = build_ledger(spans)
+    assert parts_ms(ledger)["tools"] == 30
+    assert parts_ms(ledger)["read_ahead"] == 20
+    assert parts_ms(ledger)["runtime"] == 10
+    assert (ledger.tokens.prompt, ledger.read_ahead.prompt) == (100, 100)
+
+
+def test_a_plain_client_has_turns_and_a_life_of_its_own():
+    ledger = build_ledger([*a_request(0, 40), *a_request(100, 150), *a_request(90, 95, is_reading=True)[:1]])
+    assert len(ledger.turns) == 2
+    assert parts_ms(ledger)["client"] == 55
+    assert parts_ms(ledger)["read_ahead"] == 5
+    assert ledger.turns[0].first_token_s == pytest.approx(0.015)
+    assert ledger.tokens.prompt == 200
+
+
+def test_a_router_has_a_queue_and_a_reason():
+    route = span(
+        names.ROUTE, 0, 60, service="router", replica="r1", reason="warm", queue_ns=4 * MS,
+        first_byte_ns=DAWN_NS + 20 * MS,
+    )  # fmt: skip
+    failed = span(names.ATTEMPT, 4, 9, route, service="router", error="connect", replica="r0")
+    ledger = build_ledger([route, failed, *a_request(10, 50, route)])
+    [turn] = ledger.turns
+    assert (turn.replica, turn.reason) == ("r1", "warm")
+    assert parts_ms(turn)["router_queue"] == 4
+    assert parts_ms(turn)["network"] == 5 + 1 + 10 + 1, "with what the replica that failed has cost"
+
+
+def test_a_hosted_model_costs_money():
+    run = span(names.RUN, 0, 50)
+    turn = span(names.TURN, 0, 50, run)
+    chat = span(names.CHAT, 0, 50, turn, model="big", num_prompt=1000, num_cached=400, num_output=100)
+    prices = PriceTable({"big": Prices(prompt=10.0, cached=1.0, output=100.0)})
+    ledger = build_ledger([run, turn, chat], prices)
+    assert ledger.tokens == Tokens(prompt=1000, cached=400, new=600, output=100, sampled=100)
+    assert ledger.money == ledger.turns[0].money == pytest.approx(0.006 + 0.0004 + 0.01)
+    paid = span(names.RUN, 0, 50, money=3.0)
+    assert build_ledger([paid]).money == 3.0
+
+
+def test_a_request_that_was_asked_twice_is_counted_by_who_answered():
+    chat = span(names.CHAT, 0, 60, model="m")
+    lost = a_request(1, 30, chat)
+    lost[0] = Span(**{name: getattr(lost[0], name) for name in Span.__slots__} | {"error": "abort"})
+    assert build_ledger([chat, *lost, *a_request(2, 50, chat)]).tokens.prompt == 100
+
+
+def test_agents_within_agents_have_turns_of_their_own():
+    run = span(names.RUN, 0, 100, agent="outer")
+    turn = span(names.TURN, 0, 100, run, turn=1)
+    tool = span(names.TOOL, 0, 90, turn, tool="inner")
+    inner = span(names.RUN, 5, 85, tool, agent="inner")
+    inner_turn = span(names.TURN, 10, 80, inner, turn=1)
+    chat = span(names.CHAT, 10, 60, inner_turn, model="m")
+    ledger = build_ledger([run, turn, tool, inner, inner_turn, chat, *a_request(10, 60, chat)])
+    assert [each.run_span_id for each in ledger.turns] == [run.span_id, inner.span_id]
+    assert ledger.turns[0].tokens == Tokens()
+    assert ledger.tokens == ledger.turns[1].tokens
+    assert parts_ms(ledger)["tools"] == 10
+    assert ledger.turns[0].tools[0].waited_s == pytest.approx(0.090)
+
+
+def test_a_summary_between_turns_is_counted_with_the_run():
+    run = span(names.RUN, 0, 100)
+    summary = span(names.CHAT, 10, 30, run, model="m", num_prompt=50, num_output=5)
+    turn = span(names.TURN, 40, 90, run, turn=1)
+    ledger = build_ledger([run, summary, turn])
+    assert ledger.tokens.prompt == 50
+    assert ledger.turns[0].tokens == Tokens()
+
+
+def test_a_server_with_another_clock_is_put_where_it_belongs():
+    chat = span(names.CHAT, 0, 60, model="m")
+    right = build_ledger([chat, *a_request(10, 50, chat)])
+    for shift in (-500_000, 3_600_000):
+        ledger = build_ledger([chat, *a_request(shift + 10, shift + 50, chat)])
+        assert parts_ms(ledger) == parts_ms(right)
+
+
+def test_a_ledger_is_json():
+    run = span(names.RUN, 0, 100, session="s")
+    plain = build_ledger([run, *a_turn(run, 10)]).to_json()
+    assert plain["parts"]["queue"] == 0.003
+    assert plain["turns"][0]["tools"][0]["name"] == "a"
+    assert plain["tokens"]["causes"] == {"diverged": 8, "block": 2}
+    assert plain["critical_path"][0] == {
+        "span_id": run.span_id, "name": "run", "start_ns": run.start_ns, "end_ns": run.start_ns + 10 * MS,
+    }  # fmt: skip
+
+
+def check(ledger: RunLedger) -> None:
+    """What holds for every ledger, whatever the spans."""
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
+    assert all(seconds >= 0 for seconds in ledger.parts.values())
+    for turn in ledger.turns:
+        assert sum(turn.parts.values()) == pytest.approx(turn.wall_s, abs=1e-6)
+    steps = ledger.critical_path
+    assert all(one.end_ns == two.start_ns for one, two in pairwise(steps))
+    if ledger.wall_s:
+        assert (steps[0].start_ns, steps[-1].end_ns) == (ledger.start_ns, ledger.end_ns)
+    tokens = ledger.tokens
+    assert tokens.output == tokens.sampled + tokens.forced + tokens.drafted
+    for idle in (ledger.model_idle_s, ledger.tool_idle_s, ledger.tools_hidden_s):
+        assert idle >= -1e-9
+    ledger.to_json()
+
+
+KINDS = [*sorted(names.AGENT_SPANS | names.ROUTER_SPANS | names.SERVER_SPANS), "unheard-of"]
+NUMBERS = st.one_of(st.integers(0, 500), st.just("many"), st.just(None), st.just(-3))
+
+
+@st.composite
+def traces(draw: Any) -> list[Span]:
+    """Any spans with any parents at all: some lost, some in circles, some outside of their parent's time."""
+    spans: list[Span] = []
+    for number in range(draw(st.integers(1, 25))):
+        begin = draw(st.integers(0, 200))
+        facts = draw(
+            st.dictionaries(
+                st.sampled_from(
+                    [names.NUM_PROMPT, names.NUM_CACHED, names.NUM_NEW, names.NUM_AGAIN, names.NUM_OUTPUT,
+                     names.NUM_FORCED, names.NUM_ACCEPTED, names.QUEUE_NS, names.INDEX, names.MONEY]
+                ),
+                NUMBERS,
+                max_size=6,
+            )
+        )  # fmt: skip
+        moments = st.one_of(st.integers(0, 300).map(lambda ms: DAWN_NS + ms * MS), NUMBERS)
+        if draw(st.booleans()):
+            facts |= {names.DISPATCHED_NS: draw(moments), names.FIRST_TOKEN_NS: draw(moments)}
+        if draw(st.booleans()):
+            facts |= {names.IS_READING: draw(st.booleans()), names.CAUSES: draw(st.sampled_from([[], None, [1], "x"]))}
+        one = span(draw(st.sampled_from(KINDS)), begin, begin + draw(st.integers(-5, 100)), **facts)
+        parent_id = draw(st.one_of(st.none(), st.integers(0, 30).map(lambda index: f"{index + 1:016x}")))
+        service = draw(st.sampled_from(["agent", "router", SERVER]))
+        changes = {"span_id": f"{number + 1:016x}", "parent_id": parent_id, "service": service}
+        spans.append(Span(**{name: getattr(one, name) for name in Span.__slots__} | changes))
+    return spans
+
+
+@settings(deadline=None)
+@given(traces(), st.randoms(use_true_random=False))
+def test_the_parts_make_up_the_whole_of_anything(spans: list[Span], random: Random):
+    ledger = build_ledger(spans)
+    check(ledger)
+    shuffled = list(spans)
+    random.shuffle(shuffled)
+    assert build_ledger(shuffled) == ledger, "in whatever order they came"
+
+
+def test_a_long_run_is_no_trouble():
+    run = span(names.RUN, 0, 300 * 80)
+    ledger = build_ledger([run, *(each for number in range(300) for each in a_turn(run, number * 80))])
+    check(ledger)
+    assert len(ledger.turns) == 300
+    assert ledger.tokens.prompt == 30_000
+    assert set(ledger.parts) <= set(Part)
