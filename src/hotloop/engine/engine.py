@@ -264,6 +264,10 @@ class Engine:
             disk=self._core.disk_stats(),
         )
 
+    def requests(self) -> tuple[Request, ...]:
+        """What runs and what waits, to be looked at only; as far as a snapshot goes."""
+        return (*list(self._core.scheduler.running.values()), *self._core.waiting)
+
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, wait for what runs, abort what is left after that time."""
         with self._wake:

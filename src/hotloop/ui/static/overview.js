@@ -1,0 +1,182 @@
+// What is going on right now: asked once a second while it can be seen. Rates are differences of totals, so a page that
+// was hidden for a while shows no made-up peak.
+
+import { ask, follow } from "./api.js";
+import { el, empty, legend, panel, stack, svg, tile } from "./dom.js";
+import { count, duration, percent, plural, rate, short } from "./format.js";
+import { listRuns, noRuns } from "./runs.js";
+
+const EVERY_MS = 1000;
+const MAX_POINTS = 120;
+const MIN_POINTS = 20; // fewer do not fill a curve
+const CLASSES = ["interactive", "workflow", "background"];
+
+export async function showOverview(main, _, signal) {
+  const about = await ask("overview", signal);
+  const live = el("div", {});
+  const latest = el("div", {});
+  main.append(live, latest);
+  showLatest(latest, signal);
+  if (!about.has_live) {
+    live.append(panel("Nothing runs here", "", empty("These are recorded runs.",
+      "The page of a running ", el("code", {}, "hotloop serve"), " or ", el("code", {}, "hotloop route"),
+        " shows what it is doing, here.")));
+    return undefined;
+  }
+  const points = [];
+  const pulse = document.getElementById("pulse");
+  signal.addEventListener("abort", () => { pulse.textContent = ""; });
+  follow(() => "live", EVERY_MS, signal, (now) => {
+    setPulse(pulse, true);
+    remember(points, now);
+    live.replaceChildren(...draw(now, points));
+  }, () => setPulse(pulse, false));
+  return undefined;
+}
+
+function setPulse(pulse, isHeard) {
+  pulse.textContent = isHeard ? "live" : "no answer; still trying";
+  pulse.classList.toggle("lost", !isHeard);
+}
+
+function showLatest(place, signal) {
+  follow(() => "runs?limit=8", 4 * EVERY_MS, signal, ({ runs }) => {
+    const more = el("a", { class: "muted", href: "#/runs" }, "all runs →");
+    const list = panel("Latest runs", more, runs.length ? listRuns(runs) : noRuns());
+    list.classList.add("latest");
+    place.replaceChildren(list);
+  });
+}
+
+/** Adds what happened since the last answer; a server that was restarted begins again. */
+function remember(points, now) {
+  const last = points.at(-1);
+  if (last && (now.at_s <= last.at_s || now.totals.num_prompt < last.totals.num_prompt)) points.length = 0;
+  points.push({ at_s: now.at_s, totals: now.totals });
+  if (points.length > MAX_POINTS + 1) points.shift();
+}
+
+/** Per second, between each two answers. */
+function rates(points, name) {
+  return points.slice(1).map((point, i) => {
+    const before = points[i];
+    return ((point.totals[name] ?? 0) - (before.totals[name] ?? 0)) / (point.at_s - before.at_s);
+  });
+}
+
+function draw(now, points) {
+  const left = el("div", {}, queues(now), now.replicas.length > 0 && replicas(now.replicas));
+  return [tiles(now, points), el("div", { class: "columns" }, left, now.kv && memory(now.kv)), requests(now.requests)];
+}
+
+function tiles(now, points) {
+  const { totals } = now;
+  const minute = points.length > 1 ? since(points, 60) : null;
+  const output = rates(points, "num_output");
+  const read = rates(points, "num_prompt");
+  const waiting = Object.values(now.waiting).reduce((sum, number) => sum + number, 0);
+  const hasOutput = totals.num_output !== null;
+  const recently = minute?.num_prompt ? `${percent(minute.num_cached, minute.num_prompt)} in the last minute`
+    : "nothing asked in the last minute";
+  const made = [["forced", totals.num_forced], ["drafted", totals.num_accepted]].filter(([, number]) => number)
+    .map(([what, number]) => `${percent(number, totals.num_output)} ${what}`).join(", ");
+  return el("div", { class: "tiles" },
+    tile("Running", count(now.num_running), now.max_running ? `of ${count(now.max_running)} in a batch`
+      : plural(waiting, "request") + " waiting"),
+    tile("Cache hits", percent(totals.num_cached, totals.num_prompt), recently),
+    hasOutput && tile("Output tokens/s", rate(output.at(-1) ?? null), sparkline(output, "sampled")),
+    tile("Prompt tokens/s", rate(read.at(-1) ?? null), sparkline(read, "cached")),
+    tile("Prompt tokens", short(totals.num_prompt), `${short(totals.num_prompt - totals.num_cached)} of them computed`),
+    hasOutput && tile("Output tokens", short(totals.num_output), made || "since it started"));
+}
+
+/** What the totals grew by in the last so many seconds. */
+function since(points, seconds) {
+  const last = points.at(-1);
+  const first = points.find((point) => last.at_s - point.at_s <= seconds);
+  const grown = (name) => last.totals[name] - first.totals[name];
+  return { num_prompt: grown("num_prompt"), num_cached: grown("num_cached") };
+}
+
+export function sparkline(values, kind) {
+  const [width, height] = [150, 24];
+  const most = Math.max(...values, 1);
+  const x = (i) => width - (values.length - 1 - i) * (width / Math.max(values.length - 1, MIN_POINTS));
+  const y = (value) => height - 2 - (value / most) * (height - 4);
+  const line = values.map((value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", height, preserveAspectRatio: "none",
+    role: "img", "aria-label": `the last ${values.length} seconds, at most ${short(most)}` });
+  if (values.length > 1) {
+    drawing.append(svg("polygon", { class: `area ${kind}`, points: `${x(0)},${height} ${line} ${width},${height}` }),
+      svg("polyline", { class: `line ${kind}`, points: line }));
+  }
+  return drawing;
+}
+
+function queues(now) {
+  const names = [...new Set([...CLASSES.filter((name) => name in now.waiting), ...Object.keys(now.waiting)])];
+  const most = Math.max(8, ...Object.values(now.waiting));
+  return panel("Waiting", "by class, most urgent first", names.map((name) =>
+    el("div", { class: "queue-bar" }, name, stack([["queue", now.waiting[name]]], most, { class: "thin" }),
+      el("span", { class: "num" }, count(now.waiting[name])))));
+}
+
+const MAX_CELLS = 480;
+
+/** Memory as cells, those of one session together: what its requests hold, what is kept for when it comes back. */
+function memory(kv) {
+  const perCell = Math.max(1, Math.ceil(kv.num_blocks / MAX_CELLS));
+  const free = kv.num_blocks - kv.num_used - kv.num_cached;
+  const sum = (name) => kv.sessions.reduce((total, each) => total + each[name], 0);
+  const groups = kv.sessions.map((each) => group(each.session || "no session", each.num_used, each.num_cached, 0,
+    perCell));
+  groups.push(group(kv.sessions.length ? "shared, or nobody's" : "all sessions",
+    Math.max(0, kv.num_used - sum("num_used")), Math.max(0, kv.num_cached - sum("num_cached")), 0, perCell));
+  groups.push(group("free", 0, 0, free, perCell));
+  const size = `${count(kv.num_blocks)} blocks of ${plural(kv.block_size, "token")}`;
+  const note = `${size}; a square is ${plural(perCell, "block")}`;
+  const shares = [["held", kv.num_used], ["cached", kv.num_cached]];
+  return panel("KV memory by session", note, stack(shares, kv.num_blocks, { class: "thin" }),
+    legend([["held", `held by requests ${percent(kv.num_used, kv.num_blocks)}`],
+      ["cached", `kept ${percent(kv.num_cached, kv.num_blocks)}`], ["free", `free ${percent(free, kv.num_blocks)}`]]),
+    el("div", { class: "cells", "aria-hidden": "true" }, groups));
+}
+
+function group(name, numUsed, numCached, numFree, perCell) {
+  if (numUsed + numCached + numFree <= 0) return null;
+  const cells = (kind, number) => Array.from({ length: Math.ceil(number / perCell) }, () => el("i", { class: kind }));
+  const tip = () => [name, ["held", `${count(numUsed)} blocks`], ["kept", `${count(numCached)} blocks`],
+    ["free", numFree ? `${count(numFree)} blocks` : null]];
+  return el("div", { class: "group", tip }, cells("held", numUsed), cells("cached", numCached), cells("free", numFree));
+}
+
+function requests(list) {
+  if (!list.length) return panel("Requests", "", empty("Nothing is being answered at the moment."));
+  const head = ["session", "class", "state", "prompt", "cached", "output", "for"].map((name, i) =>
+    el("th", { class: i > 2 ? "num" : "" }, name));
+  const rows = list.map((each) => el("tr", {},
+    el("td", { class: "mono" }, each.session || "–"), el("td", {}, each.priority), el("td", {}, state(each.state)),
+    el("td", { class: "num" }, count(each.num_prompt)),
+      el("td", { class: "num" }, percent(each.num_cached, each.num_prompt)),
+    el("td", { class: "num" }, count(each.num_output)), el("td", { class: "num" }, duration(1000 * each.age_s))));
+  return panel("Requests", plural(list.length, "request"), el("table", {}, el("thead", {}, el("tr", {}, head)),
+    el("tbody", {}, rows)));
+}
+
+const GOOD = { up: "good", writing: "good", reading: "busy", down: "bad", lost: "bad", failed: "bad" };
+
+function state(name, tip) {
+  return el("span", { class: `state ${GOOD[name] ?? ""}`, tip }, name);
+}
+
+function replicas(list) {
+  const head = ["replica", "state", "kind", "models", "running"].map((name, i) =>
+    el("th", { class: i > 3 ? "num" : "" }, name));
+  const rows = list.map((each) => el("tr", {},
+    el("td", {}, each.name), el("td", {}, state(each.state, () => [each.state, ["why", each.why]])),
+    el("td", {}, each.kind),
+    el("td", {}, each.models.join(", ")), el("td", { class: "num" }, count(each.num_running))));
+  const numUp = list.filter((each) => each.state === "up").length;
+  return panel("Replicas", `${numUp} of ${list.length} up`, el("table", {}, el("thead", {}, el("tr", {}, head)),
+    el("tbody", {}, rows)));
+}

@@ -1,0 +1,42 @@
+// What was begun before anybody asked for it: tools and tokens, won and wasted.
+
+import { el, empty, panel, stack } from "../dom.js";
+import { count, duration, percent, plural } from "../format.js";
+
+export function speculationPanel(run) {
+  const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_foreseen));
+  const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "foreseen"));
+  const { tokens, read_ahead: ahead } = run;
+  const lines = [];
+  const sum = (rows, length) => rows.reduce((total, row) => total + length(row), 0);
+  if (tools.length + wasted.length) {
+    const hidden = sum(tools, (row) => Math.max(0, Math.min(row.dispatched, row.end) - row.start));
+    lines.push(line("Tools begun early", [["tool", tools.length], ["foreseen", wasted.length]],
+      `${count(tools.length)} asked for, ${duration(hidden)} ahead of the model`,
+      wasted.length ? `${count(wasted.length)} in vain, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
+        : "none in vain"));
+  }
+  if (tokens.guessed) {
+    lines.push(line("Tokens drafted", [["drafted", tokens.drafted], ["idle", tokens.guessed - tokens.drafted]],
+      `${plural(tokens.drafted, "token")} right (${percent(tokens.drafted, tokens.guessed)})`,
+        `${count(tokens.guessed - tokens.drafted)} computed in vain`));
+  }
+  if (tokens.forced) {
+    lines.push(line("Tokens forced", [["forced", tokens.forced], ["idle", tokens.output - tokens.forced]],
+      `${plural(tokens.forced, "token")} the grammar left no choice about`,
+        `${percent(tokens.forced, tokens.output)} of the output`));
+  }
+  if (ahead.prompt) {
+    lines.push(line("Read ahead", [["cached", ahead.new + ahead.again], ["idle", 0]],
+      `${plural(ahead.new + ahead.again, "token")} read while tools ran`, "not waited for in the next turn"));
+  }
+  const note = `tools ran ${duration(run.tools_hidden_ms)} behind the model's back`;
+  return panel("Speculation", note, lines.length ? lines : empty("Nothing was begun early.",
+    "Tools marked read-only can be: see ", el("code", {}, "docs/foresight.md"), "."));
+}
+
+function line(title, shares, won, lost) {
+  const total = shares.reduce((sum, [, amount]) => sum + amount, 0);
+  return el("div", { class: "won" }, el("span", {}, title), stack(shares, total, { class: "thin" }),
+    el("span", {}, won), el("span", { class: "muted" }, lost));
+}

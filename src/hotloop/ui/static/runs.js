@@ -1,0 +1,209 @@
+// The list of runs: filtered by the server, fetched a page at a time as it is scrolled, drawn only where it is seen.
+// The filter is part of the address, so a list can be sent to somebody.
+
+import { ask, follow } from "./api.js";
+import { el, empty, stack } from "./dom.js";
+import { NONE, count, duration, longMoment, moment, money, percent, plural, short, shortId } from "./format.js";
+import { Rows } from "./rows.js";
+
+const PAGE = 200;
+const REFRESH_MS = 4000;
+const HEAD = [["began", ""], ["agent", ""], ["session", "wide"], ["end", ""], ["turns", "num"], ["wall", "num"],
+  ["prompt", "num wide"], ["cached", ""], ["output", "num wide"], ["money", "num wide"]];
+const ENDS = [["", "any end"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
+  ["cancelled", "cancelled"], ["none", "no agent"]];
+const SLOWER = [["", "any length"], ["1", "over 1 s"], ["10", "over 10 s"], ["60", "over a minute"]];
+
+let lastQuery = ""; // so that leaving a run comes back to the list it was opened from
+let lastChosen = "";
+
+export function backToRuns() {
+  location.hash = lastQuery ? `#/runs?${lastQuery}` : "#/runs";
+}
+
+export async function showRuns(main, { query }, signal) {
+  const filter = new URLSearchParams(query);
+  const hasToFind = filter.has("find");
+  filter.delete("find");
+  lastQuery = filter.toString();
+  const list = new RunList(filter, signal);
+  main.append(filters(filter, list), list.element);
+  if (hasToFind) {
+    history.replaceState(null, "", "#/runs");
+    main.querySelector("input").focus();
+  }
+  await list.fill();
+  return (key) => list.onKey(key);
+}
+
+function filters(filter, list) {
+  const search = el("input", { type: "search", placeholder: "Search: session, agent, model, id   ( / )",
+    "aria-label": "Search runs", value: filter.get("q") ?? "" });
+  const end = choice(ENDS, filter.get("end"), "How it ended");
+  const slower = choice(SLOWER, filter.get("min_wall_s"), "How long it took");
+  const errors = el("input", { type: "checkbox" });
+  errors.checked = filter.get("errors") === "1";
+  const apply = () => {
+    const next = new URLSearchParams();
+    const values = { q: search.value.trim(), end: end.value, min_wall_s: slower.value, errors: errors.checked ? "1"
+      : "" };
+    for (const [name, value] of Object.entries(values)) if (value) next.set(name, value);
+    lastQuery = next.toString();
+    history.replaceState(null, "", lastQuery ? `#/runs?${lastQuery}` : "#/runs");
+    list.refilter(next);
+  };
+  let timer = 0;
+  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 150); });
+  for (const field of [end, slower, errors]) field.addEventListener("change", apply);
+  return el("div", { class: "filters", role: "search" }, search, end, slower, el("label", {}, errors, " with errors"),
+    el("span", { class: "grow" }), list.summary);
+}
+
+function choice(options, chosen, label) {
+  return el("select", { "aria-label": label },
+    options.map(([value, text]) => el("option", { value, selected: value === (chosen ?? "") }, text)));
+}
+
+class RunList {
+  constructor(filter, signal) {
+    this.filter = filter;
+    this.signal = signal;
+    this.runs = [];
+    this.before = null;
+    this.isFetching = false;
+    this.generation = 0;
+    this.summary = el("span", { class: "muted", role: "status" });
+    this.rows = new Rows({ height: 30, render: (i) => runRow(this.runs[i]), onEnd: () => this.fetchMore(), role: "list",
+      "aria-label": "Runs" });
+    this.nothing = el("div", { hidden: true });
+    this.element = el("div", { class: "panel runs" }, runsHead(), this.rows.element, this.nothing);
+  }
+
+  async fill() {
+    await this.refilter(this.filter);
+    const index = this.runs.findIndex((run) => run.id === lastChosen);
+    if (index >= 0) this.rows.choose(index);
+    this.refresh();
+  }
+
+  /** Another filter, another list; an answer to the former one that comes late is not taken. */
+  async refilter(filter) {
+    this.filter = filter;
+    this.generation += 1;
+    const { generation } = this;
+    const page = await ask(this.path(null), this.signal);
+    if (generation === this.generation) this.take(page);
+  }
+
+  take(page) {
+    this.runs = page.runs;
+    this.before = page.before;
+    this.rows.chosen = -1;
+    this.rows.element.scrollTop = 0;
+    this.show();
+  }
+
+  path(before) {
+    const query = new URLSearchParams(this.filter);
+    query.set("limit", PAGE);
+    if (before) query.set("before", before);
+    return `runs?${query}`;
+  }
+
+  async fetchMore() {
+    if (!this.before || this.isFetching) return;
+    this.isFetching = true;
+    const { generation } = this;
+    try {
+      const page = await ask(this.path(this.before), this.signal);
+      if (generation !== this.generation) return;
+      this.runs.push(...page.runs);
+      this.before = page.before;
+      this.show();
+    } finally {
+      this.isFetching = false;
+    }
+  }
+
+  /** New runs come in at the top, without moving what is looked at. */
+  refresh() {
+    let generation = 0;
+    const path = () => { generation = this.generation; return this.path(null); };
+    follow(path, REFRESH_MS, this.signal, (page) => {
+      if (generation !== this.generation) return;
+      const known = new Set(this.runs.map((run) => run.id));
+      const isOther = page.runs.some((run) => !known.has(run.id) || this.hasGrown(run));
+      if (!isOther || this.rows.element.scrollTop > 0) return;
+      const seen = new Set(page.runs.map((run) => run.id));
+      const chosen = this.runs[this.rows.chosen]?.id;
+      const rest = this.runs.filter((run) => !seen.has(run.id));
+      if (!rest.length) this.before = page.before;
+      this.runs = [...page.runs, ...rest];
+      this.show();
+      if (chosen) this.rows.choose(this.runs.findIndex((run) => run.id === chosen));
+    });
+  }
+
+  hasGrown(run) {
+    const known = this.runs.find((each) => each.id === run.id);
+    return !known || known.wall_ms !== run.wall_ms || known.num_turns !== run.num_turns;
+  }
+
+  show() {
+    this.rows.reset(this.runs.length);
+    this.summary.textContent = this.before ? `first ${plural(this.runs.length, "run")}`
+      : plural(this.runs.length, "run");
+    this.nothing.hidden = this.runs.length > 0;
+    this.rows.element.hidden = !this.runs.length;
+    this.nothing.replaceChildren(String(this.filter) ? empty("No run is like that.", "Loosen the filter to see others.")
+      : noRuns());
+  }
+
+  onKey(key) {
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[key];
+    if (step) {
+      this.rows.choose(Math.max(0, Math.min(this.runs.length - 1, this.rows.chosen + step)));
+      lastChosen = this.runs[this.rows.chosen]?.id ?? "";
+      return true;
+    }
+    const run = this.runs[this.rows.chosen];
+    if (key === "Enter" && run) location.hash = `#/runs/${run.id}`;
+    if (key === "Escape" && String(this.filter)) location.hash = "#/runs";
+    return key === "Enter";
+  }
+}
+
+export function listRuns(runs) {
+  return el("div", { role: "list" }, runsHead(), runs.map((run) => runRow(run)));
+}
+
+export function noRuns() {
+  return empty("No runs are recorded yet.", "Ask the server something, or let an agent loose: ",
+    el("code", {}, 'hotloop run agent.py "…"'),
+    ". Runs are recorded unless ", el("code", {}, "--trace off"), " is given.");
+}
+
+function runsHead() {
+  return el("div", { class: "runs-head" }, HEAD.map(([name, kind]) => el("span", { class: kind }, name)));
+}
+
+function runRow(run) {
+  const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
+    ["model", run.model], ["session", run.session],
+    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["spans", count(run.num_spans)],
+      ["errors", run.num_errors || null]];
+  const mood = run.end === "failed" || run.num_errors ? "bad" : run.end === "done" ? "good" : "";
+  return el("a", { class: "run-row", href: `#/runs/${run.id}`, role: "listitem", tip,
+    onclick: () => { lastChosen = run.id; } },
+    el("span", { class: "muted" }, moment(run.start_ms)),
+    el("span", {}, run.agent || el("span", { class: "muted" }, run.model || shortId(run.id))),
+    el("span", { class: "mono wide muted" }, run.session || NONE),
+    el("span", { class: `state ${mood}` }, run.end || "request"),
+    el("span", { class: "num" }, count(run.num_turns)),
+    el("span", { class: "num" }, duration(run.wall_ms)),
+    el("span", { class: "num wide" }, short(run.num_prompt)),
+    el("span", { class: "share-bar" }, stack([["cached", run.num_cached]], run.num_prompt, { class: "thin" }),
+      el("span", { class: "num" }, percent(run.num_cached, run.num_prompt))),
+    el("span", { class: "num wide" }, short(run.num_output)),
+    el("span", { class: "num wide" }, run.money ? money(run.money) : el("span", { class: "muted" }, NONE)));
+}

@@ -1,0 +1,122 @@
+"""The page in a real browser: a store full of made-up runs, served on loopback, and Chromium to look at it."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import uvicorn
+from tests.ui.made_up import FINDINGS, Engine, fill_store, hostile_run, long_run, make_runs
+
+from hotloop.border.listen import bind, url_of
+from hotloop.trace.store import TraceStore
+from hotloop.ui.app import create_ui
+from hotloop.ui.store_source import StoreSource
+
+NUM_RUNS = 1000
+
+
+class PageServer(uvicorn.Server):
+    """Serves the page in a thread."""
+
+    def __init__(self, source: StoreSource, api_key: str | None = None) -> None:
+        app = create_ui(source, api_key=api_key)
+        super().__init__(uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=2))
+        self._listener = bind("127.0.0.1", 0)
+        self.url = f"{url_of(self._listener)}/ui"
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._listener]})
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self._is_up.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._is_up.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand runs, a long one among them and a hostile one."""
+    path = tmp_path_factory.mktemp("ui") / "trace.db"
+    return fill_store(path, *make_runs(NUM_RUNS - 2), long_run(), hostile_run())
+
+
+@pytest.fixture(scope="session")
+def full_server(store_path: Path) -> Iterator[PageServer]:
+    with TraceStore(store_path) as store:
+        source = StoreSource(store, title="made up", model="tiny", live=Engine().live, lint=lambda spans: FINDINGS)
+        with PageServer(source) as server:
+            yield server
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., PageServer]]:
+    """Serves a store of the given runs, with nothing live."""
+    opened: list[Any] = []
+
+    def start(*runs: Any, api_key: str | None = None, **more: Any) -> PageServer:
+        store = TraceStore(fill_store(tmp_path / "trace.db", *runs))
+        server = PageServer(StoreSource(store, title="made up", **more), api_key)
+        opened.extend((store, server))
+        return server.__enter__()
+
+    yield start
+    for each in reversed(opened):
+        each.__exit__(None, None, None)
+
+
+@dataclass
+class Browsing:
+    """A tab, and what went wrong in it."""
+
+    page: Any
+    problems: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+
+    def open(self, address: str) -> Any:
+        self.page.goto(address)
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright: pip install it")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not path:
+        pytest.skip("the page is tested in Chromium, and there is none here")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Browsing]:
+    """A fresh tab in which nothing may go wrong: no error, no refused script or style, nothing from elsewhere."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    browsing = Browsing(context.new_page())
+    page = browsing.page
+    page.set_default_timeout(15_000)
+    page.on("pageerror", lambda error: browsing.problems.append(str(error)))
+    page.on("console", lambda said: browsing.problems.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("dialog", lambda dialog: browsing.problems.append(f"a dialog: {dialog.message}"))
+    page.on("request", lambda request: browsing.addresses.append(request.url))
+    yield browsing
+    shown = page.inner_text("body")
+    context.close()
+    assert "[object" not in shown
+    assert "undefined" not in shown
+    assert "NaN" not in shown
+    assert not browsing.problems
+    assert all(address.startswith("http://127.0.0.1:") for address in browsing.addresses)

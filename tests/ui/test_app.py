@@ -1,0 +1,135 @@
+"""The page's files and its API, without a browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.ui.made_up import FINDINGS, Engine, Run, fill_store, make_runs
+
+from hotloop.trace.store import TraceStore
+from hotloop.ui.app import HEADERS, create_ui
+from hotloop.ui.store_source import StoreSource
+
+STATIC = Path(__file__).parents[2] / "src/hotloop/ui/static"
+RUN = Run(10_001, "triage", "session-01").agent_run(3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TraceStore]:
+    with TraceStore(fill_store(tmp_path / "trace.db", RUN, *make_runs(30))) as store:
+        yield store
+
+
+def client(store: TraceStore, *, api_key: str | None = None, **more: Any) -> httpx.AsyncClient:
+    app = create_ui(StoreSource(store, title="here", **more), api_key=api_key)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
+
+
+class TestFiles:
+    async def test_every_file_is_sent_with_the_same_strict_headers(self, store: TraceStore):
+        async with client(store, api_key="secret") as ui:
+            for path in STATIC.rglob("*.*"):
+                answer = await ui.get(f"/ui/static/{path.relative_to(STATIC).as_posix()}")
+                assert answer.status_code == 200
+                assert answer.content == path.read_bytes()
+                assert HEADERS.items() <= dict(answer.headers).items()
+            assert (await ui.get("/ui")).text == (STATIC / "index.html").read_text()
+
+    async def test_nothing_but_its_own_origin_is_allowed(self, store: TraceStore):
+        async with client(store) as ui:
+            policy = (await ui.get("/ui")).headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
+        assert "unsafe" not in policy
+        assert "http" not in policy
+
+    async def test_only_its_own_files(self, store: TraceStore):
+        async with client(store) as ui:
+            for name in ("nothing.js", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "run"):
+                assert (await ui.get(f"/ui/static/{name}")).status_code == 404
+
+    async def test_a_file_that_has_not_changed_is_not_sent_again(self, store: TraceStore):
+        async with client(store) as ui:
+            etag = (await ui.get("/ui")).headers["etag"]
+            assert (await ui.get("/ui", headers={"if-none-match": etag})).status_code == 304
+
+    async def test_a_slash_too_many_leads_to_the_page(self, store: TraceStore):
+        async with client(store) as ui:
+            answer = await ui.get("/ui/", follow_redirects=True)
+        assert str(answer.url) == "http://here/ui"
+
+    def test_scripts_never_parse_html_and_load_nothing_from_elsewhere(self):
+        for path in STATIC.rglob("*.*"):
+            text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+            for word in ("innerHTML", "outerHTML", "AdjacentHTML", "document.write", "eval(", "http://", "https://"):
+                assert word not in text, path.name
+
+
+class TestKey:
+    async def test_the_page_is_for_everybody_and_what_it_shows_is_not(self, store: TraceStore):
+        asked = ("overview", "live", "runs", f"runs/{RUN[0].trace_id}", f"runs/{RUN[0].trace_id}/lint")
+        async with client(store, api_key="secret", live=Engine().live, lint=lambda spans: FINDINGS) as ui:
+            assert (await ui.get("/ui")).status_code == 200
+            for path in asked:
+                assert (await ui.get(f"/ui/api/{path}")).status_code == 401
+                assert (await ui.get(f"/ui/api/{path}", headers={"x-api-key": "wrong"})).status_code == 401
+                assert (await ui.get(f"/ui/api/{path}", headers={"authorization": "Bearer secret"})).status_code == 200
+
+
+class TestApi:
+    async def test_the_overview_says_whose_page_it_is(self, store: TraceStore):
+        async with client(store, model="tiny") as ui:
+            about = (await ui.get("/ui/api/overview")).json()
+        assert about["title"] == "here"
+        assert about["model"] == "tiny"
+        assert (about["has_live"], about["has_lint"]) == (False, False)
+
+    async def test_what_is_live_is_told_and_not_kept(self, store: TraceStore):
+        async with client(store, live=Engine().live) as ui:
+            answer = await ui.get("/ui/api/live")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.json()["replicas"][0]["name"] == "tiny-1"
+        assert answer.json()["kv"]["num_blocks"] == 900
+
+    async def test_what_is_not_there_is_one_line(self, store: TraceStore):
+        async with client(store) as ui:
+            for path in ("live", "runs/nothing", f"runs/{RUN[0].trace_id}/lint"):
+                answer = await ui.get(f"/ui/api/{path}")
+                assert answer.status_code == 404
+                assert "\n" not in answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize("query", ["limit=some", "min_wall_s=-1", "min_wall_s=nan", "end=never"])
+    async def test_a_filter_that_is_nonsense_is_refused(self, store: TraceStore, query: str):
+        async with client(store) as ui:
+            answer = await ui.get(f"/ui/api/runs?{query}")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(query.partition("=")[0])
+
+    async def test_a_list_goes_on_where_it_stopped(self, store: TraceStore):
+        ids: list[str] = []
+        async with client(store) as ui:
+            before = ""
+            while before is not None:
+                page = (await ui.get(f"/ui/api/runs?limit=7&before={before}")).json()
+                ids += [run["id"] for run in page["runs"]]
+                before = page["before"]
+        assert len(ids) == len(set(ids)) == 31
+
+    async def test_a_run_has_its_turns(self, store: TraceStore):
+        async with client(store) as ui:
+            run = (await ui.get(f"/ui/api/runs/{RUN[0].trace_id}")).json()
+        assert [turn["turn"] for turn in run["turns"]] == [1, 2, 3]
+        assert run["agent"] == "triage"
+
+    async def test_nothing_is_written(self, store: TraceStore):
+        async with client(store) as ui:
+            for path in ("/ui", "/ui/api/runs", f"/ui/api/runs/{RUN[0].trace_id}"):
+                assert (await ui.post(path)).status_code == 405
+
+    async def test_a_store_that_cannot_be_read_is_said_so(self, store: TraceStore):
+        store.close()
+        async with client(store) as ui:
+            answer = await ui.get("/ui/api/runs")
+        assert answer.status_code == 503
+        assert "cannot read the trace store" in answer.json()["error"]["message"]

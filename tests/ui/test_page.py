@@ -1,0 +1,234 @@
+"""Every view of the page, in Chromium."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.ui.conftest import NUM_RUNS, Browsing, PageServer
+from tests.ui.made_up import SCRIPT, TOOLS, Run, hostile_run, long_run
+
+LONG, HOSTILE = long_run()[0].trace_id, hostile_run()[0].trace_id
+NUM_FAILED = sum(i % 9 == 4 and i % 7 != 3 for i in range(NUM_RUNS - 2))  # as `make_runs` has it
+FEW = [Run(i, "flight desk", "session-01").agent_run(6) for i in range(3)]
+
+
+def open_run(tab: Browsing, server: PageServer, run_id: str) -> None:
+    tab.open(f"{server.url}#/runs/{run_id}").wait_for_selector(".waterfall svg .column")
+
+
+def chosen_row(tab: Browsing) -> str:
+    return tab.page.locator(".run-row.chosen").get_attribute("href").removeprefix("#/runs/")
+
+
+def background(tab: Browsing) -> str:
+    return tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+class TestOverview:
+    def test_it_shows_what_goes_on_and_goes_on_showing_it(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(full_server.url)
+        page.wait_for_selector("text=KV memory by session")
+        for words in ("Running", "Cache hits", "Output tokens/s", "Waiting", "Replicas", "Requests", "Latest runs"):
+            assert page.get_by_text(words, exact=True).count(), words
+        assert page.locator("#place").text_content() == "made up · tiny"
+        assert page.locator(".cells .group").count() > 10
+        assert page.get_by_text("1 of 2 up").count() == 1
+        first = page.locator(".tile").first.text_content()
+        page.wait_for_function("was => document.querySelector('.tile').textContent !== was", arg=first)
+        page.wait_for_selector(".tile polyline.line", state="attached")
+        assert page.locator("#pulse").text_content() == "live"
+
+    def test_a_store_tells_where_to_look_instead(self, tab: Browsing, serve: Callable[..., PageServer]):
+        page = tab.open(serve(*FEW).url)
+        page.wait_for_selector("text=These are recorded runs.")
+        assert page.locator(".latest .run-row").count() == len(FEW)
+
+    def test_without_runs_it_tells_how_to_make_some(self, tab: Browsing, serve: Callable[..., PageServer]):
+        server = serve()
+        tab.open(server.url).wait_for_selector("text=No runs are recorded yet.")
+        tab.open(f"{server.url}#/runs").wait_for_selector("text=No runs are recorded yet.")
+
+
+class TestRuns:
+    def test_a_thousand_runs_are_there_and_only_what_is_seen_is_drawn(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(f"{full_server.url}#/runs")
+        page.wait_for_selector(".run-row")
+        for num_seen in range(200, NUM_RUNS, 200):
+            page.wait_for_selector(f"text=first {num_seen} runs")
+            page.evaluate("document.querySelector('.rows').scrollTop = 1e9")
+        page.wait_for_selector(f"text={NUM_RUNS:,} runs")
+        page.evaluate("document.querySelector('.rows').scrollTop = 1e9")
+        page.wait_for_selector(f".run-row[href='#/runs/{LONG}']")  # the oldest
+        assert page.locator(".run-row").count() < 100
+
+    def test_a_filter_narrows_the_list_and_is_part_of_the_address(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(f"{full_server.url}#/runs")
+        page.wait_for_selector(".run-row")
+        page.fill("input[type=search]", "LONG haul")
+        page.wait_for_selector("text=1 run")
+        assert page.locator(".run-row").get_attribute("href") == f"#/runs/{LONG}"
+        assert "q=LONG+haul" in page.url
+        page.reload()
+        page.wait_for_selector("text=1 run")
+        page.fill("input[type=search]", "nobody has this name")
+        page.wait_for_selector("text=No run is like that.")
+        page.fill("input[type=search]", "")
+        page.select_option("select >> nth=0", "failed")
+        page.wait_for_selector(f"text={NUM_FAILED} runs")
+        assert set(page.locator(".run-row .state").all_text_contents()) == {"failed"}
+
+    def test_the_keys_lead_into_a_run_and_back_to_where_one_was(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(f"{full_server.url}#/runs?q=code")
+        page.wait_for_selector(".run-row")
+        for key in ("j", "j", "j", "k"):
+            page.keyboard.press(key)
+        chosen = chosen_row(tab)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".waterfall svg .column")
+        assert page.url.endswith(f"#/runs/{chosen}")
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".run-row.chosen")
+        assert page.url.endswith("#/runs?q=code")
+        assert chosen_row(tab) == chosen
+
+    def test_slash_searches_and_question_mark_helps(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(full_server.url)
+        page.wait_for_selector("text=Latest runs")
+        page.keyboard.press("?")
+        page.wait_for_selector("dialog[open] >> text=Keys")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog[open]", state="detached")
+        page.keyboard.press("/")
+        page.wait_for_selector("input[type=search]:focus")
+        page.keyboard.type("triage j")  # a key that is typed is only typed
+        assert page.input_value("input[type=search]") == "triage j"
+
+
+class TestRun:
+    def test_it_has_every_view_of_a_run(self, tab: Browsing, serve: Callable[..., PageServer]):
+        server = serve(*FEW, lint=lambda spans: ())
+        open_run(tab, server, FEW[0][0].trace_id)
+        page = tab.page
+        titles = page.locator("section h2").all_text_contents()
+        assert titles[:3] == ["Where the time went", "Waterfall", "Tokens, turn by turn"]
+        assert titles[3:] == ["Prefix map", "Speculation", "Critical path", "Linter"]
+        assert page.locator("svg[aria-label='tokens of each turn'] .column").count() == 6
+        assert page.locator(".prefix-row").count() == 6
+        assert page.locator(".waterfall .tick").count() > 0
+        assert any(page.locator(".waterfall svg text", has_text=tool).count() for tool in TOOLS)
+        page.wait_for_selector("text=Nothing to find fault with.")
+
+    def test_a_turn_that_is_chosen_is_chosen_everywhere(self, tab: Browsing, serve: Callable[..., PageServer]):
+        open_run(tab, serve(*FEW), FEW[1][0].trace_id)
+        page = tab.page
+        for key in ("j", "j", "j", "k"):
+            page.keyboard.press(key)
+        page.wait_for_selector(".turn >> text=Turn 2")
+        page.wait_for_selector(".waterfall .band.chosen")
+        assert page.locator(".prefix-row.chosen span").first.text_content() == "2"
+        columns = page.locator("svg[aria-label='tokens of each turn'] .column")
+        assert "chosen" in columns.nth(1).get_attribute("class")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("button[data-mode=whole][aria-pressed=false]")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("button[data-mode=whole][aria-pressed=true]")
+        columns.nth(4).click()
+        page.wait_for_selector(".turn >> text=Turn 5")
+
+    def test_two_hundred_turns_are_drawn_as_far_as_they_are_seen(self, tab: Browsing, full_server: PageServer):
+        open_run(tab, full_server, LONG)
+        page = tab.page
+        assert page.locator("svg[aria-label='tokens of each turn'] .column").count() == 200
+        for _ in range(150):
+            page.keyboard.press("j")
+        page.wait_for_selector(".turn >> text=Turn 150")
+        page.wait_for_selector(".waterfall .band.chosen")
+        assert page.locator(".waterfall svg *").count() < 2000
+        assert page.locator(".prefix-row").count() < 60
+        page.wait_for_selector("button[data-mode=rows][aria-pressed=true]")
+        page.evaluate("document.querySelector('.waterfall').scrollTop = 1e9")
+        page.wait_for_selector(".waterfall text.strong:text-is('200')", state="attached")
+
+    def test_the_linter_is_heard(self, tab: Browsing, full_server: PageServer):
+        open_run(tab, full_server, LONG)
+        tab.page.wait_for_selector(".finding >> text=HL001")
+        assert tab.page.locator(".finding .severity").all_text_contents() == ["warning", "note"]
+        assert tab.page.locator(".finding", has_text="5,120 tokens").count() == 1
+
+    def test_a_plain_clients_request_is_a_run_of_one_turn(self, tab: Browsing, serve: Callable[..., PageServer]):
+        spans = Run(5, session="curl").plain_request()
+        open_run(tab, serve(spans), spans[0].trace_id)
+        assert tab.page.locator(".prefix-row").count() == 1
+        assert tab.page.get_by_text("Nothing was begun early.").count() <= 1
+
+    def test_a_run_that_is_not_there_is_said_so(self, tab: Browsing, full_server: PageServer):
+        page = tab.open(f"{full_server.url}#/runs/{'0' * 32}")
+        page.wait_for_selector("text=there is no such run")
+        assert tab.problems == [problem for problem in tab.problems if "404" in problem]
+        tab.problems.clear()
+
+
+class TestHostileText:
+    def test_it_stays_text(self, tab: Browsing, full_server: PageServer):
+        open_run(tab, full_server, HOSTILE)
+        page = tab.page
+        for _ in range(12):
+            page.keyboard.press("j")
+        page.wait_for_selector(".turn >> text=Turn 12")
+        assert page.locator("h1").text_content() == SCRIPT
+        page.wait_for_selector(".finding")
+        for address in ("#/runs?q=script", "#/"):
+            page.goto(f"{full_server.url}{address}")
+            page.wait_for_selector(".run-row")
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("script").count() == 1
+        assert page.locator("img").count() == 0
+
+    def test_words_that_changed_are_shown_where_they_are_recorded(self, tab: Browsing, full_server: PageServer):
+        open_run(tab, full_server, HOSTILE)
+        marks = tab.page.locator(".prefix-row mark")
+        assert marks.count() > 0
+        assert tab.page.locator(".prefix-row del").first.text_content() == "Monday 10:14"
+        assert tab.page.locator(".prefix-row .notch").count() > 0
+
+
+class TestTheme:
+    def test_it_follows_the_system_until_told_otherwise(self, tab: Browsing, serve: Callable[..., PageServer]):
+        page = tab.page
+        page.emulate_media(color_scheme="light")
+        tab.open(serve(*FEW).url).wait_for_selector(".run-row")
+        light = background(tab)
+        page.emulate_media(color_scheme="dark")
+        dark = background(tab)
+        assert light != dark
+        page.keyboard.press("t")
+        assert page.locator("#theme").text_content() == "Light"
+        assert background(tab) == light
+        page.click("#theme")
+        page.emulate_media(color_scheme="light")
+        assert background(tab) == dark
+        page.reload()
+        page.wait_for_selector(".run-row")
+        assert page.locator("#theme").text_content() == "Dark"
+        assert background(tab) == dark
+
+
+class TestKey:
+    @pytest.fixture
+    def locked(self, serve: Callable[..., PageServer]) -> PageServer:
+        return serve(*FEW, api_key="secret")
+
+    def test_the_page_asks_for_it_once(self, tab: Browsing, locked: PageServer):
+        page = tab.open(f"{locked.url}#/runs")
+        page.fill("dialog[open] input", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=That key was not taken.")
+        page.fill("dialog[open] input", "secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".run-row")
+        page.reload()
+        page.wait_for_selector(".run-row")
+        assert page.locator("dialog[open]").count() == 0
+        assert all("secret" not in address for address in tab.addresses)
+        assert page.evaluate("localStorage.getItem('hotloop-key')") is None
+        assert all("401" in problem for problem in tab.problems)
+        tab.problems.clear()

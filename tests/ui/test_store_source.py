@@ -1,0 +1,75 @@
+"""Which runs a filter finds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.ui.made_up import FINDINGS, Engine, fill_store, make_runs
+
+from hotloop.trace.store import TraceStore
+from hotloop.ui.source import RunFilter
+from hotloop.ui.store_source import StoreSource
+
+NUM_RUNS = 36
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSource]:
+    path = fill_store(tmp_path_factory.mktemp("store") / "trace.db", *make_runs(NUM_RUNS))
+    with TraceStore(path) as store:
+        yield StoreSource(store, title="here")
+
+
+def test_the_newest_come_first(source: StoreSource):
+    page = source.runs(RunFilter())
+    assert len(page.runs) == NUM_RUNS
+    assert page.before is None
+    assert [run.start_ms for run in page.runs] == sorted((run.start_ms for run in page.runs), reverse=True)
+
+
+def test_text_is_looked_for_in_what_names_a_run(source: StoreSource):
+    [some] = source.runs(RunFilter(limit=1, text="TRIAGE")).runs
+    assert some.agent == "triage"
+    assert {run.session for run in source.runs(RunFilter(text="session-03")).runs} == {"session-03"}
+    assert some.id in {run.id for run in source.runs(RunFilter(text=some.id[:10])).runs}
+    assert len(source.runs(RunFilter(text="tiny")).runs) == NUM_RUNS
+    assert source.runs(RunFilter(text="%")).runs == ()
+
+
+def test_by_how_it_ended_and_how_long_it_took(source: StoreSource):
+    failed = source.runs(RunFilter(end="failed")).runs
+    assert failed
+    assert failed == source.runs(RunFilter(has_errors=True)).runs
+    plain = source.runs(RunFilter(end="none")).runs
+    assert {run.agent for run in plain} == {""}
+    slow = source.runs(RunFilter(min_wall_s=1.0)).runs
+    assert 0 < len(slow) < NUM_RUNS
+    assert all(run.wall_ms >= 1000 for run in slow)
+
+
+def test_pages_of_what_a_filter_wants_make_up_the_list(source: StoreSource):
+    wanted = source.runs(RunFilter(end="done")).runs
+    found, before = [], None
+    while len(found) < len(wanted):
+        page = source.runs(RunFilter(end="done", limit=4, before=before))
+        found += page.runs
+        before = page.before
+    assert tuple(found) == wanted
+    assert before is None
+
+
+def test_what_is_not_handed_in_is_not_there(source: StoreSource):
+    run_id = source.runs(RunFilter(limit=1)).runs[0].id
+    assert source.live() is None
+    assert source.lint(run_id) is None
+    assert source.run("nothing") is None
+
+
+def test_what_is_handed_in_is_asked(tmp_path: Path):
+    spans = next(make_runs(1))
+    with TraceStore(fill_store(tmp_path / "trace.db", spans)) as store:
+        source = StoreSource(store, title="here", live=Engine().live, lint=lambda found: FINDINGS[: len(found) > 0])
+        assert source.about().has_live
+        assert source.live().num_running == 5
+        assert source.lint(spans[0].trace_id) == FINDINGS[:1]
+        assert source.lint("nothing") is None
