@@ -1,0 +1,94 @@
+"""Why a request is not the one before it continued: each change has one cause, or none that matters."""
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from hotloop.lint.change import Change
+from hotloop.lint.volatile import find_volatile
+
+if TYPE_CHECKING:
+    from hotloop.lint.run import Run, Step
+
+
+class Cause(Enum):
+    VOLATILE = auto()
+    """A time, an id or a counter."""
+    UNSTABLE = auto()
+    """Other words that begin the prompt, and changed."""
+    TOOL_ORDER = auto()
+    KEY_ORDER = auto()
+    TOOLS_CHANGED = auto()
+    REWRITTEN = auto()
+    TRIMMED = auto()
+    THINKING = auto()
+    HOISTED = auto()
+    REWORDED = auto()
+    """What the model wrote, sent back in another spelling."""
+
+
+def changes_by(run: "Run", cause: Cause) -> "Iterator[tuple[Step, Change]]":
+    for step in run.steps:
+        for change, found in zip(step.changes, step.causes, strict=True):
+            if found is cause:
+                yield step, change
+
+
+def find_cause(step: "Step", change: Change) -> Cause | None:
+    part = change.part
+    if part.kind == "tool":
+        return _cause_in_tools(change)
+    if part.kind == "thinking":
+        return Cause.THINKING if change.kind == "removed" else Cause.REWRITTEN
+    if change.kind == "edited" and is_volatile(change):
+        return Cause.VOLATILE
+    if any(part is each for asked in (step.asked, step.before) if asked for each in asked.system):
+        return _cause_in_system(step, change)
+    return _cause_in_history(step, change)
+
+
+def is_volatile(change: Change) -> str | None:
+    if not change.old or not change.new:
+        return None
+    return find_volatile(change.old.text, change.new.text, change.begin, change.end, change.old_end)
+
+
+def _cause_in_tools(change: Change) -> Cause:
+    if change.kind == "moved":
+        return Cause.TOOL_ORDER
+    if change.kind == "edited" and change.is_same_value:
+        return Cause.KEY_ORDER
+    return Cause.VOLATILE if change.kind == "edited" and is_volatile(change) else Cause.TOOLS_CHANGED
+
+
+def _cause_in_system(step: "Step", change: Change) -> Cause:
+    """A system text that only grew, by whole lines, while its conversation went on has taken up what came later."""
+    has_grown = change.kind == "inserted" or (change.kind == "edited" and _has_new_lines(change))
+    return Cause.HOISTED if has_grown and not step.is_first else Cause.UNSTABLE
+
+
+def _cause_in_history(step: "Step", change: Change) -> Cause | None:
+    part = change.part
+    if change.kind == "removed":
+        return None if change.is_tail else Cause.TRIMMED
+    if change.kind == "inserted":
+        return Cause.HOISTED if part.kind == "system" else Cause.REWRITTEN
+    if part.role == "assistant" and (change.is_same_value or _differ_in_space(change)):
+        return Cause.REWORDED
+    return Cause.UNSTABLE if _is_opening(step, change) else Cause.REWRITTEN
+
+
+def _has_new_lines(change: Change) -> bool:
+    assert change.old
+    begins_line = change.new_words.startswith("\n") or change.old.text[: change.begin].endswith("\n")
+    return not change.old_words and (begins_line or change.begin == len(change.old.text))
+
+
+def _differ_in_space(change: Change) -> bool:
+    old, new = (part.text if part else "" for part in (change.old, change.new))
+    return "".join(old.split()) == "".join(new.split())
+
+
+def _is_opening(step: "Step", change: Change) -> bool:
+    """Whether the assistant has not spoken yet."""
+    return all(part.role != "assistant" for part in step.asked.parts[: change.position])

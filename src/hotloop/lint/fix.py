@@ -1,0 +1,171 @@
+"""Requests rewritten where that is safe: nothing a model is told is lost, and nothing said changes its meaning.
+
+    tools        sorted by name, the keys of their schemas in one order; properties keep theirs
+    a line that HL002 found in the system text   moved behind the message that was the newest when it was sent
+    cache_control   on the last block of the system text and of the newest message
+
+A time stays behind the message it was moved to while the conversation goes on, so that a prompt still begins as the one
+before it. Bodies are never changed in place.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+from hotloop.core.errors import ConfigError
+from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.part import Json, listing, mapping
+from hotloop.lint.requests import BODY_KEYS
+from hotloop.lint.run import Run, Step
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("enum", "const", "default", "examples")
+_MARK = {"type": "ephemeral"}
+_PATH = re.compile(r"messages\[(\d+)\]\.content(?:\[(\d+)\]\.text)?|system(?:\[(\d+)\]\.text)?")
+
+
+def fix_runs(runs: Sequence[Run]) -> dict[int, Json]:
+    """The bodies by the number of their request."""
+    return {index: body for run in runs for index, body in _fix_run(run)}
+
+
+def fix_file(runs: Sequence[Run]) -> Iterator[str]:
+    """The lines of a file of requests, in their order, and what else they told. Raises ConfigError for a transcript."""
+    rows = {step.asked.index: step.asked.row for run in runs for step in run.steps}
+    for index, body in sorted(fix_runs(runs).items()):
+        row = rows[index]
+        if not row:
+            raise ConfigError("transcripts cannot be mended, only requests: one a line")
+        key = next((name for name in BODY_KEYS if isinstance(row.get(name), dict)), None)
+        yield json.dumps(row | {key: body} if key else body, ensure_ascii=False)
+
+
+def sort_tools(body: Json) -> Json:
+    tools = body.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return body
+    return body | {"tools": sorted(map(_sort_tool, tools), key=_tool_name)}
+
+
+def place_breakpoints(body: Json) -> Json:
+    """Two: at the end of what never changes, and at the end of all. The latter is found again from the next request."""
+    body = _without_marks(deepcopy(body))
+    if isinstance(body.get("system"), str) and body["system"]:
+        body["system"] = [{"type": "text", "text": body["system"]}]
+    for blocks in (listing(body.get("system")) or listing(body.get("tools")), _newest_blocks(body)):
+        if blocks and isinstance(blocks[-1], dict):
+            blocks[-1]["cache_control"] = _MARK
+    return body
+
+
+def _fix_run(run: Run) -> Iterator[tuple[int, Json]]:
+    moves = _Moves(run)
+    wants_marks = any(part.has_breakpoint for step in run.steps for part in step.asked.parts)
+    for step in run.steps:
+        body = moves.apply(step, sort_tools(deepcopy(step.asked.body)))
+        is_marked = wants_marks or (step.asked.api == "messages" and len(run.steps) > 1)
+        yield step.asked.index, place_breakpoints(body) if is_marked and step.asked.api == "messages" else body
+
+
+class _Moves:
+    """Which lines of the system text go where: known once all of a run was seen. `notes` are by message."""
+
+    def __init__(self, run: Run) -> None:
+        self._lines = {
+            (change.part.path, change.part.text.count("\n", 0, change.begin))
+            for step, change in changes_by(run, Cause.VOLATILE)
+            if change.part in step.asked.system
+        }
+        self._notes: dict[int, str] = {}
+
+    def apply(self, step: Step, body: Json) -> Json:
+        taken = [_take_line(body, path, line) for path, line in sorted(self._lines, reverse=True)]
+        news = "\n".join(reversed([line for line in taken if line]))
+        messages = [mapping(message) for message in listing(body.get("messages"))]
+        heard = [i for i, message in enumerate(messages) if message.get("role") in ("user", "tool")]
+        if news and heard:
+            self._notes.setdefault(heard[-1], news)
+        for i, note in self._notes.items():
+            if i in heard:
+                _append(messages[i], note)
+        return body
+
+
+def _take_line(body: Json, path: str, line: int) -> str:
+    """Cut a line out of a text of the body; empty if it has none there."""
+    holder, key = _find_text(body, path)
+    if holder is None:
+        return ""
+    lines = holder[key].split("\n")
+    if line >= len(lines):
+        return ""
+    taken = lines.pop(line)
+    if line < len(lines) and not lines[line].strip():  # the empty line that set it apart
+        lines.pop(line)
+    holder[key] = "\n".join(lines)
+    return str(taken)
+
+
+def _find_text(body: Json, path: str) -> tuple[Any, Any]:
+    """What holds the text at a path, and by which key."""
+    found = _PATH.fullmatch(path)
+    if not found:
+        return (body, path) if isinstance(body.get(path), str) else (None, None)
+    message, piece, block = (int(number) if number else None for number in found.groups())
+    holder = body if message is None else mapping(listing(body.get("messages"))[message])
+    name, index = ("system", block) if message is None else ("content", piece)
+    if index is None:
+        return (holder, name) if isinstance(holder.get(name), str) else (None, None)
+    return holder[name][index], "text"
+
+
+def _append(message: Json, note: str) -> None:
+    text = f"<system>\n{note}\n</system>"
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = f"{content}\n\n{text}"
+    elif isinstance(content, list):
+        content.append({"type": "text", "text": text})
+
+
+def _sort_tool(tool: Json) -> Json:
+    if isinstance(function := tool.get("function"), dict):
+        return tool | {"function": _sort_tool(function)}
+    return {name: _sort_schema(part) if name in ("parameters", "input_schema") else part for name, part in tool.items()}
+
+
+def _tool_name(tool: Json) -> str:
+    return str(mapping(tool.get("function")).get("name") or tool.get("name") or tool.get("type", ""))
+
+
+def _sort_schema(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_sort_schema(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {keyword: _sort_part(keyword, schema[keyword]) for keyword in sorted(schema)}
+
+
+def _sort_part(keyword: str, part: Any) -> Any:
+    if keyword in _SCHEMAS_BY_NAME and isinstance(part, dict):
+        return {name: _sort_schema(inner) for name, inner in part.items()}
+    if keyword == "required" and isinstance(part, list):
+        return sorted(part, key=str)
+    return part if keyword in _VALUES else _sort_schema(part)
+
+
+def _without_marks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_marks(part) for name, part in value.items() if name != "cache_control"}
+    return [_without_marks(part) for part in value] if isinstance(value, list) else value
+
+
+def _newest_blocks(body: Json) -> list[Any]:
+    messages = listing(body.get("messages"))
+    if not messages or not isinstance(messages[-1], dict):
+        return []
+    if isinstance(messages[-1].get("content"), str):
+        messages[-1]["content"] = [{"type": "text", "text": messages[-1]["content"]}]
+    return listing(messages[-1].get("content"))

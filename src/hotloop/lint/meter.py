@@ -1,0 +1,58 @@
+"""How many tokens a text has: an estimate of four bytes each, or a tokenizer that is handed in.
+
+Where an answer tells how many tokens its prompt had, the parts of that prompt are scaled to add up to it: what a chat
+template writes around them, and what a foreign tokenizer makes of them, is then in the figures.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hotloop.lint.part import Part
+
+Count = Callable[[str], int]
+
+_BYTES_PER_TOKEN = 4
+_AROUND_A_PART = 4  # what a template writes around a message
+_MAX_REMEMBERED = 50_000
+
+
+def estimate(text: str) -> int:
+    return -(-len(text.encode(errors="replace")) // _BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The size of texts of one prompt."""
+
+    count: Count
+    factor: float = 1.0
+
+    def tokens(self, text: str) -> int:
+        return round(self.count(text) * self.factor) if text else 0
+
+    def part_tokens(self, part: Part) -> int:
+        return round((self.count(part.text) + _AROUND_A_PART) * self.factor)
+
+    def total(self, parts: Iterable[Part]) -> int:
+        return sum(map(self.part_tokens, parts))
+
+
+class Meter:
+    """Counts a text once: the same ones come again with every request."""
+
+    def __init__(self, count: Count = estimate) -> None:
+        self._count = count
+        self._known: dict[str, int] = {}
+
+    def count(self, text: str) -> int:
+        num_tokens = self._known.get(text)
+        if num_tokens is None:
+            if len(self._known) > _MAX_REMEMBERED:
+                self._known.clear()
+            num_tokens = self._known[text] = self._count(text)
+        return num_tokens
+
+    def scale(self, parts: Iterable[Part], num_prompt: int | None) -> Scale:
+        plain = Scale(self.count)
+        num_counted = plain.total(parts)
+        return Scale(self.count, num_prompt / num_counted) if num_prompt and num_counted else plain

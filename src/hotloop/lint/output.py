@@ -1,0 +1,164 @@
+"""A report for people, programs, code scanners and pull requests. Pure: whoever prints is elsewhere."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hotloop import __version__
+from hotloop.lint.engine import Report
+from hotloop.lint.finding import Finding, Place, Severity, Waste
+from hotloop.lint.rules import RULES
+from hotloop.lint.run import Asked
+
+Json = dict[str, Any]
+
+_STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+_GITHUB = {Severity.NOTE: "notice", Severity.WARNING: "warning", Severity.ERROR: "error"}
+_NAMES = {rule.id: rule.name for rule in RULES}
+_HELP = "docs/lint.md"
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_MAX_PLACES = 3
+
+
+def render_text(report: Report) -> RenderableType:
+    """The costliest first; what is said is never taken for markup."""
+    ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_reread, -f.waste.num_carried))
+    return Group(*(render_finding(finding) for finding in ranked), _summary(report))
+
+
+def render_finding(finding: Finding) -> Text:
+    text = Text()
+    text.append(f"{finding.rule} {finding.severity.label}", _STYLES[finding.severity])
+    text.append(f" {_NAMES[finding.rule]}", "bold").append(f"  {finding.run}\n")
+    text.append(f"  {finding.place}", "dim")
+    if finding.others:
+        text.append(f" and {len(finding.others)} more", "dim")
+    text.append(f"\n  {finding.words}\n")
+    if cost := render_waste(finding.waste):
+        text.append(f"  costs {cost}\n")
+    return text.append(f"  mend: {finding.mend}\n", "green")
+
+
+def render_waste(waste: Waste) -> str:
+    """In words; empty if it costs nothing that is known."""
+    pieces = (
+        (waste.num_reread, f"{waste.num_reread:,d} tokens read again"),
+        (waste.num_carried, f"{waste.num_carried:,d} tokens carried along"),
+        (waste.num_round_trips, f"{waste.num_round_trips} round trips"),
+        (waste.ms, f"{waste.ms or 0:,.0f} ms"),
+        (waste.money, f"${waste.money or 0:.4f}"),
+    )
+    return ", ".join(words for amount, words in pieces if amount)
+
+
+def render_json(report: Report) -> Json:
+    asked = _asked(report)
+    return {
+        "version": 1,
+        "summary": {
+            "runs": len(report.runs),
+            "requests": report.num_requests,
+            "prompt_tokens": report.num_prompt,
+            "predicted_reread_tokens": report.num_reread,
+            "reported_lost_tokens": report.num_lost,
+            "findings": {s.label: sum(f.severity is s for f in report.findings) for s in Severity},
+        },
+        "findings": [_finding_json(finding, asked) for finding in report.findings],
+    }
+
+
+def render_sarif(report: Report) -> Json:
+    """SARIF 2.1.0. Characters are of the text at the path, so a place in a file is its line."""
+    asked = _asked(report)
+    rules = [
+        {
+            "id": rule.id,
+            "name": rule.name,
+            "shortDescription": {"text": rule.summary},
+            "help": {"text": rule.mend},
+            "defaultConfiguration": {"level": rule.severity.label},
+        }
+        for rule in RULES
+    ]
+    driver = {"name": "hotloop lint", "version": __version__, "rules": rules}
+    results = [_sarif_result(finding, asked) for finding in report.findings]
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def render_github(report: Report) -> Iterator[str]:
+    """Workflow commands, which become annotations of a pull request."""
+    asked = _asked(report)
+    for finding in report.findings:
+        request = asked[finding.place.request]
+        where = f" file={_escape(request.source, ',:')},line={request.line}," if request.line else " "
+        message = _escape(_sentence(finding))
+        yield f"::{_GITHUB[finding.severity]}{where}title={finding.rule} {_NAMES[finding.rule]}::{message}"
+
+
+def _summary(report: Report) -> Text:
+    counts = [(s, sum(f.severity is s for f in report.findings)) for s in reversed(Severity)]
+    found = ", ".join(_count(count, s.label) for s, count in counts if count) or "nothing found"
+    share = report.num_reread / report.num_prompt if report.num_prompt else 0.0
+    line = f"{found} in {_count(report.num_requests, 'request')} of {_count(len(report.runs), 'run')}; "
+    line += f"{report.num_reread:,d} of {report.num_prompt:,d} prompt tokens ({share:.1%}) read again for nothing"
+    return Text(line, "bold")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,d} {noun}{'s' * (count != 1)}"
+
+
+def _asked(report: Report) -> dict[int, Asked]:
+    return {step.asked.index: step.asked for run in report.runs for step in run.steps}
+
+
+def _finding_json(finding: Finding, asked: dict[int, Asked]) -> Json:
+    return {
+        "rule": finding.rule,
+        "name": _NAMES[finding.rule],
+        "severity": finding.severity.label,
+        "run": finding.run,
+        "place": _place_json(finding.place, asked),
+        "others": [_place_json(place, asked) for place in finding.others],
+        "words": finding.words,
+        "waste": asdict(finding.waste),
+        "mend": finding.mend,
+    }
+
+
+def _place_json(place: Place, asked: dict[int, Asked]) -> Json:
+    request = asked[place.request]
+    return {**asdict(place), "source": request.source, "line": request.line}
+
+
+def _sarif_result(finding: Finding, asked: dict[int, Asked]) -> Json:
+    return {
+        "ruleId": finding.rule,
+        "level": finding.severity.label,
+        "message": {"text": _sentence(finding)},
+        "locations": [_sarif_location(place, asked[place.request]) for place in finding.places[:_MAX_PLACES]],
+        "partialFingerprints": {"hotloopPlace/v1": f"{finding.rule}:{finding.run}:{finding.place.path}"},
+        "properties": {"waste": asdict(finding.waste), "run": finding.run, "help": _HELP},
+    }
+
+
+def _sarif_location(place: Place, request: Asked) -> Json:
+    location: Json = {"logicalLocations": [{"fullyQualifiedName": place.path, "kind": "value"}]}
+    if request.line:
+        artifact = {"artifactLocation": {"uri": request.source}, "region": {"startLine": request.line}}
+        location["physicalLocation"] = artifact
+    return location
+
+
+def _sentence(finding: Finding) -> str:
+    cost = render_waste(finding.waste)
+    return f"{finding.place}: {finding.words}." + (f" Costs {cost}." if cost else "") + f" {finding.mend}"
+
+
+def _escape(text: str, also: str = "") -> str:
+    for char in "%\r\n" + also:
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text

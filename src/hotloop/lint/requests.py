@@ -1,0 +1,133 @@
+"""Requests from a file: JSON lines of bodies, of `{"request", "response", …}`, or of recorded transcripts.
+
+A line that is no request is an error that names it. A transcript becomes the requests that it was made of: one for
+every turn of the assistant, with all that was said before.
+"""
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import ConfigError
+from hotloop.lint.part import Json, Part, listing, mapping
+from hotloop.lint.shapes.answer import Answer, Api, parse_answer
+from hotloop.lint.shapes.chat import chat_parts
+from hotloop.lint.shapes.messages import messages_parts
+from hotloop.lint.shapes.responses import responses_parts
+
+BODY_KEYS = ("request", "body")
+"""Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
+
+_PARTS = {"chat": chat_parts, "responses": responses_parts, "messages": messages_parts}
+_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+_PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/chat/completions": "chat"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and its answer as they were found. `run` is given where it is certain which one it belongs to; `row` is
+    the line of a file that it is, with all that it told.
+    """
+
+    body: Json
+    api: Api
+    answer: Answer = field(default_factory=Answer)
+    session: str = ""
+    run: str = ""
+    source: str = ""
+    line: int = 0
+    at: float | None = None
+    ttft_ms: float | None = None
+    row: Json = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(_PARTS[self.api](self.body))
+
+
+def read_exchanges(path: Path) -> Iterator[Exchange]:
+    """Raises ConfigError where the file is none."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield from parse_line(line, str(path), number)
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None
+
+
+def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:
+    try:
+        row: Any = msgspec.json.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{source}, line {number} is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{source}, line {number} is not an object")
+    if _is_transcript(row):
+        yield from _play(row, source, number)
+        return
+    body = next((row[name] for name in BODY_KEYS if isinstance(row.get(name), dict)), row)
+    api = find_api(body, str(row.get("url") or row.get("path") or ""))
+    if api is None:
+        raise ConfigError(f"{source}, line {number} is no request: it has neither messages nor an input")
+    session = row.get("session") or body.get("session_id") or ""
+    answer = parse_answer(row.get("response"), api)
+    yield Exchange(
+        body=body,
+        api=api,
+        answer=answer,
+        session=str(session),
+        source=source,
+        line=number,
+        at=_number(row.get("at")),
+        ttft_ms=_number(row.get("ttft_ms")),
+        row=row,
+    )
+
+
+def find_api(body: Json, path: str = "") -> Api | None:
+    """Which API a body is for: by the path it was sent to, else by what only one of them has."""
+    told = next((api for end, api in _PATHS.items() if path.endswith(end)), None)
+    if told:
+        return told
+    if "input" in body or "instructions" in body:
+        return "responses"
+    if not isinstance(body.get("messages"), list):
+        return None
+    blocks = (mapping(block) for message in body["messages"] for block in listing(mapping(message).get("content")))
+    is_anthropic = (
+        any(name in body for name in ("system", "anthropic_version", "stop_sequences", "thinking"))
+        or any("input_schema" in mapping(tool) for tool in listing(body.get("tools")))
+        or any(block.get("type") in _BLOCKS for block in blocks)
+    )
+    return "messages" if is_anthropic else "chat"
+
+
+def _is_transcript(row: Json) -> bool:
+    """A body names its model, and one of Anthropic's says how long the answer may be."""
+    return isinstance(row.get("messages"), list) and "system" in row and not {"model", "max_tokens"} & row.keys()
+
+
+def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
+    system = row.get("system")
+    history: list[Any] = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    tools = {"tools": row["tools"]} if listing(row.get("tools")) else {}
+    run = f"{Path(source).name}:{number}"
+    for message in row["messages"]:
+        if mapping(message).get("role") == "assistant" and history:
+            answer = parse_answer(message, "chat")
+            yield Exchange(
+                body={"messages": [*history], **tools}, api="chat", answer=answer, run=run, source=source, line=number
+            )
+        history.append(message)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

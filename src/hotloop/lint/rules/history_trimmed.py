@@ -1,0 +1,32 @@
+"""HL007: something said earlier is gone, though what came after it is still there."""
+
+from collections.abc import Iterator
+
+from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.change import Change
+from hotloop.lint.finding import Finding, Severity
+from hotloop.lint.rules.rule import Rule, quote
+from hotloop.lint.run import Run, Step
+
+
+def check(run: Run) -> Iterator[Finding]:
+    """Parts that are gone from one place are one finding."""
+    trimmed: dict[tuple[int, int], list[tuple[Step, Change]]] = {}
+    for step, change in changes_by(run, Cause.TRIMMED):
+        trimmed.setdefault((step.asked.index, change.position), []).append((step, change))
+    for group in trimmed.values():
+        step, first = group[0]
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        words = f"{quote(first.old_words)}{more} stood here before; what came after it is still sent"
+        yield RULE.found(step.place_of(first), words, step.waste_of(first))
+
+
+RULE = Rule(
+    id="HL007",
+    name="history-trimmed",
+    severity=Severity.WARNING,
+    summary="Messages are left out at the front or in the middle while later ones stay.",
+    mend="Keep the history until it must be cut, then cut much at once; or let a summary replace all of it.",
+    check=check,
+    min_reread=64,
+)

@@ -1,0 +1,26 @@
+"""HL004: the same schema, its keys in another order."""
+
+from collections.abc import Iterator
+
+from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.finding import Finding, Severity
+from hotloop.lint.rules.rule import Rule, quote
+from hotloop.lint.run import Run
+
+
+def check(run: Run) -> Iterator[Finding]:
+    for step, change in changes_by(run, Cause.KEY_ORDER):
+        words = f"tool {change.part.label!r} means what it did before, but is written otherwise: "
+        words += f"{quote(change.old_words)} became {quote(change.new_words)}"
+        yield RULE.found(step.place_of(change), words, step.waste_of(change))
+
+
+RULE = Rule(
+    id="HL004",
+    name="unstable-key-order",
+    severity=Severity.WARNING,
+    summary="A tool's schema is the same by value, but its keys stand in another order.",
+    mend="Write schemas once and keep the text, or write them with sorted keys.",
+    check=check,
+    min_reread=64,
+)

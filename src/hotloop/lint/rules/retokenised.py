@@ -1,0 +1,74 @@
+"""HL010: what the model wrote comes back in another spelling, or in other tokens."""
+
+from collections.abc import Iterator, Sequence
+from math import gcd
+
+from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.finding import Finding, Severity, Waste
+from hotloop.lint.part import Part
+from hotloop.lint.rules.rule import Rule, quote
+from hotloop.lint.run import Run, Step
+
+_MAX_BLOCK = 256
+_SLACK = 8  # tokens that end a turn are the template's to write
+
+
+def check(run: Run) -> Iterator[Finding]:
+    for step, change in changes_by(run, Cause.REWORDED):
+        what = "arguments" if change.part.kind == "call" else "words"
+        words = f"the model's {what} were sent back as {quote(change.new_words)}, not as it wrote them"
+        yield RULE.found(step.place_of(change), words, step.waste_of(change))
+    yield from _missed(run)
+
+
+def _missed(run: Run) -> Iterator[Finding]:
+    """By what the server reports: the text is the same, its prompt was found, and the answer was not."""
+    if run.last.asked.api == "messages":  # there, answers are not cached until they come back
+        return
+    block = find_block(run.steps)
+    missing = {id(step): num for step in run.steps if (num := _count_missing(step, block))}
+    has_hit = any(_is_judged(step) and id(step) not in missing for step in run.steps)
+    for step in run.steps:
+        if answer := (_answer_part(step) if id(step) in missing else None):
+            num = missing[id(step)]
+            words = f"{num:,d} tokens of the answer before were not found again although its text is the same"
+            severity = None if has_hit else Severity.NOTE
+            yield RULE.found(step.place(answer), words, Waste(num_reread=num), severity=severity)
+
+
+def find_block(steps: Sequence[Step]) -> int:
+    """How many tokens a server keeps together: all that it found is a multiple of it."""
+    found = (step.asked.answer.usage.num_cached for step in steps if step.asked.answer.usage)
+    return min(gcd(*(num for num in found if num)) or 1, _MAX_BLOCK)
+
+
+def _is_judged(step: Step) -> bool:
+    usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
+    return not (step.is_first or step.changes or step.asked.is_chained) and bool(usage and before and usage.num_cached)
+
+
+def _count_missing(step: Step, block: int) -> int:
+    if not _is_judged(step):
+        return 0
+    usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
+    assert usage and before and usage.num_cached
+    num_missing = before.num_prompt + before.num_output - usage.num_cached
+    is_the_answer = usage.num_cached > before.num_prompt - block and num_missing > block + _SLACK
+    return num_missing if is_the_answer else 0
+
+
+def _answer_part(step: Step) -> Part | None:
+    assert step.before
+    behind = step.asked.history[len(step.before.history) :]
+    return next((part for part in behind if part.role == "assistant"), None)
+
+
+RULE = Rule(
+    id="HL010",
+    name="retokenised-turn",
+    severity=Severity.WARNING,
+    summary="What the model wrote comes back in another spelling, or is cut into other tokens.",
+    mend="Keep answers and the arguments of calls as text, exactly as they came; parse a copy.",
+    check=check,
+    min_reread=64,
+)

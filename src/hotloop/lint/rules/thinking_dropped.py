@@ -1,0 +1,32 @@
+"""HL008: the model's thinking does not come back with its answer."""
+
+from collections.abc import Iterator
+
+from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.change import Change
+from hotloop.lint.finding import Finding, Severity
+from hotloop.lint.rules.rule import Rule, quote
+from hotloop.lint.run import Run, Step
+
+
+def check(run: Run) -> Iterator[Finding]:
+    for step, change in changes_by(run, Cause.THINKING):
+        severity = None if _is_in_loop(step, change) else Severity.NOTE
+        words = f"thinking that began with {quote(change.old_words)} was not sent back"
+        yield RULE.found(step.place_of(change), words, step.waste_of(change), severity=severity)
+
+
+def _is_in_loop(step: Step, change: Change) -> bool:
+    """Until the user speaks again a model goes on with its own thoughts; then most templates drop them anyway."""
+    behind = (part for part in step.asked.parts[change.position :] if part.kind in ("text", "result"))
+    return next((part.kind == "result" for part in behind if part.role != "assistant"), False)
+
+
+RULE = Rule(
+    id="HL008",
+    name="thinking-dropped",
+    severity=Severity.WARNING,
+    summary="Thinking is left out when its answer is sent back with the results of its calls.",
+    mend="Send the blocks of an answer back as they came, thinking and signatures too, until the user speaks again.",
+    check=check,
+)

@@ -1,0 +1,103 @@
+"""A run: the requests of one conversation in order, each beside the one it should have continued.
+
+What rules look at is worked out once, when a step is made: what changed, and what had to be read again for it. Frozen.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+
+from hotloop.lint.cause import Cause, find_cause
+from hotloop.lint.change import Change
+from hotloop.lint.finding import Place, Waste
+from hotloop.lint.meter import Scale
+from hotloop.lint.part import Json, Part
+from hotloop.lint.shapes.answer import Answer, Api
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request. `index` counts requests of the whole input, `line` is its line there; `at` is in unix seconds."""
+
+    index: int
+    api: Api
+    body: Json
+    parts: tuple[Part, ...]
+    answer: Answer = field(default_factory=Answer)
+    session: str = ""
+    source: str = ""
+    line: int = 0
+    at: float | None = None
+    ttft_ms: float | None = None
+    row: Json = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        return str(self.body.get("model", ""))
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether what was said before lies with the server and is not sent again."""
+        return bool(self.body.get("previous_response_id"))
+
+    @cached_property
+    def tools(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind == "tool")
+
+    @cached_property
+    def system(self) -> tuple[Part, ...]:
+        """The system texts that begin the prompt."""
+        return tuple(takewhile(lambda part: part.kind == "system", (p for p in self.parts if p.kind != "tool")))
+
+    @cached_property
+    def history(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind != "tool")[len(self.system) :]
+
+    @property
+    def continued(self) -> tuple[Part, ...]:
+        """The history that the next request should begin with."""
+        return self.history + self.answer.parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A request and the one before it. Of a run's first request that is one of another run that is much like it, if
+    there is one: then only system texts and tools were compared.
+    """
+
+    asked: Asked
+    before: Asked | None
+    is_first: bool
+    scale: Scale
+    changes: tuple[Change, ...] = ()
+    num_lost: int = 0
+    """Tokens behind the first change that were read before, and had to be read again."""
+
+    @cached_property
+    def causes(self) -> tuple[Cause | None, ...]:
+        """Of each change; None of one that costs nothing."""
+        return tuple(find_cause(self, change) for change in self.changes)
+
+    def place(self, part: Part, begin: int = 0, end: int | None = None) -> Place:
+        return Place(self.asked.index, part.path, begin, len(part.text) if end is None else end)
+
+    def place_of(self, change: Change) -> Place:
+        """Of what is gone, the place where it stood: the part that is there now, or that the request ends with."""
+        if change.new:
+            return self.place(change.new, change.begin, change.end)
+        parts = self.asked.parts
+        return self.place(parts[min(change.position, len(parts) - 1)], 0, 0) if parts else Place(self.asked.index, "")
+
+    def waste_of(self, change: Change) -> Waste:
+        """All that was lost is the first change's doing: behind it nothing else could have been found either way."""
+        return Waste(num_reread=self.num_lost if change is self.changes[0] else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: str
+    steps: tuple[Step, ...]
+
+    @property
+    def last(self) -> Step:
+        return self.steps[-1]

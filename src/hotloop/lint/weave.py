@@ -1,0 +1,159 @@
+"""Requests as they come, put into the conversations they belong to, each beside the one it should have continued.
+
+Clients seldom say which conversation a request is of. It goes on with the one that it has most of its words from; one
+without a turn of the assistant begins a conversation. A live proxy and a file are woven alike.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hotloop.lint.change import count_common, find_changes
+from hotloop.lint.meter import Meter
+from hotloop.lint.part import Part
+from hotloop.lint.requests import Exchange
+from hotloop.lint.reuse import Reach, Seen, count_lost
+from hotloop.lint.run import Asked, Run, Step
+
+_MAX_THREADS = 256  # conversations that a request may go on with
+_MAX_KIN = 32
+_MIN_SHARED = 0.3  # of the characters of the shorter history
+_MIN_ALIKE = 0.6  # of the characters of a system text
+_MIN_SYSTEM = 200
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A conversation: its latest request, and the texts that the next one should have."""
+
+    id: str
+    session: str
+    last: Asked
+    sizes: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def follow(self, asked: Asked) -> None:
+        self.last = asked
+        self.sizes = _sizes(asked.continued)
+
+
+class Weaver:
+    """Gives each request its step. `step` returns the id of the run with it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._seen = Seen()
+        self._threads: dict[str, _Thread] = {}
+        self._firsts: deque[Asked] = deque(maxlen=_MAX_KIN)
+        self._num_asked = 0
+        self._num_runs = 0
+
+    def step(self, exchange: Exchange) -> tuple[str, Step]:
+        asked = self._ask(exchange)
+        thread = self._find_thread(asked, exchange.run)
+        before, is_first = (thread.last, False) if thread else (self._find_kin(asked), True)
+        if thread is None:
+            thread = self._begin_thread(asked, exchange.run)
+        step = self._compare(asked, before, is_first=is_first)
+        self._seen.add((*asked.parts, *asked.answer.parts))
+        self._threads[thread.id] = self._threads.pop(thread.id)  # the latest used last
+        thread.follow(asked)
+        return thread.id, step
+
+    def _ask(self, exchange: Exchange) -> Asked:
+        self._num_asked += 1
+        return Asked(
+            index=self._num_asked - 1,
+            api=exchange.api,
+            body=exchange.body,
+            parts=exchange.parts,
+            answer=exchange.answer,
+            session=exchange.session,
+            source=exchange.source,
+            line=exchange.line,
+            at=exchange.at,
+            ttft_ms=exchange.ttft_ms,
+            row=exchange.row,
+        )
+
+    def _compare(self, asked: Asked, before: Asked | None, *, is_first: bool) -> Step:
+        usage = asked.answer.usage
+        scale = self._meter.scale(asked.parts, usage.num_prompt if usage and not asked.is_chained else None)
+        if before is None:
+            return Step(asked=asked, before=None, is_first=True, scale=scale)
+        changes = find_changes(before, asked, is_kin=is_first)
+        reach = self._seen.reach(asked.parts) if changes else Reach(len(asked.parts))
+        num_lost = count_lost(before, asked, changes, reach, scale)
+        return Step(asked=asked, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost)
+
+    def _find_thread(self, asked: Asked, run: str) -> _Thread | None:
+        if run:
+            return self._threads.get(run)
+        threads = [thread for thread in reversed(self._threads.values()) if thread.session == asked.session]
+        if asked.is_chained:
+            return _find_answered(threads, asked)
+        if not any(part.role == "assistant" for part in asked.history):
+            return None
+        sizes = _sizes(asked.history)
+        scored = ((_shared(thread.sizes, sizes), thread) for thread in threads)
+        share, best = max(scored, key=lambda pair: pair[0], default=(0.0, None))
+        if best and share >= _MIN_SHARED:
+            return best
+        # Whoever names a session, and begins as it did, goes on with it however little is left of it.
+        return next((t for t in threads if asked.session and _is_alike(t.last, asked)), None)
+
+    def _begin_thread(self, asked: Asked, run: str) -> _Thread:
+        self._num_runs += 1
+        id_ = run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
+        thread = self._threads[id_] = _Thread(id_, asked.session, asked)
+        self._firsts.append(asked)
+        if len(self._threads) > _MAX_THREADS:
+            del self._threads[next(iter(self._threads))]
+        return thread
+
+    def _find_kin(self, asked: Asked) -> Asked | None:
+        """A beginning of another conversation that is much like this one's."""
+        return next(
+            (first for first in reversed(self._firsts) if first.api == asked.api and _is_alike(first, asked)), None
+        )
+
+
+def weave(exchanges: Iterable[Exchange], meter: Meter) -> list[Run]:
+    """All runs, in the order in which they began."""
+    weaver = Weaver(meter)
+    runs: dict[str, list[Step]] = {}
+    for exchange in exchanges:
+        run, step = weaver.step(exchange)
+        runs.setdefault(run, []).append(step)
+    return [Run(id_, tuple(steps)) for id_, steps in runs.items()]
+
+
+def _find_answered(threads: Sequence[_Thread], asked: Asked) -> _Thread | None:
+    before = asked.body["previous_response_id"]
+    return next((thread for thread in threads if thread.last.answer.id == before), None)
+
+
+def _sizes(parts: Iterable[Part]) -> dict[tuple[str, ...], int]:
+    return {part.key: len(part.text) for part in parts}
+
+
+def _shared(one: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]) -> float:
+    """Of the characters of the shorter one; more than all where nothing of the first is missing."""
+    shared = sum(one[key] for key in one.keys() & other.keys())
+    size = min(sum(one.values()), sum(other.values()))
+    return shared / size + (one.keys() <= other.keys()) if size else 0.0
+
+
+def _is_alike(one: Asked, other: Asked) -> bool:
+    names = [[tool.label for tool in asked.tools] for asked in (one, other)]
+    if len(names[0]) > 1 and {*names[0]} == {*names[1]}:
+        return True
+    then, now = ("\n".join(part.text for part in asked.system) for asked in (one, other))
+    if min(len(then), len(now)) < _MIN_SYSTEM:
+        return False
+    num_same = count_common(then, now)
+    num_same += count_common(then[num_same:][::-1], now[num_same:][::-1])
+    return num_same >= _MIN_ALIKE * max(len(then), len(now))
+
+
+def steps_of(runs: Iterable[Run]) -> Iterator[Step]:
+    return (step for run in runs for step in run.steps)

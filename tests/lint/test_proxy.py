@@ -1,0 +1,125 @@
+"""A proxy in threads of its own, between a real client and a fake API."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from tests.bench.fake_server import FakeServer
+from tests.lint.stories import SYSTEM, user
+
+from hotloop.core.errors import ConfigError
+from hotloop.lint.live import Watch
+from hotloop.lint.meter import Meter
+from hotloop.lint.proxy import LintProxy, ProxyServer
+from hotloop.lint.rules import RULES
+
+
+@contextmanager
+def serving(server):
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@contextmanager
+def watching(upstream, tell=lambda finding: None):
+    watch = Watch(RULES, tell, meter=Meter())
+    with serving(ProxyServer(LintProxy(upstream, watch.see))) as url:
+        yield url, watch
+
+
+async def echo(scope, receive, send):
+    """Gives back what came, in pieces, with headers that must survive."""
+    body = b""
+    while True:
+        event = await receive()
+        body += event.get("body", b"")
+        if not event.get("more_body"):
+            break
+    seen = {"method": scope["method"], "path": scope["raw_path"].decode(), "query": scope["query_string"].decode()}
+    seen["headers"] = [[name.decode(), value.decode()] for name, value in scope["headers"]]
+    headers = [(b"x-twice", b"1"), (b"x-twice", b"2"), (b"content-type", b"application/x-odd")]
+    await send(
+        {"type": "http.response.start", "status": 418, "headers": [*headers, (b"x-seen", json.dumps(seen).encode())]}
+    )
+    for piece in (body[:3], body[3:], b"\x00\xff"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_bytes_headers_and_addresses_pass_unchanged():
+    upstream = uvicorn.Server(uvicorn.Config(echo, log_level="critical", lifespan="off"))
+    with serving(upstream) as address, watching(address) as (url, _):
+        body = b'{"a":  1, "b": "\xc3\xa4"}'
+        answer = httpx.put(
+            f"{url}/v1/odd%20path?x=1&x=%20", content=body, headers={"x-mine": "yes", "user-agent": "me"}
+        )
+    seen = json.loads(answer.headers["x-seen"])
+    assert (answer.status_code, answer.content) == (418, body + b"\x00\xff")
+    assert answer.headers.get_list("x-twice") == ["1", "2"]
+    assert (seen["method"], seen["path"], seen["query"]) == ("PUT", "/v1/odd%20path", "x=1&x=%20")
+    named = dict(seen["headers"])
+    assert (named["x-mine"], named["user-agent"], named["host"]) == ("yes", "me", address.removeprefix("http://"))
+
+
+def talk(client, num_turns):
+    """A conversation whose system text has the time in it."""
+    said = []
+    for number in range(num_turns):
+        said.append(user(f"Where is my parcel, please? I have waited for {number} weeks."))
+        system = {"role": "system", "content": f"The time is 10:00:{number:02d}.\n{SYSTEM}"}
+        chunks = client.chat.completions.create(
+            model="fake", messages=[system, *said], stream=True, stream_options={"include_usage": True}
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        said.append({"role": "assistant", "content": text})
+    return said
+
+
+@pytest.mark.parametrize("address", ["{}", "{}/v1"])
+def test_a_client_is_answered_and_its_prompts_are_linted(address):
+    told = []
+    with FakeServer() as server, watching(address.format(server.url), told.append) as (url, watch):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-mine", max_retries=0)
+        said = talk(client, 3)
+        client.models.list()
+        client.close()
+    assert said[-1]["content"] == " word0 word1 word2 word3 word4"
+    assert server.api_keys == ["Bearer sk-mine"] * 3
+    assert watch.num_requests == 3
+    assert [finding.rule for finding in told] == ["HL002"]
+    assert watch.waste.num_reread > 2 * len(SYSTEM) / 8
+    assert told[0].waste.ms is not None
+
+
+def test_an_api_that_is_not_there_is_said_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with watching(f"http://127.0.0.1:{port}") as (url, watch):
+        answer = httpx.post(f"{url}/v1/chat/completions", json={})
+    assert answer.status_code == 502
+    assert "cannot be reached" in answer.json()["error"]["message"]
+    assert watch.num_requests == 0
+
+
+def test_what_cannot_be_read_is_passed_on_all_the_same():
+    with FakeServer(failing=frozenset({0})) as server, watching(server.url) as (url, watch):
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "fake", "messages": [user("Hi")]})
+    assert answer.status_code == 503
+    assert watch.num_requests == 0
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="http://"):
+        LintProxy("localhost:8000", lambda exchange: None)

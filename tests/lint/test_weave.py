@@ -1,0 +1,74 @@
+"""Requests find their conversations."""
+
+from dataclasses import replace
+
+from tests.lint.stories import TALK, TOOLS, assistant, bodies, exchanges, user
+
+from hotloop.lint.meter import Meter
+from hotloop.lint.weave import weave
+
+OTHER = [user("I want to change my address."), assistant("To which one?"), user("Elm street 4."), assistant("Done.")]
+
+
+def sizes(found):
+    return [len(run.steps) for run in weave(found, Meter())]
+
+
+def test_conversations_that_alternate_are_told_apart():
+    one, other = exchanges(bodies()), exchanges(bodies(OTHER))
+    mixed = [one[0], other[0], one[1], other[1], one[2], one[3]]
+    assert sizes(mixed) == [4, 2]
+
+
+def test_a_clock_in_the_system_text_does_not_part_a_conversation():
+    def tell_time(body, number):
+        system, *rest = body["messages"]
+        return body | {"messages": [system | {"content": f"{number} {system['content']}"}, *rest]}
+
+    assert sizes(exchanges(bodies(), tell_time)) == [4]
+
+
+def test_a_history_that_was_trimmed_goes_on():
+    def trim(body, number):
+        return body | {"messages": [body["messages"][0], *body["messages"][-3:]]}
+
+    assert sizes(exchanges(bodies(), trim)) == [4]
+
+
+def test_the_same_question_twice_begins_twice():
+    assert sizes(exchanges(bodies()[:1]) * 2) == [1, 1]
+
+
+def test_sessions_keep_conversations_apart():
+    found = exchanges(bodies())
+    assert sizes([replace(each, session=str(i % 2)) for i, each in enumerate(found)]) == [2, 2]
+
+
+def test_a_run_that_is_named_is_believed():
+    found = [*exchanges(bodies(), run="a"), *exchanges(bodies(OTHER), run="a")]
+    assert sizes(found) == [6]
+
+
+def test_chained_responses_follow_their_ids():
+    def response(i):
+        item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": f"answer {i}"}]}
+        return {"id": f"r{i}", "output": [item]}
+
+    first = {"model": "m", "input": "one", "store": True}
+    pairs = [(first, response(0))]
+    pairs += [(first | {"input": f"more {i}", "previous_response_id": f"r{i - 1}"}, response(i)) for i in (1, 2)]
+    (run,) = weave(exchanges(pairs), Meter())
+    assert len(run.steps) == 3
+    assert not any(step.changes for step in run.steps)
+
+
+def test_beginnings_that_are_alike_are_compared():
+    found = [*exchanges(bodies()), *exchanges(bodies(OTHER, tools=TOOLS[::-1]))]
+    second = weave(found, Meter())[1].steps[0]
+    assert second.is_first
+    assert [change.kind for change in second.changes] == ["moved"]
+
+
+def test_other_agents_are_not_compared():
+    found = [*exchanges(bodies()), *exchanges(bodies(TALK, system="Be brief.", tools=[]))]
+    assert weave(found, Meter())[1].steps[0].before is None
