@@ -73,7 +73,7 @@ def test_limits_cut_turns_jobs_and_long_prompts(tmp_path: Path):
         (b'{"messages": [{"role": "assistant"}]}\n', "has no transcript shorter than"),
         (b'{"messages": ["hello"]}\n', "line 1 is not a transcript"),
         (b'{"messages": [{"role": "assistant", "tool_calls": [{}]}]}\n', "line 1 is not a transcript"),
-        (gzip.compress(b"{}\n"), "is not text"),
+        (gzip.compress(b"{}\n", mtime=0), "is not text"),
     ],
 )
 def test_a_file_that_is_no_transcript_is_refused_in_one_line(tmp_path: Path, data: bytes, reason: str):

@@ -16,6 +16,7 @@ from hotloop.cli.bench_agent import agent
 from hotloop.cli.bench_cache import cache
 from hotloop.cli.bench_output import progress, show
 from hotloop.cli.bench_route import route
+from hotloop.cli.bench_seeds import seeds
 from hotloop.cli.bench_tiers import tiers
 from hotloop.cli.settings import ApiKey, Json, Url
 from hotloop.core.config import DEFAULT_MODEL, Precision
@@ -34,6 +35,7 @@ bench = App(name="bench", help="Measure a server as agents feel it, or the engin
 bench.command(agent)
 bench.command(cache)
 bench.command(route)
+bench.command(seeds)
 bench.command(tiers)
 
 

@@ -16,7 +16,9 @@ from hotloop import __version__
 from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
+from hotloop.cli.doctor import doctor
 from hotloop.cli.fleet import fleet
+from hotloop.cli.lint import lint
 from hotloop.cli.models import models
 from hotloop.cli.predict import predict
 from hotloop.cli.pull import pull
@@ -25,7 +27,9 @@ from hotloop.cli.run import run_agent
 from hotloop.cli.serve import serve
 from hotloop.cli.settings import Sources
 from hotloop.cli.simulate import simulate
+from hotloop.cli.trace import trace
 from hotloop.cli.version import version
+from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
 
 app = App(
@@ -40,12 +44,13 @@ app = App(
 app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
-app.command(run_agent, name="run")
-for command in (simulate, pull, models, demo, version):
+app.command(run_agent, name="run", config=Sources(only=TraceConfig))
+for command in (simulate, lint, doctor, pull, models, demo, version):
     app.command(command)
 app.command(bench)
 app.command(predict)
 app.command(fleet)
+app.command(trace)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -5,14 +5,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.cli.settings import CONFIG_FILE, ConfigFile, RouterFlags
+from hotloop.cli.pages import live_of_router, opened_store, page_of
+from hotloop.cli.settings import CONFIG_FILE, TRACED, ConfigFile, RouterFlags, TraceFlags
+from hotloop.cli.tracing import tracing
 from hotloop.core.config import RouterConfig
 
 if TYPE_CHECKING:
+    from hotloop.border.page import Application
+    from hotloop.router.app import RouterApp
     from hotloop.router.config import FleetConfig
 
 
-def route(*, router: RouterFlags = RouterConfig(), config: ConfigFile = None) -> None:
+def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, config: ConfigFile = None) -> None:
     """Put one address in front of many replicas: each request goes where its prefix is warm.
 
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
@@ -31,9 +35,16 @@ def route(*, router: RouterFlags = RouterConfig(), config: ConfigFile = None) ->
 
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in fleet.replicas)
-        print(f"the fleet is at {url}\n{len(fleet.replicas)} replicas, policy {router.policy}: {names}", flush=True)
+        look = f"\nlook: {url}/ui" if store else ""
+        num = len(fleet.replicas)
+        print(f"the fleet is at {url}\n{num} replicas, policy {router.policy}: {names}{look}", flush=True)
+
+    def make_page(app: "RouterApp") -> "Application":
+        assert store
+        return page_of(store, "hotloop route", lambda: live_of_router(app), api_key=router.api_key)
 
     fleet = read()
-    server = RouterServer(fleet, read_again=read, on_ready=announce)
-    server.run()
+    with tracing(trace) as tracer, opened_store(trace) as store:
+        page = make_page if store else None
+        RouterServer(fleet, tracer=tracer, page=page, read_again=read, on_ready=announce).run()
     print("drained", file=sys.stderr)

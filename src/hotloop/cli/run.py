@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from hotloop.cli.approval import Approval, choose_approval
-from hotloop.cli.settings import ApiKey, Json
-from hotloop.core.config import DEFAULT_MODEL, ServerConfig
+from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
+from hotloop.cli.tracing import store_path, tracing
+from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hotloop.agent.events import RunEnded
     from hotloop.cli.agent_file import AgentFile
     from hotloop.cli.run_view import View
+    from hotloop.trace.tracer import Tracer
 
 _MAX_KNOCK_S = 1.0
 
@@ -51,6 +53,7 @@ def run_agent(
     replay: Annotated[Path | None, Parameter(help="Answer from such a record instead of the model and tools.")] = None,
     save: Annotated[Path | None, Parameter(help="Keep the conversation in this file.")] = None,
     resume: Annotated[Path | None, Parameter(help="Go on with the conversation in this file.")] = None,
+    trace: TraceFlags = TRACED,
     json: Json = False,
 ) -> None:
     """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
@@ -67,8 +70,9 @@ def run_agent(
     if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
         found.agent.settings = replace(found.agent.settings, approve=approval)
     with contextlib.ExitStack() as stack:
+        _set_tracer(found.agent, file, stack.enter_context(tracing(trace)))
         if replay is None:
-            stack.enter_context(_model(found.agent, url, model, api_key))
+            stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
         talk = Talk(replace(found, agent=running), conversation, view, stopping, save=save, is_json=json)
         talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
@@ -191,7 +195,9 @@ def _prompts(prompt: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _model(agent: "Agent[Any]", url: str | None, model: str | None, api_key: str | None) -> Iterator[None]:
+def _model(
+    agent: "Agent[Any]", url: str | None, model: str | None, api_key: str | None, trace: TraceConfig
+) -> Iterator[None]:
     """Give an agent the model it should have: the one asked for, its own, or where that is missing one of ours."""
     from hotloop.agent.open_model import open_model
 
@@ -211,7 +217,8 @@ def _model(agent: "Agent[Any]", url: str | None, model: str | None, api_key: str
             pull_model(name)
         with contextlib.ExitStack() as stack:
             with console.status(f"starting {name} ..."):
-                server = stack.enter_context(ChildServer(("--model", name)))
+                flags = ("--model", name, "--trace", str(store_path(trace) or "off"))
+                server = stack.enter_context(ChildServer(flags))
             _set_model(agent, open_model(f"{server.url}/v1"))
             yield
 
@@ -227,6 +234,16 @@ def _is_usual_and_absent(address: str) -> bool:
     except OSError:
         return True
     return False
+
+
+def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
+    """What the agent's own file asks for stands."""
+    settings = agent.settings
+    agent.settings = replace(
+        settings,
+        name=settings.name or file.stem,
+        tracer=settings.tracer if settings.tracer.is_on else tracer,
+    )
 
 
 def _set_model(agent: "Agent[Any]", model: Any) -> None:

@@ -3,11 +3,14 @@
 import sys
 from typing import TYPE_CHECKING
 
-from hotloop.cli.settings import ConfigFile, EngineFlags, ModelFlags, ServerFlags
+from hotloop.cli.pages import live_of_engine, opened_store, page_of
+from hotloop.cli.settings import TRACED, ConfigFile, EngineFlags, ModelFlags, ServerFlags, TraceFlags
+from hotloop.cli.tracing import tracing
 from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
+    from hotloop.ui.source import Live
 
 
 def serve(
@@ -15,6 +18,7 @@ def serve(
     model: ModelFlags = ModelConfig(),
     engine: EngineFlags = EngineConfig(),
     server: ServerFlags = ServerConfig(),
+    trace: TraceFlags = TRACED,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over the OpenAI API.
@@ -26,16 +30,20 @@ def serve(
     from hotloop.cli.loading import load_engine
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with load_engine(model, engine) as loaded:
+    with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import serve as serve_engine
 
-        def announce(url: str, curl: str) -> None:
-            print(
-                f"{server.served_name or loaded.name} is at {url}\n{_summary(loaded, model, engine)}\ntry: {curl}",
-                flush=True,
-            )
+        name = server.served_name or loaded.name
 
-        serve_engine(loaded, server, on_ready=announce, on_drain=_say_draining)
+        def announce(url: str, curl: str) -> None:
+            look = f"\nlook: {url}/ui" if store else ""
+            print(f"{name} is at {url}\n{_summary(loaded, model, engine)}{look}\ntry: {curl}", flush=True)
+
+        def show() -> "Live":
+            return live_of_engine(loaded, engine.max_running)
+
+        page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key) if store else None
+        serve_engine(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining)
 
 
 def _summary(loaded: "Engine", model: ModelConfig, engine: EngineConfig) -> str:

@@ -1,0 +1,147 @@
+"""What the probes find out, as plain values: no opinion lives here.
+
+None stands for what the deployment does not tell.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One answer as it came. An arrival brought text or a piece of a call; what comes within a millisecond is one."""
+
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments."""
+    arrivals_s: tuple[float, ...] = ()
+    total_s: float = 0.0
+    num_pieces: int = 0
+    num_prompt: int | None = None
+    num_cached: int | None = None
+    num_output: int | None = None
+    client: str = ""
+    server: str = ""
+    """The two ends of the connection it came over: another client's end is another connection."""
+
+    @property
+    def first_s(self) -> float:
+        return self.arrivals_s[0] if self.arrivals_s else self.total_s
+
+    @property
+    def spread(self) -> float:
+        """The share of the time in which the answer was arriving."""
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / self.total_s if self.arrivals_s and self.total_s else 0.0
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of the prompt."""
+        return self.num_cached / self.num_prompt if self.num_cached is not None and self.num_prompt else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the answer; where that is not told, a piece is taken for a token."""
+        return self.num_output if self.num_output is not None else self.num_pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A long prompt that nobody has sent before, and the same once more."""
+
+    first: Heard
+    second: Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Requests one after the other by a client that would keep its connection, and one after it was idle."""
+
+    num_requests: int
+    num_connections: int
+    idle_s: float
+    is_open_after_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Answers of about the same length: one alone, then several at once, sent at the same moment."""
+
+    alone: Heard
+    together: Sequence[Heard]
+    together_s: float
+
+    @property
+    def overlap(self) -> float:
+        """How many answers were arriving at a time, in the mean; one after the other would be 1."""
+        spans = [each.arrivals_s for each in self.together if each.arrivals_s]
+        if not spans:
+            return 0.0
+        whole_s = max(span[-1] for span in spans) - min(span[0] for span in spans)
+        return sum(span[-1] - span[0] for span in spans) / whole_s if whole_s else float(len(spans))
+
+    @property
+    def alone_rate(self) -> float:
+        return self.alone.num_tokens / self.alone.total_s if self.alone.total_s else 0.0
+
+    @property
+    def together_rate(self) -> float:
+        num_tokens = sum(each.num_tokens for each in self.together)
+        return num_tokens / self.together_s if self.together_s else 0.0
+
+    @property
+    def speedup(self) -> float:
+        return self.together_rate / self.alone_rate if self.alone_rate else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Calls of a strict tool whose schema does not allow what the user asks for."""
+
+    num_asked: int
+    num_calls: int
+    num_valid: int
+    example: str = ""
+    """Of a call that is not valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How much of one turn's prompt the next turn's prompt begins with, by their token ids."""
+
+    what: str
+    num_before: int
+    num_common: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Two turns of a conversation, the second with the first's own answer in it."""
+
+    first: Heard
+    second: Heard
+    kept: Sequence[Kept] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HungUp:
+    """Clients that went away in the middle of long answers. Running requests are as the deployment's metrics tell."""
+
+    num_clients: int
+    num_before: int | None = None
+    num_during: int | None = None
+    num_after: int | None = None
+    waited_s: float = 0.0
+    alone_s: float = 0.0
+    following_s: float = 0.0
+    """How long a short answer takes when nobody else asks, and how long right after they went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Who gets an answer. `address` is whom the connection was made to; behind a client's proxy, that proxy."""
+
+    address: str
+    is_encrypted: bool
+    status_without_key: int | None
+    other_addresses: Sequence[str] = ()
+    """Those of this machine, other than loopback, that answer on the same port."""

@@ -1,0 +1,1 @@
+"""What the field claims, beside what comes out here: one small scenario a claim, one table."""

@@ -1,0 +1,94 @@
+"""One user who waits, and a fleet that does not: how much more gets done on the machine, and what the user feels of it.
+
+Compared are a machine kept free for the user, one shared in classes, and one shared without.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.report import percentile
+from hotloop.bench.seeds.claims import PRIORITY
+from hotloop.bench.seeds.row import Row
+from hotloop.bench.serving import ChildServer
+from hotloop.bench.workload import Job, generate_jobs
+
+_FLAGS = ("--no-drafts",)
+_OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+@dataclass(slots=True)
+class Shared:
+    """Tokens are everybody's, latencies the user's alone."""
+
+    num_tokens: int = 0
+    wall_s: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        return percentile(self.latencies_s, 0.5)
+
+
+async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str) -> Shared:
+    """The user's turns one after the other, while the fleet, in this class, works without end."""
+    await client.find_model()
+    shared = Shared()
+    workers = [asyncio.create_task(_work(client, job, priority, shared)) for job in fleet]
+    began_at = time.perf_counter()
+    try:
+        for turn in user.turns:
+            asked_at = time.perf_counter()
+            options = {"max_tokens": turn.num_output, **_OPTIONS}
+            answer = await client.ask(turn.messages, session_id=user.id, priority="interactive", **options)
+            shared.latencies_s.append(time.perf_counter() - asked_at)
+            shared.num_tokens += answer.usage.num_output
+        shared.wall_s = time.perf_counter() - began_at
+    finally:
+        for worker in workers:
+            worker.cancel()
+        ended = await asyncio.gather(*workers, return_exceptions=True)
+    for each in ended:
+        if isinstance(each, ServerFailed):
+            raise each
+    return shared
+
+
+async def _work(client: ChatClient, job: Job, priority: str, shared: Shared) -> None:
+    """Counted piece by piece: the last answer is not waited for."""
+    while True:
+        for turn in job.turns:
+            options = {"max_tokens": turn.num_output, **_OPTIONS}
+            async for delta in client.stream(turn.messages, session_id=job.id, priority=priority, **options):
+                shared.num_tokens += bool(delta.text)
+
+
+def measure_priority(num_turns: int, num_workers: int) -> Row:
+    user, *fleet = generate_jobs(num_jobs=num_workers + 1, num_turns=num_turns, num_output=16, system_chars=3000)
+
+    async def run(url: str) -> list[Shared]:
+        async with ChatClient(url) as client:
+            await share(client, user, [], "interactive")  # reads what all of them share
+            ways: Sequence[tuple[Sequence[Job], str]] = ((), ""), (fleet, "background"), (fleet, "interactive")
+            return [await share(client, user, jobs, name) for jobs, name in ways]
+
+    with ChildServer(_FLAGS) as server:
+        alone, in_classes, in_one = asyncio.run(run(server.url))
+    return Row(
+        seed=PRIORITY,
+        what=f"a user's turns of 16 tokens, alone and with {num_workers} background agents",
+        unit="tokens/s",
+        before=alone.tokens_per_s,
+        after=in_classes.tokens_per_s,
+        note=(
+            f"the user's median turn {alone.latency_s:.2f} s, then {in_classes.latency_s:.2f} s; "
+            f"{in_one.latency_s:.2f} s if all are of one class"
+        ),
+    )

@@ -1,0 +1,83 @@
+"""The rows for people, for programs, and for a page: a table there, with a picture, between two marks."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.bench.seeds.plot import draw
+from hotloop.bench.seeds.row import Row
+from hotloop.core.errors import ConfigError
+
+BEGIN = "<!-- seeds: begin; written by `hotloop bench seeds --out` -->"
+END = "<!-- seeds: end -->"
+PICTURE = "seeds.svg"
+
+_INTRODUCTION = """## What the field claims, and what comes out here
+```bash
+hotloop bench seeds --out docs/benchmarks.md
+```
+Claims are as they were published, on other machines and with other models; the figures beside them are of this machine,
+with the default model on its CPU, from one run. *Times* is how many times better it is with the trick than without."""
+_HEAD = "| seed | claimed | measured | times | what was measured |\n|---|---|---|---|---|"
+
+
+def seeds_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("seed", "claimed", "measured here", "times", "what was measured"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, _cells(row)))
+    return table
+
+
+def seeds_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return {"seeds": [row.to_json() for row in rows]}
+
+
+def write_page(path: Path, rows: Sequence[Row]) -> None:
+    """Rewrite the section between the marks, or add it at the end; the picture goes beside the page."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(replace_section(text, render_section(rows)), encoding="utf-8")
+        path.with_name(PICTURE).write_text(draw(rows), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def render_section(rows: Sequence[Row]) -> str:
+    lines = [f"| {' | '.join(map(_cell, _cells(row)))} |" for row in rows]
+    picture = f"![How many times better, claimed and measured]({PICTURE})"
+    return "\n".join([BEGIN, _INTRODUCTION, "", _HEAD, *lines, "", picture, END])
+
+
+def replace_section(text: str, section: str) -> str:
+    if (BEGIN in text) != (END in text) or text.count(BEGIN) > 1:
+        raise ConfigError(f"the page must have {BEGIN} and {END} once each, or neither")
+    if BEGIN in text:
+        return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: section, text, count=1, flags=re.DOTALL)
+    return f"{text.rstrip()}\n\n{section}\n".lstrip()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return row.seed, _claimed(row), row.measured, _times(row), _details(row)
+
+
+def _claimed(row: Row) -> str:
+    return f"{row.claim.text} ({row.claim.source})" if row.claim.source else row.claim.text
+
+
+def _times(row: Row) -> str:
+    return "" if row.times is None else f"{row.times:.2f}"
+
+
+def _details(row: Row) -> str:
+    return "; ".join(filter(None, (row.what, row.note)))
+
+
+def _cell(text: str) -> str:
+    """A pipe would end the cell, and what stands in a failure's words is not ours."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

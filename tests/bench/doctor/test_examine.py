@@ -1,0 +1,138 @@
+"""The whole examination of a real hotloop, and of servers with something wrong. No verdict here hangs on time."""
+
+import pytest
+from tests.bench.fake_server import FakeServer
+from tests.bench.fake_tools import FakeToolServer
+from tests.server.serving import Serving
+
+from hotloop.bench.client import ServerFailed
+from hotloop.bench.doctor import prompts
+from hotloop.bench.doctor.advice import advise
+from hotloop.bench.doctor.examine import Examination, examine
+from hotloop.bench.doctor.finding import Verdict
+from hotloop.bench.doctor.probes import Pace, meet, probe_calls, probe_exposure, probe_hang_up, probe_repeats
+from hotloop.bench.doctor.report import examination_json
+from hotloop.bench.doctor.wire import Deployment
+from hotloop.bench.route.stub import Fault, Manner, Stub
+from hotloop.core.config import EngineConfig, ServerConfig
+
+SOON = Pace(idle_s=0.0)
+CHECKS = [
+    "prefix cache",
+    "cached tokens told",
+    "streaming",
+    "connections",
+    "batching",
+    "strict tools",
+    "stable turns",
+    "disconnects",
+    "exposure",
+]
+
+
+async def examine_at(url: str, api_key: str | None = None) -> Examination:
+    async with Deployment(url, api_key=api_key) as deployment:
+        return await examine(deployment, pace=SOON, addresses=())
+
+
+def verdicts(examination: Examination) -> dict[str, Verdict]:
+    return {finding.check: finding.verdict for finding in examination.findings}
+
+
+async def test_a_hotloop_is_well():
+    with Serving(ServerConfig(port=0, api_key="secret"), num_blocks=4096) as serving:
+        examination = await examine_at(serving.url, "secret")
+    assert (examination.model, examination.kind) == ("tiny", "hotloop")
+    found = verdicts(examination)
+    assert list(found) == CHECKS
+    for check in ("prefix cache", "cached tokens told", "connections", "strict tools", "stable turns", "exposure"):
+        assert found[check] is Verdict.OK
+    assert all(finding.advice == "" for finding in examination.findings if finding.verdict is Verdict.OK)
+    (exposure,) = (finding for finding in examination.findings if finding.check == "exposure")
+    assert exposure.measured == "asks for a key, at 127.0.0.1"
+
+
+async def test_a_hotloop_without_a_cache_is_told_what_to_do():
+    with Serving(engine_config=EngineConfig(prefix_cache=False), num_blocks=4096) as serving:
+        async with Deployment(serving.url) as deployment:
+            rounds = await probe_repeats(await meet(deployment), num_rounds=1)
+    assert [each.second.num_cached for each in rounds] == [0]
+    assert advise("prefix cache", "hotloop").startswith("Leave `--no-prefix-cache` out")
+
+
+async def test_what_is_found_out_about_a_hotloop_without_a_key():
+    with Serving(num_blocks=4096) as serving:
+        async with Deployment(serving.url) as deployment:
+            patient = await meet(deployment)
+            exposed = await probe_exposure(patient, ())
+            hung = await probe_hang_up(patient, SOON)
+    assert patient.kind == "hotloop"
+    assert exposed.status_without_key == 200
+    assert exposed.address == "127.0.0.1"
+    assert (hung.num_before, hung.num_after) == (0, 0)
+    assert hung.num_during
+
+
+async def test_a_stub_knows_neither_tools_nor_a_cache():
+    stub = Stub("stub", Manner(num_events=4))
+    await stub.start()
+    try:
+        examination = await examine_at(stub.url)
+    finally:
+        await stub.close()
+    found = verdicts(examination)
+    assert list(found) == CHECKS
+    assert found["cached tokens told"] is Verdict.WARNING
+    assert found["connections"] is Verdict.OK
+    assert found["strict tools"] is Verdict.FAILURE
+    assert found["stable turns"] is Verdict.UNKNOWN
+    assert examination.has_failed
+    values = examination_json(examination)
+    assert values["failed"] is True
+    assert all(finding["advice"] for finding in values["findings"] if finding["verdict"] == "failure")
+
+
+async def test_calls_that_break_their_schema_are_found():
+    with FakeToolServer(lambda _: [("set_lamp", '{"colour": "purple", "level": 250}')]) as server:
+        async with Deployment(server.url) as deployment:
+            called = await probe_calls(await meet(deployment))
+    assert (called.num_asked, called.num_calls, called.num_valid) == (4, 4, 0)
+    assert "purple" in called.example
+
+
+async def test_a_check_that_is_not_answered_has_failed_and_the_others_go_on():
+    with FakeServer(failing=frozenset({2})) as server:
+        examination = await examine_at(server.url)
+    found = verdicts(examination)
+    assert list(found) == CHECKS
+    assert found["prefix cache"] is Verdict.FAILURE
+    assert "answered 503" in examination.findings[0].measured
+
+
+async def test_whoever_does_not_answer_at_all_is_not_examined():
+    stub = Stub("stub")
+    await stub.start()
+    await stub.set_fault(Fault("error", for_s=60))
+    try:
+        with pytest.raises(ServerFailed, match="answered 500"):
+            await examine_at(stub.url)
+    finally:
+        await stub.close()
+    with pytest.raises(ServerFailed, match="cannot reach"):
+        await examine_at(stub.url)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_valid"),
+    [
+        ("set_lamp", '{"colour": "k7-zeta", "level": 3}', True),
+        ("set_lamp", '{"colour": "purple", "level": 3}', False),
+        ("set_lamp", '{"colour": "k7-zeta", "level": 4}', False),
+        ("set_lamp", '{"colour": "k7-zeta", "level": 3, "mode": "party"}', False),
+        ("set_lamp", '{"colour": "k7-zeta"}', False),
+        ("set_lamp", "purple", False),
+        ("lamp", '{"colour": "k7-zeta", "level": 3}', False),
+    ],
+)
+def test_the_lamp_has_a_strict_schema(name: str, arguments: str, is_valid: bool):
+    assert prompts.is_lamp_call(name, arguments) is is_valid
