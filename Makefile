@@ -35,7 +35,7 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 	$(BIN)/ruff format
 
 test: model ## Run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
 	@$(BIN)/hotloop demo
