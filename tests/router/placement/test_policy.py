@@ -74,17 +74,17 @@ def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
 def test_reading_costs_more_where_other_prompts_have_to_go_for_it() -> None:
     full, empty = View("full", matched_tokens=500, held_tokens=9_900, capacity_tokens=10_000), View("empty")
     empty.work_tokens = full.work_tokens = 100
-    some = View("some", matched_tokens=400)
+    some = View("some", matched_tokens=450)
     assert prefix([empty, full, some], placing()).name == "some"
     full.capacity_tokens = 20_000
     assert prefix([empty, full, some], placing()).name == "full"
 
 
 def test_a_long_session_leaves_a_replica_that_others_keep_busier_than_the_mean() -> None:
-    busy, idle = View("busy", matched_tokens=900, recent_tokens=50_000, is_home=True), View("idle")
+    busy, idle = View("busy", matched_tokens=900, recent_tokens=100_000, is_home=True), View("idle")
     assert prefix([idle, busy], Placing(1000, "s", past_tokens=1_000)).name == "busy"
-    assert prefix([idle, busy], Placing(1000, "s", past_tokens=10_000)).name == "idle"
-    assert prefix([idle, busy], Placing(1000, "s", past_tokens=40_000)).name == "busy", "it would take its load along"
+    assert prefix([idle, busy], Placing(1000, "s", past_tokens=20_000)).name == "idle"
+    assert prefix([idle, busy], Placing(1000, "s", past_tokens=80_000)).name == "busy", "it would take its load along"
 
 
 def test_a_fast_replica_may_have_more_to_do() -> None:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-READERS = 4
+READERS = 8
 """How many wait while a prompt is read: whoever sent it, and those who come while it is. Set by simulation: with fewer,
 sessions of coding agents move more often than it gains them."""
 LIGHT_SHARE = 0.1
@@ -74,6 +74,11 @@ class Placing:
     """How many others began as this one does, if it is new: what it finds is theirs, and is read for all of them once,
     wherever it goes."""
 
+    @property
+    def num_readers(self) -> float:
+        """What reading a token costs: the more share it, and come back to it, the less."""
+        return READERS / (1 + 2 * self.num_alike)
+
 
 Policy = Callable[[Sequence[View], Placing], Choice]
 
@@ -85,7 +90,7 @@ def prefix(views: Sequence[View], placing: Placing) -> Choice:
         return _place_light(views, placing)
     mean = max(1.0, sum([view.load for view in views]) / len(views))
     best = min(warm, key=lambda view: _cost(view, placing, mean))
-    quickest_cold = READERS * placing.num_tokens / (1 + placing.num_alike) / max([view.weight for view in views])
+    quickest_cold = placing.num_readers * placing.num_tokens / max([view.weight for view in views])
     if _cost(best, placing, mean) > quickest_cold:
         best = min(views, key=lambda view: (_cost(view, placing, mean), view.load))
     warmest = max(warm, key=lambda view: view.matched_tokens)
@@ -147,7 +152,7 @@ def _waiting(view: View) -> float:
 def _cost(view: View, placing: Placing, mean_load: float) -> float:
     num_unread = placing.num_tokens - view.matched_tokens
     is_full = view.held_tokens + num_unread > view.capacity_tokens
-    cost = _waiting(view) + (READERS + is_full) * num_unread / (1 + placing.num_alike) / view.weight
+    cost = _waiting(view) + (placing.num_readers + is_full) * num_unread / view.weight
     others = view.load - placing.past_tokens / view.weight if view.is_home else view.load
     if others > mean_load:
         cost += placing.past_tokens * (others / mean_load - 1)
