@@ -1,1 +1,1 @@
-"""What the server and the router share of HTTP: where they listen, who is let in, what a request is called."""
+"""What all who speak HTTP share: where they listen, who is let in, what a request is called, and events in a stream."""

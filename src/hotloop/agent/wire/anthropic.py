@@ -16,7 +16,7 @@ from hotloop.agent.wire.anthropic_answer import LAST, AnthropicAnswer
 from hotloop.agent.wire.http import TIMEOUT, Json, RemoteServer, Retries
 from hotloop.agent.wire.openai import first_model
 from hotloop.agent.wire.session import session_headers
-from hotloop.agent.wire.sse import ServerEvent
+from hotloop.border.sse import ServerEvent
 from hotloop.core.message import Message, Tool, ToolCall
 
 _PATH = "/v1/messages"

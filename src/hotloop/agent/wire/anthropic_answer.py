@@ -15,7 +15,7 @@ import msgspec
 from hotloop.agent.model import Answered, ModelUsage
 from hotloop.agent.wire.calls import Doubt, WireCall
 from hotloop.agent.wire.http import RemoteServer
-from hotloop.agent.wire.sse import ServerEvent
+from hotloop.border.sse import ServerEvent
 from hotloop.core.stream import StreamEvent, TextDelta
 
 LAST = "message_stop"
@@ -93,12 +93,12 @@ class AnthropicAnswer:
 
     def push(self, event: ServerEvent) -> Iterator[StreamEvent]:
         try:
-            heard = _decoder.decode(event.data)
+            heard = _decoder.decode(event.text)
         except msgspec.DecodeError as error:
             raise self._server.fail(f"an event of the answer makes no sense: {error}") from None
         match heard.type:
             case "error":
-                raise self._server.fail(heard.error or event.data)
+                raise self._server.fail(heard.error or event.text)
             case "message_start" if heard.message:
                 self._count(heard.message.usage)
             case "content_block_start" if heard.content_block:

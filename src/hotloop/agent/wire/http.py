@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from hotloop.agent.wire.sse import EventReader, ServerEvent
+from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import ConfigError, RemoteError
 
 TIMEOUT = httpx.Timeout(connect=10, read=600, write=60, pool=None)

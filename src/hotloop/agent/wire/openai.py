@@ -61,7 +61,7 @@ class OpenAIModel:
         body = {**render_ask(ask, await self.find_model(), is_plain=self._is_plain), **_stream(self._is_plain)}
         answer = OpenAIAnswer(self._server, {tool.name for tool in ask.tools}, f"call_{len(ask.messages)}")
         headers = session_headers(ask)
-        async with aclosing(self._server.events(_PATH, body, headers, lambda event: event.data == DONE)) as events:
+        async with aclosing(self._server.events(_PATH, body, headers, lambda event: event.text == DONE)) as events:
             async for event in events:
                 for each in answer.push(event):
                     yield each

@@ -13,7 +13,7 @@ import msgspec
 from hotloop.agent.model import Answered, ModelUsage
 from hotloop.agent.wire.calls import Doubt, WireCall
 from hotloop.agent.wire.http import RemoteServer
-from hotloop.agent.wire.sse import ServerEvent
+from hotloop.border.sse import ServerEvent
 from hotloop.core.stream import StreamEvent, TextDelta
 
 DONE = "[DONE]"
@@ -95,14 +95,14 @@ class OpenAIAnswer:
         self._places: dict[int, WireCall] = {}  # by the wire's index
 
     def push(self, event: ServerEvent) -> Iterator[StreamEvent]:
-        if event.data.strip() == DONE:
+        if event.text.strip() == DONE:
             return
         try:
-            chunk = _decoder.decode(event.data)
+            chunk = _decoder.decode(event.text)
         except msgspec.DecodeError as error:
             raise self._server.fail(f"a chunk of the answer makes no sense: {error}") from None
         if chunk.error or event.name == "error":
-            raise self._server.fail(chunk.error or event.data)
+            raise self._server.fail(chunk.error or event.text)
         if chunk.usage:
             self._usage = chunk.usage
             self.is_hotloop |= chunk.usage.hotloop is not None

@@ -6,9 +6,9 @@ What the events mean is the composer's business; it never sees a byte.
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import RemoteError
 from hotloop.router.translate.failures import bad_answer
-from hotloop.router.translate.sse import EventReader, ServerEvent
 
 
 class Composer(Protocol):

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from hotloop.border.sse import DONE, ServerEvent, write_data
 from hotloop.core.errors import RemoteError
 from hotloop.router.translate.calls import dump
 from hotloop.router.translate.chat_to_messages.answer import Envelope, render_call, render_finish, render_signed
 from hotloop.router.translate.failures import render_chat_failure
 from hotloop.router.translate.field import Json
 from hotloop.router.translate.message_shapes import Block, Delta, Message, MessageEvent, read_message_event
-from hotloop.router.translate.sse import DONE, ServerEvent, write_data
 from hotloop.router.translate.stream import broke_off
 from hotloop.router.translate.usage import MessageUsage
 

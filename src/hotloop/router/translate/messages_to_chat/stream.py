@@ -8,6 +8,7 @@ At most one block is open, and it is the last. The counts of the prompt come wit
 from collections.abc import Iterator
 from typing import Literal
 
+from hotloop.border.sse import ServerEvent, write_event
 from hotloop.core.errors import RemoteError
 from hotloop.router.translate.call_pieces import Calls
 from hotloop.router.translate.calls import answer_id
@@ -15,7 +16,6 @@ from hotloop.router.translate.chat_shapes import CallPiece, Choice, Completion, 
 from hotloop.router.translate.failures import bad_answer, read_event_failure, render_message_failure
 from hotloop.router.translate.field import Json
 from hotloop.router.translate.messages_to_chat.answer import call_id, render_frame, render_stop
-from hotloop.router.translate.sse import ServerEvent, write_event
 from hotloop.router.translate.stream import broke_off
 from hotloop.router.translate.usage import Counts
 

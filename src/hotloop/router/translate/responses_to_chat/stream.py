@@ -6,6 +6,7 @@ response.created response.in_progress (output_item.added ... output_item.done)* 
 import time
 from collections.abc import Iterable, Iterator
 
+from hotloop.border.sse import ServerEvent, write_event
 from hotloop.core.errors import RemoteError
 from hotloop.router.translate.call_pieces import Calls
 from hotloop.router.translate.calls import answer_id
@@ -14,7 +15,6 @@ from hotloop.router.translate.failures import bad_answer, read_event_failure
 from hotloop.router.translate.field import Json
 from hotloop.router.translate.responses_to_chat.output import CallItem, ItemStatus, OutputItem, ReasoningItem, TextItem
 from hotloop.router.translate.responses_to_chat.tools import Toolbox
-from hotloop.router.translate.sse import ServerEvent, write_event
 from hotloop.router.translate.stream import broke_off
 from hotloop.router.translate.usage import Counts
 

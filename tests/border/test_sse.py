@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.border.sse import MAX_BYTES, EventReader, ServerEvent, write_event
 from hotloop.core.errors import RemoteError
-from hotloop.router.translate.sse import MAX_BYTES, EventReader, ServerEvent, write_event
 
 GIVEN = "\ufeffevent: a\ndata: größe\n\n: a comment\n\ndata: 1\ndata:2\nid: 7\n\nevent: lonely\n\ndata: last"
 EVENTS = [ServerEvent("a", "größe".encode()), ServerEvent("", b"1\n2"), ServerEvent("", b"last")]

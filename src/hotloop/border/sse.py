@@ -28,6 +28,14 @@ class ServerEvent:
     """Empty if it has none."""
     data: bytes
 
+    @property
+    def text(self) -> str:
+        """Raises RemoteError where it is none."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            raise RemoteError("the server sent an event that is not UTF-8") from None
+
 
 class EventReader:
     """Told bytes, gives events."""
@@ -43,7 +51,7 @@ class EventReader:
         """Take more bytes; gives each event that they end."""
         self._num_bytes += len(data)
         if self._num_bytes > MAX_BYTES:
-            raise RemoteError("the replica sent an event that is too large")
+            raise RemoteError("the server sent an event that is too large")
         held_cr = bool(self._rest) and self._rest[-1].endswith(b"\r")
         self._rest.append(data)
         if not held_cr and b"\n" not in data and b"\r" not in data:
@@ -54,7 +62,7 @@ class EventReader:
             yield from self._take(line)
 
     def finish(self) -> Iterator[ServerEvent]:
-        """The last event, if the replica forgot the empty line behind it."""
+        """The last event, if the server forgot the empty line behind it."""
         rest = b"".join(self._rest).removesuffix(b"\r")
         self._rest = []
         if rest:
