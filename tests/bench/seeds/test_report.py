@@ -67,6 +67,21 @@ def test_a_page_and_its_picture(tmp_path: Path):
 
 def test_a_picture_shows_what_was_measured():
     texts = [element.text for element in ElementTree.fromstring(draw(ROWS)).iter("{http://www.w3.org/2000/svg}text")]
-    assert {LOOP, BATCHING, "2.67×", "2.50×", "23.00×"} <= set(texts)
+    assert {LOOP, BATCHING, "2.67×", "2.50×", "1.00 to 23.00×"} <= set(texts)
     assert TIERS not in texts
     ElementTree.fromstring(draw([]))
+
+
+def test_what_grows_is_drawn_step_by_step(tmp_path: Path):
+    page = tmp_path / "benchmarks.md"
+    growing = [
+        Row(seed=LOOP, what="two steps", unit="tokens", before=3, after=2, growth=((1, 3), (1, 2))),
+        Row(seed=LOOP, what="three steps", unit="tokens", before=6, after=3, growth=((1, 3, 6), (1, 2, 3))),
+    ]
+    write_page(page, [*growing, *ROWS])
+    assert "![three steps](seeds-loop.svg)" in page.read_text()
+    tree = ElementTree.parse(tmp_path / "seeds-loop.svg")
+    lines = [line.get("points", "").split() for line in tree.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(points) for points in lines] == [3, 3]
+    without, with_ = (float(points[-1].split(",")[1]) for points in lines)
+    assert without < with_  # more is higher up

@@ -7,10 +7,12 @@ Prompts are fitted to the token with the server's own tokenizer, and what was re
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import httpx
 
 from hotloop.bench.client import ServerFailed
+from hotloop.bench.replay import Progress
 from hotloop.bench.seeds.claims import LOOP
 from hotloop.bench.seeds.row import Row
 from hotloop.bench.serving import ChildServer, replay_server
@@ -21,13 +23,28 @@ _WORD = " and"
 
 
 def measure_loop(num_steps: int = 5) -> Row:
-    read: list[int] = []
-    for flags in (("--no-prefix-cache",), ()):
-        with ChildServer(flags) as server:
-            job = fit_job(server.url, num_steps)
-            read.append(replay_server("", server.url, [job], num_agents=1).num_read_tokens)
-    what = f"{num_steps} steps, {_FIRST} tokens and {_STEP} more each; prompt tokens computed"
-    return Row(seed=LOOP, what=what, unit="tokens", before=read[0], after=read[1])
+    naive, reused = (_read_tokens(flags, num_steps) for flags in (("--no-prefix-cache",), ()))
+    return Row(
+        seed=LOOP,
+        what=f"{num_steps} steps, {_FIRST} tokens and {_STEP} more each; prompt tokens computed",
+        unit="tokens",
+        before=naive[-1],
+        after=reused[-1],
+        growth=(naive, reused),
+    )
+
+
+def _read_tokens(flags: Sequence[str], num_steps: int) -> tuple[int, ...]:
+    """All that were computed up to each step."""
+    steps: list[int] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.step:
+            steps.append(progress.step.usage.num_prompt - progress.step.usage.num_cached)
+
+    with ChildServer(flags) as server:
+        replay_server("", server.url, [fit_job(server.url, num_steps)], num_agents=1, watch=watch)
+    return tuple(accumulate(steps))
 
 
 def fit_job(url: str, num_steps: int) -> Job:

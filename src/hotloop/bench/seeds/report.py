@@ -8,13 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.bench.seeds.plot import draw
+from hotloop.bench.seeds.plot import draw, draw_growth
 from hotloop.bench.seeds.row import Row
 from hotloop.core.errors import ConfigError
 
 BEGIN = "<!-- seeds: begin; written by `hotloop bench seeds --out` -->"
 END = "<!-- seeds: end -->"
 PICTURE = "seeds.svg"
+GROWTH = "seeds-loop.svg"
 
 _INTRODUCTION = """## What the field claims, and what comes out here
 ```bash
@@ -44,14 +45,25 @@ def write_page(path: Path, rows: Sequence[Row]) -> None:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         path.write_text(replace_section(text, render_section(rows)), encoding="utf-8")
         path.with_name(PICTURE).write_text(draw(rows), encoding="utf-8")
+        if (growing := _growing(rows)) is not None:
+            path.with_name(GROWTH).write_text(draw_growth(growing), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def render_section(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(map(_cell, _cells(row)))} |" for row in rows]
-    picture = f"![How many times better, claimed and measured]({PICTURE})"
-    return "\n".join([BEGIN, _INTRODUCTION, "", _HEAD, *lines, "", picture, END])
+    pictures = [f"![How many times better, claimed and measured]({PICTURE})"]
+    if (growing := _growing(rows)) is not None:
+        pictures.append(f"![{growing.what}]({GROWTH})")
+    return "\n".join([BEGIN, _INTRODUCTION, "", _HEAD, *lines, "", "\n\n".join(pictures), END])
+
+
+def _growing(rows: Sequence[Row]) -> Row | None:
+    """The longest of those that grow."""
+    return max(
+        (row for row in rows if row.growth), key=lambda row: len(row.growth[0]) if row.growth else 0, default=None
+    )
 
 
 def replace_section(text: str, section: str) -> str:

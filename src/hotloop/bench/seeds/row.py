@@ -1,6 +1,6 @@
 """What one scenario gave: a figure without the trick and one with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ class Row:
     before: float = 0.0
     after: float = 0.0
     note: str = ""
+    growth: tuple[Sequence[float], Sequence[float]] | None = None
+    """Both figures up to each step, where a plot should show how they grow."""
     skipped: str = ""
     error: str = ""
 

@@ -42,8 +42,9 @@ WITHOUT_MODEL = frozenset({TOOLS, FORESIGHT})
 class Scale:
     """How much of everything."""
 
+    loops: tuple[int, ...] = (5, 20)
+    num_prompts: int = 12
     num_jobs: int = 4
-    system_chars: int = 16_000
     num_output: int = 96
     tool_s: float = 2.0
     num_requests: int = 32
@@ -58,8 +59,9 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
+    loops=(2,),
+    num_prompts=2,
     num_jobs=2,
-    system_chars=3000,
     num_output=16,
     tool_s=0.2,
     num_requests=8,
@@ -109,8 +111,8 @@ def _measured(seed: str, measure: Callable[[], Row | Sequence[Row]]) -> Sequence
 
 def _scenarios(scale: Scale, supplies: Supplies, data: Path) -> Mapping[str, Callable[[], Row | Sequence[Row]]]:
     return {
-        LOOP: measure_loop,
-        PREFIX: lambda: measure_prefix(scale.num_jobs, scale.system_chars),
+        LOOP: lambda: [measure_loop(num_steps) for num_steps in scale.loops],
+        PREFIX: lambda: measure_prefix(data, scale.num_prompts),
         TOOLS: lambda: measure_tools(scale.tool_s),
         STREAM: lambda: measure_streaming(scale.num_jobs, scale.num_output),
         PRIORITY: lambda: measure_priority(scale.num_user_turns, scale.num_workers),
