@@ -36,8 +36,8 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in fleet.replicas)
         look = f"\nlook: {url}/ui" if store else ""
-        num = len(fleet.replicas)
-        print(f"the fleet is at {url}\n{num} replicas, policy {router.policy}: {names}{look}", flush=True)
+        count = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
+        print(f"the fleet is at {url}\n{count}, policy {router.policy}: {names}{look}", flush=True)
 
     def make_page(app: "RouterApp") -> "Application":
         assert store

@@ -4,6 +4,9 @@ import asyncio
 import json
 from functools import partial
 
+import pytest
+
+from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.load import Exchange
 from hotloop.bench.route.overhead import Lane, Timing, measure_overhead, report_overhead, take_time
 from hotloop.bench.route.prompts import agent_requests
@@ -60,3 +63,12 @@ def test_a_lane_that_fails_has_no_times():
     lane = Lane("direct", "", rounds=[timings(1, is_good=False)])
     (figures,) = report_overhead([lane], 200, 1).lanes
     assert (figures.num_failed, figures.ttfb_p99_ms) == (1, 0)
+
+
+async def test_a_lane_that_takes_no_connection_is_named():
+    stub = Stub("stub")
+    await stub.start()
+    lane = Lane("LiteLLM", stub.url)
+    await stub.close()
+    with pytest.raises(ServerFailed, match="LiteLLM at .* takes no connection"):
+        await measure_overhead([lane], agent_requests, rate=100, round_s=0.1, num_rounds=1)

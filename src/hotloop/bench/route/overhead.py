@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from hotloop.bench.client import ServerFailed
 from hotloop.bench.report import percentile
 from hotloop.bench.route.load import Exchange, LeanClient, ask_steadily
 
@@ -120,7 +121,11 @@ async def measure_overhead(
 
 async def _measure(lane: Lane, requests: Iterator[bytes], rate: float, warm_up_s: float, round_s: float) -> None:
     client = LeanClient(lane.url, timeout_s=_MAX_ANSWER_S)
-    await client.open(_NUM_CONNECTIONS)
+    try:
+        await client.open(_NUM_CONNECTIONS)
+    except OSError as error:
+        await client.close()
+        raise ServerFailed(f"{lane.label} at {lane.url} takes no connection: {error.strerror or error}") from None
     await ask_steadily(client, requests, rate=rate, duration_s=warm_up_s)
     gc.collect()
     gc.disable()  # a pause of ours would be somebody's slowest request
