@@ -70,5 +70,5 @@ async def test_a_lane_that_takes_no_connection_is_named():
     await stub.start()
     lane = Lane("LiteLLM", stub.url)
     await stub.close()
-    with pytest.raises(ServerFailed, match="LiteLLM at .* takes no connection"):
+    with pytest.raises(ServerFailed, match=r"LiteLLM at .* takes no connection"):
         await measure_overhead([lane], agent_requests, rate=100, round_s=0.1, num_rounds=1)
