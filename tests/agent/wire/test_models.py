@@ -258,6 +258,16 @@ async def test_other_failures_are_told_at_once(make: Make, reply: Reply, caplog:
         assert KEY not in shown
 
 
+async def test_a_refusal_without_an_end_is_not_heard_out() -> None:
+    for reply in (
+        Reply(b"x" * (1 << 17), 400, hold=asyncio.Event()),
+        Reply(b"{" * (1 << 17), 200, "text/html", hold=asyncio.Event()),
+    ):
+        async with WireServer(reply) as server:
+            with pytest.raises(RemoteError):
+                await asyncio.wait_for(hear(openai(server.url)), 30)
+
+
 async def test_of_a_key_not_even_the_beginning_is_told() -> None:
     """Long words are cut, and the cut may go through the key."""
     for num_before in (575, 590):

@@ -26,6 +26,8 @@ TIMEOUT = httpx.Timeout(connect=10, read=600, write=60, pool=None)
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=60)
 _DRAIN_S = 1.0  # for the last bytes behind an answer, without which its connection cannot be used again
 _MAX_WORDS = 600  # of a server's own in an error
+_MAX_REFUSAL = 1 << 16  # bytes that are read of an answer that is none
+_MAX_ANSWER = 64 << 20  # bytes of one that is not streamed
 _PASSING = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 Json = dict[str, Any]
@@ -120,7 +122,9 @@ class RemoteServer:
 
     async def _ask(self, method: str, path: str, body: Json | None, headers: Mapping[str, str]) -> Any:
         async with self._respond(method, path, body, headers) as response:
-            data = await response.aread()
+            data = await _read(response, _MAX_ANSWER + 1)
+            if len(data) > _MAX_ANSWER:
+                raise self._error(f"answered with more than {_MAX_ANSWER >> 20} MiB")
             try:
                 return msgspec.json.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -131,7 +135,7 @@ class RemoteServer:
     ) -> AsyncGenerator[ServerEvent, None]:
         async with self._respond("POST", path, body, headers) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
-                data = await response.aread()
+                data = await _read(response, _MAX_REFUSAL)
                 raise self._error(f"did not answer with a stream of events: {_message(data)}", status=200)
             reader = EventReader()
             pieces = response.aiter_bytes()
@@ -157,7 +161,7 @@ class RemoteServer:
             response = await self._client().send(request, stream=True)
             try:
                 if response.status_code != 200:
-                    raise self._refusal(response, await response.aread())
+                    raise self._refusal(response, await _read(response, _MAX_REFUSAL))
                 yield response
             finally:
                 await response.aclose()
@@ -197,6 +201,16 @@ class RemoteServer:
     def _forget_closed_loops(self) -> None:
         for loop in [loop for loop in list(self._clients) if loop.is_closed()]:
             self._clients.pop(loop, None)
+
+
+async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+    """The body, or as much of it as may be kept: a server that never ends is not heard out."""
+    data = bytearray()
+    async for piece in response.aiter_bytes():
+        data += piece[: max_bytes - len(data)]
+        if len(data) == max_bytes:
+            break
+    return bytes(data)
 
 
 async def _drain(pieces: AsyncIterator[bytes]) -> None:
