@@ -55,7 +55,10 @@ def seeds(*, flags: Annotated[SeedsFlags, Parameter(name="*")] = _DEFAULTS, as_j
         pull_model(DEFAULT_MODEL)
     with console.status("seeds ...") as status:
         scale = QUICK if flags.quick else FULL
-        rows = run_seeds(scale, supplies, only=only, watch=lambda seed: status.update(f"{seed} ..."))
+        rows = []
+        for row in run_seeds(scale, supplies, only=only, watch=lambda seed: status.update(f"{seed} ...")):
+            console.print(f"{row.seed}: {row.measured}", markup=False)
+            rows.append(row)
     if flags.out:
         write_page(flags.out, rows)
     show(seeds_json(rows), seeds_table(rows), as_json)

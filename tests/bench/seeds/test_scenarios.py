@@ -102,7 +102,7 @@ def test_tools_are_run_both_ways():
 def test_a_seed_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):
     seen: list[str] = []
     supplies = Supplies(transcripts=tmp_path / "nothing.jsonl")
-    rows = run_seeds(QUICK, supplies, only=(FORESIGHT, TIERS, TOOLS), watch=seen.append)
+    rows = list(run_seeds(QUICK, supplies, only=(FORESIGHT, TIERS, TOOLS), watch=seen.append))
     assert [row.seed for row in rows] == seen == [TOOLS, FORESIGHT, TIERS]
     assert not rows[0].error
     assert "cannot read" in rows[1].error

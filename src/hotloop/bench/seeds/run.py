@@ -51,7 +51,7 @@ class Scale:
     num_user_turns: int = 12
     num_workers: int = 6
     num_workflows: int = 6
-    num_fleet_jobs: int = 12
+    num_fleet_jobs: int = 8
     num_agents: int = 8
     num_questions: int = 4
     """Of each of six kinds, of two models."""
@@ -90,15 +90,13 @@ def run_seeds(
     *,
     only: Collection[str] = tuple(CLAIMS),
     watch: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
-    """`watch` hears what is about to be measured."""
-    rows: list[Row] = []
+) -> Iterator[Row]:
+    """Each row as soon as it is there; `watch` hears what is about to be measured."""
     with _transcripts(supplies.transcripts) as data:
         for seed, measure in _scenarios(scale, supplies, data).items():
             if seed in only:
                 watch(seed)
-                rows += _measured(seed, measure)
-    return rows
+                yield from _measured(seed, measure)
 
 
 def _measured(seed: str, measure: Callable[[], Row | Sequence[Row]]) -> Sequence[Row]:
