@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hotloop.agent.model import Answered, ModelEvent
-from hotloop.core.message import Message, ToolCall
+from hotloop.core.message import Message, Thought, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 
 
@@ -26,12 +26,15 @@ class Answer:
         self.end: Answered | None = None
         self._text: list[str] = []
         self._calls: dict[int, _Call] = {}
+        self.thoughts: list[Thought] = []
 
     def push(self, event: ModelEvent) -> ToolCall | None:
         """Take an event; gives the call it completes, if it does."""
         match event:
             case TextDelta():
                 self._text.append(event.text)
+            case Thought():
+                self.thoughts.append(event)
             case CallOpened():
                 self._calls[event.index] = _Call(event.id, event.name)
             case CallDelta():
@@ -56,4 +59,4 @@ class Answer:
     def message(self) -> Message:
         """What was said, as the next prompt has it; a call that was cut off was never made."""
         calls = tuple(call.value for call in self._calls.values() if call.is_whole)
-        return Message("assistant", self.text, tool_calls=calls)
+        return Message("assistant", self.text, tool_calls=calls, thoughts=tuple(self.thoughts))

@@ -1,6 +1,6 @@
 """The seam to a model: one prompt in, its answer out as it is written.
 
-An answer is a stream of `StreamEvent`s and, last and once, an `Answered`. What goes wrong raises a
+An answer is a stream of `StreamEvent`s, `Thought`s and, last and once, an `Answered`. What goes wrong raises a
 `HotloopError`; what it was about to say is then lost. Nothing here knows a wire.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Thought, Tool
 from hotloop.core.stream import StreamEvent
 from hotloop.trace.span import TraceContext
 
@@ -42,9 +42,11 @@ class Answered:
 
     end: AnswerEnd
     usage: ModelUsage = field(default_factory=ModelUsage)
+    answer_id: str = ""
+    """What the server calls it, if it says."""
 
 
-ModelEvent = StreamEvent | Answered
+ModelEvent = StreamEvent | Thought | Answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

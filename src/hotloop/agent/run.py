@@ -85,6 +85,7 @@ class RunLoop:
         self._emit = emit = self._trace.listening(emit)
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
+        self._answer = Answer()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
         run_id = f"run-{secrets.token_hex(8)}"
         self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
@@ -105,7 +106,7 @@ class RunLoop:
     async def go(self) -> None:
         """Run to the end, which is told by an event and never raised, but for being cancelled."""
         self._emit(RunStarted(self._run.id, self._run.session_id))
-        ended = RunEnded("cancelled", error=HotloopError("the run was cancelled"), spent=self.spent)
+        ended: RunEnded | None = None
         try:
             ended = await self._end()
         finally:
@@ -113,7 +114,8 @@ class RunLoop:
             try:
                 await self._close()
             finally:
-                self._emit(ended)
+                cancelled = HotloopError("the run was cancelled")
+                self._emit(ended or RunEnded("cancelled", error=cancelled, spent=self.spent))
 
     async def _close(self) -> None:
         try:
@@ -125,9 +127,10 @@ class RunLoop:
     def _keep_begun(self) -> None:
         """What a turn that was broken off has done is done: whoever goes on must not do it again unknowingly."""
         if self._begun:
-            said = Message("assistant", tool_calls=tuple(each.call for each in self._begun))
+            calls, thoughts = (each.call for each in self._begun), self._answer.thoughts
+            said = Message("assistant", tool_calls=tuple(calls), thoughts=tuple(thoughts))
             self.conversation.add(said, *(each.last_word for each in self._begun))
-            self._charge(ModelUsage(), self._begun)
+            self._charge(self._answer.end.usage if self._answer.end else ModelUsage(), self._begun)
 
     async def _end(self) -> RunEnded:
         limits = self._settings.limits
@@ -196,7 +199,7 @@ class RunLoop:
 
     async def _listen(self, turn: int) -> tuple[Answer, list[Pending]]:
         """The model's answer; each call is given out the moment it is whole."""
-        answer = Answer()
+        answer = self._answer = Answer()
         self._begun = []
         async with aclosing(self._settings.model.stream(self._ask())) as events:
             async for event in events:

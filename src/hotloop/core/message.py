@@ -17,6 +17,16 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """What a model thought before it spoke: for whoever wrote it, to be given back just as it came or not at all."""
+
+    text: str
+    signature: str = ""
+    is_sealed: bool = False
+    """Whether the text can be read by nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn. Content is plain text; the wire's content parts are joined before they get here."""
 
@@ -25,6 +35,7 @@ class Message:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    thoughts: tuple[Thought, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

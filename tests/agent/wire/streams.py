@@ -111,6 +111,19 @@ def stopped(reason: str) -> list[dict[str, Any]]:
     return [{"type": "message_delta", "delta": delta, "usage": {"output_tokens": 40}}, {"type": "message_stop"}]
 
 
+def thought_block(index: int, *pieces: str, signature: str) -> list[dict[str, Any]]:
+    return [
+        begun(index, type="thinking", thinking="", signature=""),
+        *(added(index, type="thinking_delta", thinking=piece) for piece in pieces),
+        added(index, type="signature_delta", signature=signature),
+        ended(index),
+    ]
+
+
+def sealed_block(index: int, data: str) -> list[dict[str, Any]]:
+    return [begun(index, type="redacted_thinking", data=data), ended(index)]
+
+
 def text_block(index: int, *pieces: str) -> list[dict[str, Any]]:
     deltas = [added(index, type="text_delta", text=piece) for piece in pieces]
     return [begun(index, type="text", text=""), *deltas, ended(index)]
@@ -124,10 +137,7 @@ def call_block(index: int, call_id: str, name: str, *pieces: str) -> list[dict[s
 ANTHROPIC_EVENTS = [
     started(),
     {"type": "ping"},
-    begun(0, type="thinking", thinking="", signature=""),
-    added(0, type="thinking_delta", thinking="Hm."),
-    added(0, type="signature_delta", signature="c2ln"),
-    ended(0),
+    *thought_block(0, "Hm.", signature="c2ln"),
     *text_block(1, "Ich schaue nach: ", "☂ "),
     *call_block(2, "toolu_a", "weather", "", '{"ci', 'ty":"Pa\\"}ris', '"}'),
     *call_block(3, "toolu_b", "clock", ""),

@@ -93,15 +93,15 @@ def test_an_answer_of_openai() -> None:
     heard = openai(wires.OPENAI_CALLS)
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("call_a", "weather", PARIS, True), ("call_b", "clock", "{}", True)]
-    assert heard[-1] == Answered("calls", USAGE)
-    assert openai(wires.OPENAI_TEXT)[-1] == Answered("stop", USAGE)
+    assert heard[-1] == Answered("calls", USAGE, "chatcmpl-1")
+    assert openai(wires.OPENAI_TEXT)[-1] == Answered("stop", USAGE, "chatcmpl-1")
 
 
 def test_an_answer_of_anthropic() -> None:
     heard = anthropic(wires.ANTHROPIC_CALLS)
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("toolu_a", "weather", PARIS, True), ("toolu_b", "clock", "", True)]
-    assert heard[-1] == Answered("calls", ModelUsage(num_prompt=1120, num_cached=1000, num_output=40))
+    assert heard[-1] == Answered("calls", ModelUsage(num_prompt=1120, num_cached=1000, num_output=40), "msg_1")
     assert anthropic(wires.ANTHROPIC_TEXT)[-1].end == "stop"  # type: ignore[union-attr]
 
 
@@ -214,7 +214,7 @@ def piece(**fields: Any) -> dict[str, Any]:
 def test_servers_take_liberties(chunks: list[Any], calls: list[Any], finish: str) -> None:
     heard = openai(data(*chunks, chunk(finish=finish)))
     assert calls_of(heard) == [(*call, True) for call in calls]
-    assert heard[-1] == Answered("calls")
+    assert heard[-1] == Answered("calls", answer_id="chatcmpl-1")
     assert "other" not in text_of(heard)
 
 
@@ -233,7 +233,7 @@ def test_a_name_that_may_go_on_waits_for_the_arguments() -> None:
 def test_a_call_that_was_cut_off_is_never_closed() -> None:
     cut = openai(data(opened(0, "a", "clock", "{}"), opened(1, "b", "weather", '{"city": "Ro'), chunk(finish="length")))
     assert [call[3] for call in calls_of(cut)] == [True, False]
-    assert cut[-1] == Answered("length")
+    assert cut[-1] == Answered("length", answer_id="chatcmpl-1")
     for partial in ('{"city": "Ro', ""):
         wire = events(started(), *call_block(0, "a", "weather", partial), *stopped("max_tokens"))
         heard = anthropic(wire)

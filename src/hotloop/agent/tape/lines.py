@@ -15,13 +15,19 @@ import msgspec
 from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
 from hotloop.agent.tool import Traits
 from hotloop.core.errors import ConfigError
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Thought, Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 
-VERSION = 1
+VERSION = 2
 
 _SETTINGS = ("tools", "choice", "schema", "max_tokens", "temperature", "extra")
-_KINDS: dict[str, type[Any]] = {"text": TextDelta, "open": CallOpened, "arguments": CallDelta, "close": CallClosed}
+_KINDS: dict[str, type[Any]] = {
+    "text": TextDelta,
+    "open": CallOpened,
+    "arguments": CallDelta,
+    "close": CallClosed,
+    "thought": Thought,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -1,7 +1,8 @@
 """Models behind Anthropic's messages: Anthropic's own, and whoever speaks like them, as hotloop does.
 
 What was read is kept at two breakpoints: behind what never changes (tools and system prompt), and behind all that was
-said so far, which the next turn begins with. Thinking is not carried from turn to turn.
+said so far, which the next turn begins with. What the model thought before its calls goes back with them, ahead of all
+else it said: a model that thinks refuses to go on without.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -17,7 +18,7 @@ from hotloop.agent.wire.http import TIMEOUT, Json, RemoteServer, Retries
 from hotloop.agent.wire.openai import first_model
 from hotloop.agent.wire.session import session_headers
 from hotloop.border.sse import ServerEvent
-from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.core.message import Message, Thought, Tool, ToolCall
 
 _PATH = "/v1/messages"
 _VERSION = "2023-06-01"
@@ -157,7 +158,14 @@ def _render_blocks(message: Message) -> list[Json]:
     if message.role == "tool":
         return [_render_result(message)]
     text = [_text(message.content)] if message.content.strip() else []
-    return text + [_render_call(call) for call in message.tool_calls]
+    said = text + [_render_call(call) for call in message.tool_calls]
+    return [*map(_render_thought, message.thoughts), *said] if said else []
+
+
+def _render_thought(thought: Thought) -> Json:
+    if thought.is_sealed:
+        return {"type": "redacted_thinking", "data": thought.text}
+    return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
 
 
 def _render_result(message: Message) -> Json:

@@ -2,8 +2,8 @@
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
-What a model thinks is not part of the answer. The end of a block does not tell whether its call was cut off; the
-arguments do, or the reason the answer stopped for.
+What a model thinks is kept for its next turn, and not part of the answer. The end of a block does not tell whether its
+call was cut off; the arguments do, or the reason the answer stopped for.
 """
 
 import json
@@ -16,6 +16,7 @@ from hotloop.agent.model import Answered, ModelUsage
 from hotloop.agent.wire.calls import Doubt, WireCall
 from hotloop.agent.wire.http import RemoteServer
 from hotloop.border.sse import ServerEvent
+from hotloop.core.message import Thought
 from hotloop.core.stream import StreamEvent, TextDelta
 
 LAST = "message_stop"
@@ -27,6 +28,9 @@ _FAILURES = {"refusal": "the model refused to answer"}
 class _Block(msgspec.Struct):
     type: str = ""
     text: str | None = None
+    thinking: str = ""
+    signature: str = ""
+    data: str = ""
     id: str | None = None
     name: str | None = None
     input: Any = None
@@ -36,6 +40,8 @@ class _Delta(msgspec.Struct):
     """Of a block, or of the message."""
 
     text: str | None = None
+    thinking: str = ""
+    signature: str = ""
     partial_json: str | None = None
     stop_reason: str | None = None
 
@@ -61,6 +67,7 @@ class Usage(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    id: Any = None
     usage: Usage | None = None
 
 
@@ -84,14 +91,16 @@ class AnthropicAnswer:
         self.is_hotloop = False
         self._server = server
         self._call_prefix = call_prefix
+        self._answer_id = ""
         self._usage = Usage()
         self._stop_reason: str | None = None
         self._doubt = Doubt()
         self._calls: list[WireCall] = []
         self._blocks: dict[int, WireCall] = {}  # calls by the block they are in
         self._inputs: dict[int, Any] = {}  # given with the beginning of a block
+        self._thoughts: dict[int, Thought] = {}  # by the block they are in
 
-    def push(self, event: ServerEvent) -> Iterator[StreamEvent]:
+    def push(self, event: ServerEvent) -> Iterator[StreamEvent | Thought]:
         try:
             heard = _decoder.decode(event.text)
         except msgspec.DecodeError as error:
@@ -100,12 +109,15 @@ class AnthropicAnswer:
             case "error":
                 raise self._server.fail(heard.error or event.text)
             case "message_start" if heard.message:
+                self._answer_id = heard.message.id if isinstance(heard.message.id, str) else ""
                 self._count(heard.message.usage)
             case "content_block_start" if heard.content_block:
                 yield from self._doubt.settle()
                 yield from self._begin(heard.index, heard.content_block)
             case "content_block_delta" if heard.delta:
                 yield from self._doubt.hold(self._go_on(heard.index, heard.delta))
+            case "content_block_stop" if heard.index in self._thoughts:
+                yield self._thoughts.pop(heard.index)
             case "content_block_stop":
                 yield from self._doubt.hold(self._end(heard.index))
             case "message_delta":
@@ -120,12 +132,12 @@ class AnthropicAnswer:
         if reason in _FAILURES:
             raise self._server.fail(_FAILURES[reason])
         if reason in _CUT:
-            yield Answered("length", self._usage.value)
+            yield Answered("length", self._usage.value, self._answer_id)
             return
         yield from self._doubt.settle()
         for call in self._calls:
             yield from call.close()
-        yield Answered("calls" if self._calls else "stop", self._usage.value)
+        yield Answered("calls" if self._calls else "stop", self._usage.value, self._answer_id)
 
     def _count(self, usage: Usage | None) -> None:
         if usage:
@@ -135,6 +147,9 @@ class AnthropicAnswer:
     def _begin(self, index: int, block: _Block) -> Iterator[StreamEvent]:
         if block.type == "text" and block.text:
             yield TextDelta(block.text)
+        if block.type in ("thinking", "redacted_thinking"):
+            is_sealed = block.type == "redacted_thinking"
+            self._thoughts[index] = Thought(block.data or block.thinking, block.signature, is_sealed)
         if block.type != "tool_use":
             return
         call = WireCall(len(self._calls))
@@ -148,6 +163,9 @@ class AnthropicAnswer:
     def _go_on(self, index: int, delta: _Delta) -> Iterator[StreamEvent]:
         if index in self._blocks:
             yield from self._blocks[index].add(delta.partial_json or "")
+        elif thought := self._thoughts.get(index):
+            more = Thought(thought.text + delta.thinking, thought.signature + delta.signature, thought.is_sealed)
+            self._thoughts[index] = more
         elif delta.text:
             yield TextDelta(delta.text)
 

@@ -72,6 +72,7 @@ class Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    id: Any = None
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -88,6 +89,7 @@ class OpenAIAnswer:
         self._server = server
         self._offered = offered
         self._call_prefix = call_prefix
+        self._answer_id = ""
         self._usage = Usage()
         self._finish_reason: str | None = None
         self._doubt = Doubt()
@@ -103,6 +105,8 @@ class OpenAIAnswer:
             raise self._server.fail(f"a chunk of the answer makes no sense: {error}") from None
         if chunk.error or event.name == "error":
             raise self._server.fail(chunk.error or event.text)
+        if isinstance(chunk.id, str):
+            self._answer_id = self._answer_id or chunk.id
         if chunk.usage:
             self._usage = chunk.usage
             self.is_hotloop |= chunk.usage.hotloop is not None
@@ -118,12 +122,12 @@ class OpenAIAnswer:
         if reason in _FAILURES:
             raise self._server.fail(_FAILURES[reason])
         if reason == "length":
-            yield Answered("length", self._usage.value)
+            yield Answered("length", self._usage.value, self._answer_id)
             return
         yield from self._doubt.settle()
         for call in self._calls:
             yield from call.close()
-        yield Answered("calls" if self._calls else "stop", self._usage.value)
+        yield Answered("calls" if self._calls else "stop", self._usage.value, self._answer_id)
 
     def _take(self, choice: _Choice) -> Iterator[StreamEvent]:
         delta = choice.delta or choice.message or _Delta()
