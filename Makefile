@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test demo bench docs clean
+.PHONY: help setup model check format test test-page demo bench docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv and install hotloop into it, unless that is done already
 
@@ -36,6 +36,10 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 
 test: model ## Run the tests
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-page: model ## Run the page's tests in the Chromium of this machine
+	@$(PIP) install playwright -c constraints.txt
+	$(BIN)/pytest tests/ui
 
 demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
 	@$(BIN)/hotloop demo

@@ -272,6 +272,36 @@ def test_prices_are_those_of_a_file(db: str, tmp_path: Path, capsys: pytest.Capt
     assert json.loads(ask(capsys, "show", "c3", "--db", db, "--prices", str(prices), "--json"))["money"] == 20
 
 
+def test_prices_are_those_of_the_settings_file(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 0
+    Path("hotloop.toml").write_text('port = 1\n[prices."ti*"]\nprompt = 1e6\n')
+    assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 20
+    assert "20.0000 of money" in ask(capsys, "show", "c3", "--db", db)
+    assert json.loads(ask(capsys, "ls", "--db", db, "--json"))[2]["money"] == 20
+    for wrong in ("[prices]\ntiny = 3\n", "prices = 3\n"):
+        Path("hotloop.toml").write_text(wrong)
+        assert run(["trace", "ls", "--db", db]) == 2
+        error = capsys.readouterr().err
+        assert "hotloop.toml: " in error
+        assert error.count("\n") == 1
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_has_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace = Trace("e5" * 16)
+    begun = trace.add(names.RUN, "agent", 0, 0, agent="clerk")
+    trace.add(names.TURN, "agent", 0, 70, begun, turn=1)
+    db = str(fill(tmp_path / "trace.db", trace.spans))
+    assert "running: clerk" in ask(capsys, "ls", "--db", db)
+    assert json.loads(ask(capsys, "ls", "--db", db, "--json"))[0]["is_running"] is True
+    out = ask(capsys, "show", "--db", db)
+    assert "running, as far as it has come" in " ".join(out.split())
+    assert "1 turn in 70 ms" in out
+    assert json.loads(ask(capsys, "show", "--db", db, "--json"))["is_running"] is True
+
+
 def test_the_page_of_a_server(db: str, capsys: pytest.CaptureFixture[str]):
     assert ask(capsys, "open", "--url", "http://x:1/", "--db", db) == "http://x:1/ui#/runs\n"
     assert run(["trace", "open", "a1", "--url", "http://x:1", "--db", db]) == 0
@@ -281,13 +311,15 @@ def test_the_page_of_a_server(db: str, capsys: pytest.CaptureFixture[str]):
 def test_the_page_is_served_until_interrupted(db: str):
     command = [sys.executable, "-m", "hotloop", "trace", "open", "a1", "--db", db]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        address = process.stdout.readline().strip()
-        base, _, place = address.partition("#")
-        assert place == f"/runs/{OLD}"
-        with httpx.Client(trust_env=False) as client:
-            assert client.get(base).headers["content-type"].startswith("text/html")
-            assert len(client.get(f"{base}/api/runs").json()["runs"]) == 3
-            assert client.get(base, headers={"host": "elsewhere.example"}).status_code == 400
-        process.send_signal(signal.SIGINT)
+        try:
+            assert process.stdout
+            address = process.stdout.readline().strip()
+            base, _, place = address.partition("#")
+            assert place == f"/runs/{OLD}"
+            with httpx.Client(trust_env=False) as client:
+                assert client.get(base).headers["content-type"].startswith("text/html")
+                assert len(client.get(f"{base}/api/runs").json()["runs"]) == 3
+                assert client.get(base, headers={"host": "elsewhere.example"}).status_code == 403
+        finally:
+            process.send_signal(signal.SIGINT)
     assert process.returncode == 130

@@ -89,8 +89,9 @@ class Browsing:
         return self.page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """For a module of such tests only: while it is there, no other test can have an event loop."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright: pip install it")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not path:

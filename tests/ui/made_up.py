@@ -54,13 +54,25 @@ class Run:
         return self.content and not self.is_tame
 
     def agent_run(self, num_turns: int, *, end: str = "done") -> list[Span]:
+        _, *later = self.growing(num_turns, end=end)
+        return [span for spans in later for span in spans]
+
+    def growing(self, num_turns: int, *, end: str = "done") -> Iterator[list[Span]]:
+        """As it is recorded while it goes on: that it has begun, turn after turn, and how it ended."""
         run_id = self._id()
+        self._add(names.RUN, run_id, None, "agent", self.start_ns, self.start_ns, {names.AGENT: self.agent})
+        yield self._take()
         for turn in range(1, num_turns + 1):
             self._turn(run_id, turn, is_last=turn == num_turns)
+            yield self._take()
         told = {names.AGENT: self.agent, names.END: end, names.NUM_TURNS: num_turns} | self._said(names.CONTENT_PROMPT)
         error = "the model could not be reached" if end == "failed" else ""
         self._add(names.RUN, run_id, None, "agent", self.start_ns, self.now, told, error)
-        return self.spans
+        yield self._take()
+
+    def _take(self) -> list[Span]:
+        spans, self.spans = self.spans, []
+        return spans
 
     def plain_request(self) -> list[Span]:
         self._request(None, self._id(), 0)
@@ -246,11 +258,12 @@ class Engine:
         self.session = session
         self.num_asked = 0
 
-    def live(self) -> Live:
+    async def live(self) -> Live:
         self.num_asked += 1
         i = self.num_asked
-        sessions = tuple(
-            SessionBlocks(session=f"session-{n:02}", num_used=(n * i) % 9, num_cached=4 + 3 * n) for n in range(14)
+        sessions = (
+            SessionBlocks(session=None, num_used=20, num_cached=40),
+            *(SessionBlocks(session=f"session-{n:02}", num_used=(n * i) % 9, num_cached=4 + 3 * n) for n in range(12)),
         )
         requests = tuple(
             LiveRequest(

@@ -1,5 +1,6 @@
 """The page's files and its API, without a browser."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
         yield store
 
 
-def client(store: TraceStore, *, api_key: str | None = None, **more: Any) -> httpx.AsyncClient:
-    app = create_ui(StoreSource(store, title="here", **more), api_key=api_key)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
+def client(store: TraceStore, *, api_key: str | None = None, host: str = "127.0.0.1", **more: Any) -> httpx.AsyncClient:
+    app = create_ui(StoreSource(store, title="here", **more), api_key=api_key, host=host)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 class TestFiles:
@@ -57,7 +58,7 @@ class TestFiles:
     async def test_a_slash_too_many_leads_to_the_page(self, store: TraceStore):
         async with client(store) as ui:
             answer = await ui.get("/ui/", follow_redirects=True)
-        assert str(answer.url) == "http://here/ui"
+        assert str(answer.url) == "http://127.0.0.1/ui"
 
     def test_scripts_never_parse_html_and_load_nothing_from_elsewhere(self):
         for path in STATIC.rglob("*.*"):
@@ -75,6 +76,28 @@ class TestKey:
                 assert (await ui.get(f"/ui/api/{path}")).status_code == 401
                 assert (await ui.get(f"/ui/api/{path}", headers={"x-api-key": "wrong"})).status_code == 401
                 assert (await ui.get(f"/ui/api/{path}", headers={"authorization": "Bearer secret"})).status_code == 200
+
+
+class TestName:
+    ASKED = ("/ui", "/ui/static/app.js", "/ui/api/runs")
+
+    @pytest.mark.parametrize("called", ["evil.example", "evil.example:8700", ""])
+    async def test_without_a_key_a_name_that_anybody_may_have_is_refused(self, store: TraceStore, called: str):
+        async with client(store) as ui:
+            for path in self.ASKED:
+                answer = await ui.get(path, headers={"host": called})
+                assert answer.status_code == 403
+                assert "\n" not in answer.json()["error"]["message"]
+
+    async def test_the_name_it_is_served_at_is_its_own(self, store: TraceStore):
+        async with client(store, host="Desk.example") as ui:
+            for path in self.ASKED:
+                assert (await ui.get(path, headers={"host": "desk.example:8700"})).status_code == 200
+
+    async def test_with_a_key_any_name_will_do(self, store: TraceStore):
+        async with client(store, api_key="secret") as ui:
+            answer = await ui.get("/ui/api/runs", headers={"host": "proxy.example", "x-api-key": "secret"})
+        assert answer.status_code == 200
 
 
 class TestApi:
@@ -121,6 +144,22 @@ class TestApi:
             run = (await ui.get(f"/ui/api/runs/{RUN[0].trace_id}")).json()
         assert [turn["turn"] for turn in run["turns"]] == [1, 2, 3]
         assert run["agent"] == "triage"
+
+    async def test_a_run_is_sent_again_only_if_there_is_more_of_it(self, tmp_path: Path):
+        begun, *turns, ended = Run(4, "triage", "session-01", start_ns=time.time_ns()).growing(2)
+        path = f"/ui/api/runs/{begun[0].trace_id}"
+        with TraceStore(fill_store(tmp_path / "growing.db", begun)) as store:
+            async with client(store) as ui:
+                etag, num_turns = "", 0
+                for spans in (*turns, ended):
+                    fill_store(tmp_path / "growing.db", spans)
+                    answer = await ui.get(path, headers={"if-none-match": etag})
+                    assert answer.status_code == 200
+                    etag, num_turns = answer.headers["etag"], len(answer.json()["turns"])
+                    again = await ui.get(path, headers={"if-none-match": etag})
+                    assert (again.status_code, again.content) == (304, b"")
+        assert num_turns == 2
+        assert answer.json()["end"] == "done"
 
     async def test_nothing_is_written(self, store: TraceStore):
         async with client(store) as ui:

@@ -1,8 +1,7 @@
 """A run as it is drawn."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.ui.made_up import HOSTILE, MS, START_NS, Run, hostile_run, long_run
 
 from hotloop.trace import names
@@ -112,3 +111,41 @@ def test_what_is_not_recorded_is_not_there():
     run = draw_run(Run(2, "triage").agent_run(2))
     assert run["prompt"] is None
     assert all(turn["answer"] is None for turn in run["turns"])
+
+
+class TestUnfinished:
+    def test_a_turn_that_is_not_over_is_shown_as_far_as_it_has_come(self):
+        begun, *turns, _ = Run(4, "triage").growing(3)
+        last = [each for each in turns[2] if each.name != names.TURN]
+        run = draw_run([*begun, *turns[0], *turns[1], *last])
+        assert [turn["turn"] for turn in run["turns"]] == [1, 2, 3]
+        assert [row["kind"] for row in run["turns"][2]["rows"]] == ["chat"]
+        whole = draw_run([*begun, *turns[0], *turns[1], *turns[2]])
+        assert [turn["id"] for turn in run["turns"]] == [turn["id"] for turn in whole["turns"]]
+        assert run["tokens"] == whole["tokens"]
+
+    def test_a_run_that_has_only_begun_has_no_turns(self):
+        begun, *_ = Run(4, "triage").growing(3)
+        run = draw_run(begun)
+        assert run["turns"] == []
+        assert run["agent"] == "triage"
+
+    def test_of_an_agent_within_an_agent_it_is_the_inner_ones(self):
+        run = draw_run(
+            [
+                span(names.RUN, "a" * 16, None, 0, 0, agent="outer"),
+                span(names.CHAT, "c" * 16, "b" * 16, 0, 20),
+                span(names.RUN, "e" * 16, "d" * 16, 22, 22, agent="inner"),
+                span(names.CHAT, "9" * 16, "f" * 16, 23, 80),
+            ]
+        )
+        assert [(turn["agent"], turn["turn"]) for turn in run["turns"]] == [("outer", 1), ("inner", 1)]
+
+    def test_what_is_missing_from_a_run_that_has_ended_is_not_made_up(self):
+        run = draw_run(
+            [
+                span(names.RUN, "a" * 16, None, 0, 100, agent="one", end="done"),
+                span(names.TOOL, "d" * 16, "b" * 16, 20, 90, tool="ask"),
+            ]
+        )
+        assert run["turns"] == []

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.ui.made_up import FINDINGS, Engine, fill_store, make_runs
+from tests.ui.made_up import FINDINGS, START_NS, Engine, Run, fill_store, make_runs
 
 from hotloop.trace.store import TraceStore
 from hotloop.ui.source import RunFilter
-from hotloop.ui.store_source import StoreSource
+from hotloop.ui.store_source import LOST_S, StoreSource
 
 NUM_RUNS = 36
 
@@ -58,18 +58,70 @@ def test_pages_of_what_a_filter_wants_make_up_the_list(source: StoreSource):
     assert before is None
 
 
-def test_what_is_not_handed_in_is_not_there(source: StoreSource):
+async def test_what_is_not_handed_in_is_not_there(source: StoreSource):
     run_id = source.runs(RunFilter(limit=1)).runs[0].id
-    assert source.live() is None
+    assert await source.live() is None
     assert source.lint(run_id) is None
     assert source.run("nothing") is None
 
 
-def test_what_is_handed_in_is_asked(tmp_path: Path):
+async def test_what_is_handed_in_is_asked(tmp_path: Path):
     spans = next(make_runs(1))
     with TraceStore(fill_store(tmp_path / "trace.db", spans)) as store:
         source = StoreSource(store, title="here", live=Engine().live, lint=lambda found: FINDINGS[: len(found) > 0])
         assert source.about().has_live
-        assert source.live().num_running == 5
+        live = await source.live()
+        assert live
+        assert live.num_running == 5
         assert source.lint(spans[0].trace_id) == FINDINGS[:1]
         assert source.lint("nothing") is None
+
+
+class TestGoingOn:
+    @pytest.fixture
+    def clock(self) -> list[int]:
+        return [START_NS + 10**9]
+
+    @pytest.fixture
+    def source(self, tmp_path: Path, clock: list[int]) -> Iterator[StoreSource]:
+        """A run that has begun, one that has ended, and a plain client's."""
+        begun, turn, *_ = Run(1, "triage").growing(3)
+        path = fill_store(tmp_path / "trace.db", begun, turn, Run(2, "code").agent_run(1), Run(3).plain_request())
+        with TraceStore(path) as store:
+            yield StoreSource(store, title="here", clock=lambda: clock[0])
+
+    def ends(self, source: StoreSource) -> dict[str, str]:
+        return {run.agent: run.end for run in source.runs(RunFilter()).runs}
+
+    def test_a_run_goes_on_until_nothing_was_heard_of_it_for_long(self, source: StoreSource, clock: list[int]):
+        assert self.ends(source) == {"triage": "running", "code": "done", "": ""}
+        clock[0] += int(2 * LOST_S * 1e9)
+        assert self.ends(source) == {"triage": "lost", "code": "done", "": ""}
+
+    def test_it_lasts_until_now(self, source: StoreSource, clock: list[int]):
+        running = {run.agent: run.running_ms for run in source.runs(RunFilter()).runs}
+        assert running == {"triage": 1000.0, "code": None, "": None}
+        clock[0] += int(2 * LOST_S * 1e9)
+        assert {run.running_ms for run in source.runs(RunFilter()).runs} == {None}
+
+    def test_a_filter_finds_it(self, source: StoreSource, clock: list[int]):
+        assert [run.agent for run in source.runs(RunFilter(end="running")).runs] == ["triage"]
+        assert source.runs(RunFilter(end="lost")).runs == ()
+        clock[0] += int(2 * LOST_S * 1e9)
+        assert [run.agent for run in source.runs(RunFilter(end="lost")).runs] == ["triage"]
+
+    def test_more_may_come_of_it_and_of_a_plain_clients(self, source: StoreSource, clock: list[int]):
+        def told() -> dict[str, tuple[bool, str]]:
+            ids = {run.agent: run.id for run in source.runs(RunFilter()).runs}
+            runs = {agent: source.run(run_id) for agent, run_id in ids.items()}
+            return {agent: (run["is_open"], source.version(ids[agent]) or "") for agent, run in runs.items() if run}
+
+        before = told()
+        clock[0] += int(2 * LOST_S * 1e9)
+        after = told()
+        assert {agent: is_open for agent, (is_open, _) in before.items()} == {"triage": True, "code": False, "": True}
+        assert {is_open for is_open, _ in after.values()} == {False}
+        assert {agent for agent in before if before[agent][1] != after[agent][1]} == {"triage", ""}
+
+    def test_what_is_not_there_has_no_version(self, source: StoreSource):
+        assert source.version("nothing") is None

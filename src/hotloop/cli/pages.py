@@ -1,28 +1,30 @@
 """The page at /ui, put together: the store it reads, and what goes on right now in a server or a router."""
 
-import math
+import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from hotloop.cli.lint import lint_spans
-from hotloop.cli.tracing import store_path
+from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, Overloaded
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from hotloop.core.request import Request
     from hotloop.engine.engine import Engine
+    from hotloop.engine.look import Look
     from hotloop.router.app import RouterApp
     from hotloop.trace.store import TraceStore
-    from hotloop.ui.source import Live, LiveRequest
+    from hotloop.ui.source import KvUse, Live, LiveRequest
 
-_MAX_REQUESTS = 200
-"""How many requests are listed."""
+_MAX_LISTED = 200
+"""How many requests are listed, and how many sessions; those that have the most of the memory."""
+_PATIENCE_S = 10.0
+"""How long the step may take after which it is seen what goes on."""
 
 
 @contextmanager
@@ -30,9 +32,9 @@ def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
     """What is recorded, to be looked at; None where nothing is."""
     from hotloop.trace.store import TraceStore
 
-    path = store_path(config)
+    path, prices = store_path(config), load_prices(None)
     try:
-        store = TraceStore(path) if path else None
+        store = TraceStore(path, prices=prices) if path else None
     except ConfigError:
         store = None
     with store or nullcontext():
@@ -40,50 +42,70 @@ def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
 
 
 def page_of(
-    store: "TraceStore", title: str, live: "Callable[[], Live]", *, model: str = "", api_key: str | None = None
+    store: "TraceStore",
+    title: str,
+    live: "Callable[[], Awaitable[Live]]",
+    *,
+    model: str = "",
+    api_key: str | None = None,
+    host: str = "",
 ) -> "ASGIApp":
+    """`host` is the name it is served at."""
     from hotloop.ui.app import create_ui
     from hotloop.ui.store_source import StoreSource
 
-    return create_ui(StoreSource(store, title=title, model=model, live=live, lint=lint_spans), api_key=api_key)
+    source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
+    return create_ui(source, api_key=api_key, host=host)
 
 
-def live_of_engine(engine: "Engine", max_running: int) -> "Live":
-    from hotloop.ui.source import KvUse, Live, SessionBlocks, TokenTotals
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
+    from hotloop.ui.source import Live, TokenTotals
 
-    stats, requests = engine.stats(), engine.requests()
-    used = Counter[str]()
-    for request in requests:
-        used[request.session_id] += math.ceil(request.num_computed / engine.block_size)
-    sessions = tuple(
-        SessionBlocks(session=name, num_used=count, num_cached=0) for name, count in used.most_common() if count
-    )
+    seen = asyncio.shield(asyncio.wrap_future(engine.look()))  # others may wait for the same
+    try:
+        look = await asyncio.wait_for(seen, patience_s)
+    except TimeoutError:
+        raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
+    stats, totals = look.stats, look.totals
     return Live(
-        at_s=time.monotonic(),
+        at_s=look.at_s,
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
         totals=TokenTotals(
-            num_prompt=stats.num_prompt_tokens,
-            num_cached=stats.num_cached_tokens,
-            num_output=stats.num_output_tokens,
-            num_sampled=stats.num_sampled_tokens,
-            num_forced=stats.num_forced_tokens,
-            num_drafted=stats.num_drafted_tokens,
-            num_accepted=stats.num_accepted_tokens,
+            num_prompt=totals.num_prompt,
+            num_cached=totals.num_cached,
+            num_output=totals.num_output,
+            num_sampled=totals.num_sampled,
+            num_forced=totals.num_forced,
+            num_drafted=totals.num_drafted,
+            num_accepted=totals.num_accepted,
         ),
-        kv=KvUse(
-            num_blocks=stats.num_blocks,
-            num_used=stats.num_blocks_used,
-            num_cached=stats.num_blocks_cached,
-            block_size=engine.block_size,
-            sessions=sessions,
-        ),
-        requests=tuple(map(_live_request, requests[:_MAX_REQUESTS])),
+        kv=_kv_use(look, engine.block_size),
+        requests=tuple(map(_live_request, look.requests[:_MAX_LISTED])),
     )
 
 
-def live_of_router(app: "RouterApp") -> "Live":
+def _kv_use(look: "Look", block_size: int) -> "KvUse":
+    from hotloop.ui.source import KvUse, SessionBlocks
+
+    sessions = sorted(
+        (
+            SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
+            for name, each in look.blocks.items()
+        ),
+        key=lambda each: (-each.num_used - each.num_cached, each.session or ""),
+    )
+    return KvUse(
+        num_blocks=look.stats.num_blocks,
+        num_used=look.stats.num_blocks_used,
+        num_cached=look.stats.num_blocks_cached,
+        block_size=block_size,
+        sessions=tuple(sessions[:_MAX_LISTED]),
+    )
+
+
+async def live_of_router(app: "RouterApp") -> "Live":
     from hotloop.core.request import Priority
     from hotloop.ui.source import Live, LiveReplica, TokenTotals
 

@@ -41,7 +41,7 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
 
     def make_page(app: "RouterApp") -> "Application":
         assert store
-        return page_of(store, "hotloop route", lambda: live_of_router(app), api_key=router.api_key)
+        return page_of(store, "hotloop route", lambda: live_of_router(app), api_key=router.api_key, host=router.host)
 
     fleet = read()
     with tracing(trace) as tracer, opened_store(trace) as store:

@@ -1,6 +1,7 @@
 """`hotloop serve`."""
 
 import sys
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from hotloop.cli.pages import live_of_engine, opened_store, page_of
@@ -39,10 +40,12 @@ def serve(
             look = f"\nlook: {url}/ui" if store else ""
             print(f"{name} is at {url}\n{_summary(loaded, model, engine)}{look}\ntry: {curl}", flush=True)
 
-        def show() -> "Live":
+        def show() -> "Awaitable[Live]":
             return live_of_engine(loaded, engine.max_running)
 
-        page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key) if store else None
+        page = None
+        if store:
+            page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
         serve_engine(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining)
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,13 +16,12 @@ from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 
 from hotloop.cli.settings import Json, Sources
-from hotloop.cli.tracing import store_path
+from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotloop.trace.ledger import RunLedger
-    from hotloop.trace.money import PriceTable
     from hotloop.trace.span import Span
     from hotloop.trace.store import TraceStore
 
@@ -42,7 +41,7 @@ class StoreFlags:
     db: Annotated[str, Parameter(name=("--trace", "--db"))] = "auto"
     """The file runs are recorded in; `auto` is the one in `HOTLOOP_HOME`."""
     prices: Path | None = None
-    """A TOML file of what models cost, by name; goes before the prices that are known."""
+    """A TOML file of what models cost, by name, instead of the table `prices` in hotloop.toml."""
 
 
 Store = Annotated[StoreFlags, Parameter(name="*")]
@@ -141,11 +140,10 @@ def import_file(
     path: Annotated[Path, Parameter(help="Spans as JSON lines, as `export` writes them.")], *, store: Store = _DEFAULTS
 ) -> None:
     """Add runs from a file to the store; what is there already is not added twice."""
-    from hotloop.trace.tables import insert, open_to_write
+    from hotloop.trace.store import add_spans
 
     spans = _read_file(path)
-    with closing(open_to_write(_path(store))) as connection:
-        num_new = insert(connection, spans)
+    num_new = add_spans(_path(store), spans)
     num_runs = len({span.trace_id for span in spans})
     runs = f"{num_runs:,} run{'' if num_runs == 1 else 's'}"
     print(f"{runs}: {num_new:,} spans are new, {len(spans) - num_new:,} were here")
@@ -178,16 +176,15 @@ def _announce(address: str, in_browser: bool) -> None:
 
 
 def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
-    """Until interrupted, on loopback, and for who asks for it by that name: no other page can ask through a browser."""
+    """Until interrupted, on loopback."""
     import uvicorn
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from hotloop.border.listen import bind, url_of
     from hotloop.ui.app import create_ui
     from hotloop.ui.store_source import StoreSource
 
-    source = StoreSource(opened, title=str(opened.path), prices=_prices(flags))
-    app = TrustedHostMiddleware(create_ui(source), allowed_hosts=[_LOOPBACK, "localhost"])
+    source = StoreSource(opened, title=str(opened.path), prices=load_prices(flags.prices))
+    app = create_ui(source)
     with bind(_LOOPBACK, port) as listener:
         listener.listen()
         on_ready(url_of(listener))
@@ -248,21 +245,15 @@ def _path(flags: StoreFlags) -> Path:
 def _open(flags: StoreFlags) -> "Iterator[TraceStore]":
     from hotloop.trace.store import TraceStore
 
-    with TraceStore(_path(flags), prices=_prices(flags)) as opened:
+    with TraceStore(_path(flags), prices=load_prices(flags.prices)) as opened:
         yield opened
-
-
-def _prices(flags: StoreFlags) -> "PriceTable":
-    from hotloop.trace.money import PriceTable
-
-    return PriceTable.read(flags.prices) if flags.prices else PriceTable()
 
 
 def _read(opened: "TraceStore", run: str, flags: StoreFlags) -> "tuple[list[Span], RunLedger]":
     from hotloop.trace.ledger import build_ledger
 
     spans = opened.spans(opened.find(run))
-    return spans, build_ledger(spans, _prices(flags))
+    return spans, build_ledger(spans, load_prices(flags.prices))
 
 
 def _parse_since(text: str) -> int:

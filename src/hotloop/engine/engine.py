@@ -9,6 +9,7 @@ import secrets
 import threading
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -31,7 +32,8 @@ from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import open_drafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.kv_events import open_publisher
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.look import Look, Lookout
+from hotloop.engine.stats import EngineStats, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -83,6 +85,7 @@ class Engine:
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )
+        self._lookout = Lookout(self._core, self.stats)
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -239,34 +242,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot, taken without stopping the loop: its numbers may be a step apart."""
-        scheduler, totals = self._core.scheduler, self._core.totals
-        waiting = [request.priority for request in self._core.waiting]
-        return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting={priority: waiting.count(priority) for priority in Priority},
-            num_blocks=scheduler.pool.num_blocks,
-            num_blocks_used=scheduler.pool.num_used,
-            num_blocks_cached=scheduler.pool.num_idle,
-            num_steps=totals.num_steps,
-            num_prompt_tokens=totals.num_prompt_tokens,
-            num_cached_tokens=totals.num_cached_tokens,
-            num_output_tokens=totals.num_output_tokens,
-            num_sampled_tokens=totals.num_output_tokens - totals.num_forced_tokens,
-            num_forced_tokens=totals.num_forced_tokens,
-            num_drafted_tokens=totals.num_drafted_tokens,
-            num_accepted_tokens=totals.num_accepted_tokens,
-            num_restored_tokens=totals.num_restored_tokens,
-            num_grammar_hits=self.grammars.num_hits,
-            num_grammar_misses=self.grammars.num_misses,
-            num_evicted_blocks=scheduler.tree.num_evicted,
-            num_preemptions=scheduler.num_preemptions,
-            num_finished=dict(totals.num_finished),
-            disk=self._core.disk_stats(),
-        )
+        return count_up(self._core, self.grammars)
 
-    def requests(self) -> tuple[Request, ...]:
-        """What runs and what waits, to be looked at only; as far as a snapshot goes."""
-        return (*list(self._core.scheduler.running.values()), *self._core.waiting)
+    def look(self) -> "Future[Look]":
+        """What goes on and who has which part of the cache, seen between two steps: it may take as long as one."""
+        return self._lookout.ask(self._post if self._thread.is_alive() else lambda command: command())
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, wait for what runs, abort what is left after that time."""

@@ -7,41 +7,24 @@ Each edge carries whole blocks, as the raw bytes of their token ids: a long comm
 
 Invariants: siblings differ in their first block; what the tree keeps is computed, never about to be; a request that
 uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle; which leaf goes
-first is for `Retention` to say. Prefixes under different salts share nothing.
+first is for `Retention` to say. Prefixes under different salts share nothing. An edge is of one session, or of several.
 """
 
 import heapq
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.changes import Changes, GivenUp, Kept
 from hotloop.engine.evictions import Evictions
+from hotloop.engine.node import Node, last_id, path, root_of, subtree
 from hotloop.engine.retention import Rank, Retention
 
 _TOKEN_BYTES = array("i").itemsize
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """An edge and where it ends: the tokens of some whole blocks, and the blocks. A root has its salt for a key."""
-
-    parent: "Node | None"
-    key: bytes
-    block_ids: list[int]
-    last_used: int
-    used_at: float = 0.0
-    hold: Hold | None = None
-    """What is known about the prefix that ends here."""
-    queued: Rank | None = None
-    """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
-    looked_at: float | None = None
-    """When it is next seen whether its hold has expired; entries of another time are stale."""
-    children: "dict[bytes, Node]" = field(default_factory=dict)
 
 
 class RadixTree:
@@ -65,11 +48,15 @@ class RadixTree:
         self._evictions = Evictions()
         self.retention = retention or Retention(0)
         self.num_blocks = 0
+        self.num_owned = Counter[str | None]()
+        """Blocks by session; None are those that several sessions have used."""
         self.num_evicted = 0
 
-    def match(self, token_ids: "array[int]", salt: str = "") -> list[int]:
-        """The blocks of the longest known prefix, in order. The caller uses them before anything else happens."""
-        return [block_id for node in self._walk(token_ids.tobytes(), salt) for block_id in node.block_ids]
+    def match(self, token_ids: "array[int]", salt: str = "", session: str | None = None) -> list[int]:
+        """The blocks of the longest known prefix, in order. The caller uses them before anything else happens, for that
+        session if it says so.
+        """
+        return [block_id for node in self._walk(token_ids.tobytes(), salt, session) for block_id in node.block_ids]
 
     def peek(self, token_ids: "array[int]", salt: str = "") -> list[int]:
         """As `match`, but nothing counts as used."""
@@ -91,7 +78,7 @@ class RadixTree:
         nodes: set[Node] = set()
         for away in self._away:
             if away.hold and away.hold.rank <= rank:
-                nodes.update(takewhile(lambda node: node not in nodes, _path(away)))
+                nodes.update(takewhile(lambda node: node not in nodes, path(away)))
         known = ((node, num) for node, num in self._trace(token_ids.tobytes(), salt) if node in nodes)
         num_known = sum(self._num_idle(node.block_ids[:num_common]) for node, num_common in known)
         return sum(self._num_idle(node.block_ids) for node in nodes) - num_known
@@ -115,7 +102,7 @@ class RadixTree:
             return None
         return self._evictions.find(salt.encode(), [token_ids[:end].tobytes()])
 
-    def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "") -> list[int]:
+    def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "", session: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
 
         Where the tree knew a block already, its own block is kept and the caller's copy is superfluous: the two lists
@@ -125,15 +112,15 @@ class RadixTree:
         key = token_ids.tobytes()
         known: list[int] = []
         node = self._roots.get(salt)
-        for node in self._walk(key, salt):
+        for node in self._walk(key, salt, session):
             known += node.block_ids
         new_ids = block_ids[len(known) :]
         if new_ids:
             node = node or self._roots.setdefault(salt, Node(None, salt.encode(), [], 0))
             new_key = key[len(known) * self._block_bytes :]
             if self._changes and not salt:
-                self._changes.add(Kept(_last_id(node), new_key, new_ids))
-            self._append(node, new_key, new_ids)
+                self._changes.add(Kept(last_id(node), new_key, new_ids))
+            self._append(node, new_key, new_ids, session)
         return known + new_ids
 
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
@@ -170,9 +157,20 @@ class RadixTree:
     def kept(self) -> Iterator[Kept]:
         """All that is kept without a salt, each edge after the one above it."""
         root = self._roots.get("")
-        for node in _subtree(root) if root else ():
+        for node in subtree(root) if root else ():
             if node.parent:
-                yield Kept(_last_id(node.parent), node.key, list(node.block_ids))
+                yield Kept(last_id(node.parent), node.key, list(node.block_ids))
+
+    def num_along(self, prefixes: Iterable[tuple["array[int]", str]]) -> Counter[str | None]:
+        """How many blocks these prefixes, each with its salt, have here together, by whose they are."""
+        reached: dict[Node, int] = {}
+        for token_ids, salt in prefixes:
+            for node, num_common in self._trace(token_ids.tobytes(), salt):
+                reached[node] = max(reached.get(node, 0), num_common)
+        found = Counter[str | None]()
+        for node, num_blocks in reached.items():
+            found[node.session] += num_blocks
+        return found
 
     def check(self) -> None:
         num_blocks = num_nodes = 0
@@ -188,13 +186,14 @@ class RadixTree:
             assert seen.isdisjoint(node.block_ids), "a block is in the tree twice"
             seen.update(node.block_ids)
         assert (num_blocks, num_nodes) == (self.num_blocks, self._num_nodes)
+        assert self.num_owned == Counter(node.session for node in self._nodes() for _ in node.block_ids)
         known = {id(node) for rank, _, node in self._leaves if rank == node.queued}
         assert all(node.children or id(node) in known for node in self._nodes()), "a leaf cannot be evicted"
         assert self._pinned == {node for node in self._nodes() if node.hold and node.hold.kind is HoldKind.PINNED}
         assert self._away == {node for node in self._nodes() if node.hold and node.hold.kind is HoldKind.AWAY}
         assert all(root.children for root in self._roots.values())
 
-    def _walk(self, key: bytes, salt: str) -> Iterator[Node]:
+    def _walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[Node]:
         """Each node along the key, marked as used now; an edge the key leaves midway is split, and its rest ages on."""
         root = self._roots.get(salt)
         if root is None:
@@ -206,6 +205,10 @@ class RadixTree:
             if not key.startswith(child.key, begin):
                 child = self._split(child, self._num_common(child.key, key, begin))
             child.last_used, child.used_at = self._clock, self.retention.now
+            if session is not None and session != child.session and child.session is not None:
+                self._own(child, -len(child.block_ids))
+                child.session = None
+                self._own(child, len(child.block_ids))
             if child.hold:
                 self._set_hold(child, self.retention.after_use(child.hold))
             if not child.children:
@@ -239,16 +242,20 @@ class RadixTree:
                 high = middle - 1
         return low
 
-    def _append(self, parent: Node, key: bytes, block_ids: list[int]) -> None:
-        """New blocks after `parent`: its own edge grows if nothing hangs below it and holds it, else a new leaf."""
+    def _append(self, parent: Node, key: bytes, block_ids: list[int], session: str) -> None:
+        """New blocks after `parent`: its own edge grows if it is of the same session and nothing hangs below it and
+        holds it, else there is a new leaf.
+        """
         self._pool.keep(block_ids)
         self.num_blocks += len(block_ids)
-        if parent.parent and not parent.children and not parent.hold:
+        if parent.parent and not parent.children and not parent.hold and parent.session == session:
             parent.key += key
             parent.block_ids += block_ids
+            self._own(parent, len(block_ids))
             return
-        leaf = Node(parent, key, list(block_ids), self._clock, self.retention.now)
+        leaf = Node(parent, key, list(block_ids), self._clock, self.retention.now, session)
         parent.children[key[: self._block_bytes]] = leaf
+        self._own(leaf, len(block_ids))
         self._num_nodes += 1
         self._remember_leaf(leaf)
 
@@ -256,7 +263,9 @@ class RadixTree:
         """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
         assert node.parent is not None
         size = num_blocks * self._block_bytes
-        upper = Node(node.parent, node.key[:size], node.block_ids[:num_blocks], node.last_used, node.used_at)
+        upper = Node(
+            node.parent, node.key[:size], node.block_ids[:num_blocks], node.last_used, node.used_at, node.session
+        )
         node.parent.children[node.key[: self._block_bytes]] = upper
         node.parent, node.key, node.block_ids = upper, node.key[size:], node.block_ids[num_blocks:]
         upper.children[node.key[: self._block_bytes]] = node
@@ -272,7 +281,7 @@ class RadixTree:
         freed = leaf.block_ids[keep:]
         if freed:
             self._remember_eviction(leaf, keep, beneficiary)
-        self._drop(freed)
+        self._drop(leaf, freed)
         del leaf.block_ids[keep:]
         if keep:
             leaf.key = leaf.key[: keep * self._block_bytes]
@@ -294,14 +303,21 @@ class RadixTree:
 
     def _cut(self, top: Node) -> None:
         """Give up a node and all below it."""
-        for node in list(_subtree(top)):
-            self._drop(node.block_ids)
+        for node in list(subtree(top)):
+            self._drop(node, node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it
             self._set_hold(node, None)
             self._num_nodes -= node is not top
         self._remove(top)
 
-    def _drop(self, block_ids: list[int]) -> None:
+    def _own(self, node: Node, num_more: int) -> None:
+        """So many more blocks are of that node's session."""
+        self.num_owned[node.session] += num_more
+        if not self.num_owned[node.session]:
+            del self.num_owned[node.session]
+
+    def _drop(self, node: Node, block_ids: list[int]) -> None:
+        self._own(node, -len(block_ids))
         self._pool.drop(block_ids)
         self.num_blocks -= len(block_ids)
         if self._changes and block_ids:
@@ -319,7 +335,7 @@ class RadixTree:
             heapq.heapify(self._leaves)
 
     def _rank(self, leaf: Node) -> Rank:
-        depth = sum(len(node.block_ids) for node in _path(leaf)) * self._block_size
+        depth = sum(len(node.block_ids) for node in path(leaf)) * self._block_size
         return self.retention.rank(leaf.hold, leaf.used_at, leaf.last_used, depth)
 
     def _can_hold(self, node: Node, hold: Hold) -> bool:
@@ -361,37 +377,11 @@ class RadixTree:
     def _remember_eviction(self, leaf: Node, num_kept: int, beneficiary: str) -> None:
         """Under the prefix that ends with the first block given up."""
         first = leaf.key[: (num_kept + 1) * self._block_bytes]
-        above = [node.key for node in _path(leaf)][1:]
+        above = [node.key for node in path(leaf)][1:]
         eviction = Eviction(self.retention.now, beneficiary)
-        self._evictions.remember(_root_of(leaf).key, [*reversed(above), first], eviction)
+        self._evictions.remember(root_of(leaf).key, [*reversed(above), first], eviction)
 
     def _nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
             for child in root.children.values():
-                yield from _subtree(child)
-
-
-def _path(node: Node) -> Iterator[Node]:
-    """A node and those above it, but for the root."""
-    above: Node | None = node
-    while above and above.parent:
-        yield above
-        above = above.parent
-
-
-def _root_of(node: Node) -> Node:
-    while node.parent:
-        node = node.parent
-    return node
-
-
-def _last_id(node: Node) -> int | None:
-    return node.block_ids[-1] if node.block_ids else None
-
-
-def _subtree(top: Node) -> Iterator[Node]:
-    stack = [top]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())
+                yield from subtree(child)

@@ -297,7 +297,7 @@ class Scheduler:
         """What the tree has of a request's tokens; the last token is always left to compute, for its logits."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return []
-        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt)
+        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.session_id)
 
     def _adopt(self, request: Request, known: list[int]) -> None:
         """Use blocks of the tree beyond what this request has computed."""
@@ -328,7 +328,8 @@ class Scheduler:
             return
         num_full = request.num_computed // self.block_size
         own = request.block_ids[:num_full].tolist()
-        shared = self.tree.insert(request.token_ids[: num_full * self.block_size], own, request.salt)
+        tokens = request.token_ids[: num_full * self.block_size]
+        shared = self.tree.insert(tokens, own, request.salt, request.session_id)
         if shared == own:
             return
         for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):

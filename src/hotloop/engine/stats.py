@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotloop.core.request import FinishReason, Priority
+from hotloop.engine.core import EngineCore
 from hotloop.engine.disk.store import DiskStats
+from hotloop.engine.grammar.matcher import Grammars
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine at one moment. The totals only grow."""
+    """The engine at one moment. The totals only grow; a request is part of them once it has ended."""
 
     num_running: int
     num_waiting: Mapping[Priority, int]
@@ -31,3 +33,31 @@ class EngineStats:
     num_preemptions: int
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
+
+
+def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
+    """May be asked on any thread."""
+    scheduler, totals = core.scheduler, core.totals
+    waiting = [request.priority for request in core.waiting]
+    return EngineStats(
+        num_running=len(scheduler.running),
+        num_waiting={priority: waiting.count(priority) for priority in Priority},
+        num_blocks=scheduler.pool.num_blocks,
+        num_blocks_used=scheduler.pool.num_used,
+        num_blocks_cached=scheduler.pool.num_idle,
+        num_steps=totals.num_steps,
+        num_prompt_tokens=totals.num_prompt_tokens,
+        num_cached_tokens=totals.num_cached_tokens,
+        num_output_tokens=totals.num_output_tokens,
+        num_sampled_tokens=totals.num_output_tokens - totals.num_forced_tokens,
+        num_forced_tokens=totals.num_forced_tokens,
+        num_drafted_tokens=totals.num_drafted_tokens,
+        num_accepted_tokens=totals.num_accepted_tokens,
+        num_restored_tokens=totals.num_restored_tokens,
+        num_grammar_hits=grammars.num_hits,
+        num_grammar_misses=grammars.num_misses,
+        num_evicted_blocks=scheduler.tree.num_evicted,
+        num_preemptions=scheduler.num_preemptions,
+        num_finished=dict(totals.num_finished),
+        disk=core.disk_stats(),
+    )

@@ -14,12 +14,16 @@ from typing import cast, get_args
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hotloop.border.page import is_own_name
 from hotloop.border.requests import has_key
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import HotloopError
 from hotloop.ui.source import End, RunFilter, UiSource
 
 ROOT = "/ui"
@@ -40,6 +44,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
+_ANSWERED = {**HEADERS, "cache-control": "no-store"}
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,14 +57,11 @@ class Refusal(Exception):
         self.status = status
 
 
-def create_ui(source: UiSource, *, api_key: str | None = None) -> Starlette:
-    """Everything below /ui, as an application of its own."""
-    return Starlette(routes=ui_routes(source, api_key=api_key))
-
-
-def ui_routes(source: UiSource, *, api_key: str | None = None) -> list[Route]:
-    """The same, to be put among the routes of another application, which must let /ui pass without a key."""
-    api = _Api(source)
+def create_ui(source: UiSource, *, api_key: str | None = None, host: str = "") -> Starlette:
+    """Everything below /ui, as an application of its own. `host` is the name it is served at: without a key no other
+    name is answered to, but for addresses and this machine's own.
+    """
+    api, files = _Api(source), _Files()
     answers: dict[str, Endpoint] = {
         "overview": api.overview,
         "live": api.live,
@@ -66,13 +69,28 @@ def ui_routes(source: UiSource, *, api_key: str | None = None) -> list[Route]:
         "runs/{id}": api.run,
         "runs/{id}/lint": api.lint,
     }
-    files = _Files()
-    return [
+    routes = [
         Route(ROOT, files.page),
         Route(f"{ROOT}/", files.move),
         Route(f"{ROOT}/static/{{name:path}}", files.file),
         *(Route(f"{ROOT}/api/{path}", _guard(answer, api_key)) for path, answer in answers.items()),
     ]
+    return Starlette(routes=routes, middleware=[] if api_key else [Middleware(_HostCheck, host=host)])
+
+
+class _HostCheck:
+    """Whoever holds no key is known by the name that was called."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_own_name(Headers(scope=scope).get("host", ""), self._host):
+            await self._app(scope, receive, send)
+            return
+        reason = "without an API key the page is shown at an IP address or localhost only; set one to use another name"
+        await _refuse(Refusal(403, reason))(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,7 @@ class _Api:
         return _answer(self._source.about())
 
     async def live(self, request: Request) -> Response:
-        live = self._source.live()
+        live = await self._source.live()
         if live is None:
             raise Refusal(404, "nothing runs here: these are recorded runs")
         return _answer(live)
@@ -132,10 +150,16 @@ class _Api:
         return _answer(await asyncio.to_thread(self._source.runs, parse_filter(request.query_params)))
 
     async def run(self, request: Request) -> Response:
-        run = await asyncio.to_thread(self._source.run, request.path_params["id"])
+        """Who has seen it as it is hears so, and no more: a page that watches a run asks every second."""
+        run_id = request.path_params["id"]
+        version = await asyncio.to_thread(self._source.version, run_id)  # asked first: what comes meanwhile is news
+        etag = f'"{version}"'
+        if version and request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={**_ANSWERED, "etag": etag})
+        run = await asyncio.to_thread(self._source.run, run_id)
         if run is None:
             raise Refusal(404, "there is no such run; it may have been too old to keep")
-        return _answer(run)
+        return _answer(run, etag=etag)
 
     async def lint(self, request: Request) -> Response:
         findings = await asyncio.to_thread(self._source.lint, request.path_params["id"])
@@ -180,15 +204,14 @@ def _guard(endpoint: Endpoint, api_key: str | None) -> Endpoint:
             return await endpoint(request)
         except Refusal as refusal:
             return _refuse(refusal)
-        except ConfigError as error:  # the store cannot be read
+        except HotloopError as error:  # the store cannot be read, or the engine does not answer
             return _refuse(Refusal(503, str(error)))
 
     return answer
 
 
-def _answer(value: object, status: int = 200) -> Response:
-    headers = {**HEADERS, "cache-control": "no-store"}
-    return Response(msgspec.json.encode(value), status, headers, "application/json")
+def _answer(value: object, status: int = 200, **headers: str) -> Response:
+    return Response(msgspec.json.encode(value), status, {**_ANSWERED, **headers}, "application/json")
 
 
 def _refuse(refusal: Refusal) -> Response:

@@ -20,6 +20,7 @@ from hotloop.trace.span import Span
 from hotloop.trace.sweep import split, sweep
 from hotloop.trace.tree import Node, build_tree
 from hotloop.ui.source import Json
+from hotloop.ui.unfinished import with_open_turns
 
 MAX_TEXT = 4000
 """Characters of a recorded text that are sent; the store has all of them."""
@@ -27,7 +28,7 @@ MAX_TEXT = 4000
 
 def draw_run(spans: Sequence[Span], prices: PriceTable | None = None) -> Json:
     """There is at least one span."""
-    return _Scene(spans, prices).draw()
+    return _Scene(with_open_turns(spans), prices).draw()
 
 
 class _Scene:
@@ -44,7 +45,6 @@ class _Scene:
             "id": ledger.trace_id,
             "session": ledger.session,
             "agent": ledger.agent,
-            "end": ledger.end,
             "error": ledger.error,
             "prompt": _content(run, names.CONTENT_PROMPT) if run else None,
             "services": ledger.services,
@@ -56,6 +56,7 @@ class _Scene:
             "parts": _as_ms(ledger.parts),
             "tokens": _plain(ledger.tokens),
             "read_ahead": _plain(ledger.read_ahead),
+            "lost": _plain(ledger.lost),
             "turns": [self._draw_turn(turn) for turn in ledger.turns],
             "path": [self._draw_step(step) for step in ledger.critical_path],
         }
@@ -75,6 +76,7 @@ class _Scene:
         node = self._nodes[turn.span_id]
         run = self._nodes.get(turn.run_span_id)
         return {
+            "id": turn.span_id,
             "turn": turn.index,
             "depth": _depth(node),
             "agent": str(run.span.attributes.get(names.AGENT, "")) if run and run.name == names.RUN else "",
@@ -84,6 +86,7 @@ class _Scene:
             "parts": _as_ms(turn.parts),
             "tokens": _plain(turn.tokens),
             "read_ahead": _plain(turn.read_ahead),
+            "lost": _plain(turn.lost),
             "model": turn.model,
             "replica": turn.replica,
             "reason": turn.reason,

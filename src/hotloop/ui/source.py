@@ -1,15 +1,17 @@
 """Where the page's facts come from: the seam between the page and whoever serves it.
 
-`live` is asked on the event loop and must not block; `runs`, `run` and `lint` are asked on a thread and may. The values
-are as the page gets them, field by field: what is renamed here is renamed in static/*.js.
+`live` is asked on the event loop, all else on threads, and may wait. The values are as the page gets them, field by
+field: what is renamed here is renamed in static/*.js.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-End = Literal["done", "limit", "failed", "cancelled", "none"]
-"""How an agent's run ended; `none` is a plain client's, or one that goes on."""
+End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
+"""How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
+plain client's.
+"""
 
 Json = dict[str, Any]
 
@@ -42,14 +44,15 @@ class TokenTotals:
 class SessionBlocks:
     """KV blocks of one session: held by its requests, and kept for when it comes back."""
 
-    session: str
+    session: str | None
+    """None: of several sessions."""
     num_used: int
     num_cached: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvUse:
-    """The KV memory. `sessions` may leave blocks out, or be empty; they are then shown as nobody's."""
+    """The KV memory. `sessions` may leave out those with the least; they are then shown together."""
 
     num_blocks: int
     num_used: int
@@ -118,15 +121,20 @@ class RunLine:
     id: str
     start_ms: float
     wall_ms: float
+    """As far as it is recorded."""
+    running_ms: float | None
+    """Since it began, if it goes on."""
     session: str
     agent: str
     model: str
     end: str
+    """As `End`, and empty for `none`."""
     num_turns: int
     num_spans: int
     num_errors: int
     num_prompt: int
     num_cached: int
+    num_again: int
     num_output: int
     money: float
 
@@ -157,14 +165,20 @@ class UiSource(Protocol):
 
     def about(self) -> About: ...
 
-    def live(self) -> Live | None:
+    async def live(self) -> Live | None:
         """None where nothing runs, as with a file of recorded runs."""
         ...
 
     def runs(self, wanted: RunFilter) -> RunPage: ...
 
+    def version(self, run_id: str) -> str | None:
+        """Another whenever `run` would tell something else; cheap. None where there is none of that id."""
+        ...
+
     def run(self, run_id: str) -> Json | None:
-        """A run as `scene.draw_run` gives it; None where there is none of that id."""
+        """A run as `scene.draw_run` gives it, with `running_ms` as in a `RunLine`, its `end`, and whether it `is_open`:
+        may go on. None where there is none of that id.
+        """
         ...
 
     def lint(self, run_id: str) -> Sequence[LintLine] | None:

@@ -235,7 +235,7 @@ class DiskTier:
         block_ids = self._allocate(self._segment_blocks, request)
         if block_ids is not None:
             self._backend.write_blocks(block_ids, data)
-            tree.insert(token_ids, known[:begin] + block_ids, request.salt)
+            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.session_id)
             pool.release(block_ids)
             load.num_placed += 1
             request.num_restored += (end - len(known)) * self._scheduler.block_size

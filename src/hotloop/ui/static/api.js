@@ -3,6 +3,8 @@
 
 const ROOT = new URL("../api/", import.meta.url);
 const KEY = "hotloop-key";
+const REST = 4; // times as long as an answer took: who answers has other things to do
+const MAX_REST_MS = 5000;
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -18,13 +20,21 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** GETs JSON. Raises Refused where the answer is no; where it is "no key", asks again once the user has given one. */
-export async function ask(path, signal) {
+/** GETs JSON. Raises Refused where the answer is no; where it is "no key", asks again once the user has given one. What
+ * was answered is noted in `seen`, and whoever brings that along is told null for as long as it is the same. */
+export async function ask(path, signal, seen = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const headers = {};
+    if (key) headers.Authorization = `Bearer ${key}`;
+    if (seen.tag) headers["If-None-Match"] = seen.tag;
     const answer = await fetch(new URL(path, ROOT), { headers, signal, credentials: "omit", cache: "no-store" });
-    if (answer.ok) return answer.json();
+    if (answer.status === 304) return null;
+    if (answer.ok) {
+      const told = await answer.json();
+      seen.tag = answer.headers.get("ETag");
+      return told;
+    }
     if (answer.status !== 401) throw await refusal(answer);
     if (key === sessionStorage.getItem(KEY)) await door.askKey(Boolean(key)); // else another was given meanwhile
   }
@@ -35,31 +45,48 @@ async function refusal(answer) {
   return new Refused(answer.status, said?.error?.message ?? `the server answered ${answer.status}`);
 }
 
-/** Asks again and again until the signal: `everyMs` after the last answer, and only while the page can be seen. What is
- * asked, `path()` says each time. */
-export async function follow(path, everyMs, signal, onAnswer, onTrouble = () => {}) {
+/** Asks again and again until the signal, or until `onAnswer` says false: `everyMs` after the last answer, later if
+ * that took long, and only while the page can be seen. What is asked, `path()` says each time; `seen` as in `ask`. */
+export async function follow(path, everyMs, signal, onAnswer, onTrouble = () => {}, seen = {}) {
   while (!signal.aborted) {
+    const began = performance.now();
+    let told;
     try {
-      onAnswer(await ask(path(), signal));
+      told = await ask(path(), signal, seen);
     } catch (error) {
       if (signal.aborted) return;
       onTrouble(error);
     }
-    await pause(everyMs, signal);
-    if (document.hidden) await untilSeen(signal);
+    if (told !== undefined && onAnswer(told) === false) return;
+    const rest = Math.min(REST * (performance.now() - began), MAX_REST_MS);
+    await pause(Math.max(everyMs, rest), signal);
+    if (document.hidden && !signal.aborted) await untilSeen(signal);
   }
 }
 
 function pause(ms, signal) {
-  return new Promise((done) => {
+  return wait(signal, (done) => {
     const timer = setTimeout(done, ms);
-    signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+    return () => clearTimeout(timer);
   });
 }
 
 function untilSeen(signal) {
-  return new Promise((done) => {
-    document.addEventListener("visibilitychange", done, { once: true, signal });
-    signal.addEventListener("abort", done, { once: true });
+  return wait(signal, (done) => {
+    document.addEventListener("visibilitychange", done);
+    return () => document.removeEventListener("visibilitychange", done);
+  });
+}
+
+/** Until `begin(done)` calls `done`, or the signal; either way what was begun is undone, and no listener is left. */
+function wait(signal, begin) {
+  return new Promise((resolve) => {
+    const done = () => {
+      undo();
+      signal.removeEventListener("abort", done);
+      resolve();
+    };
+    const undo = begin(done);
+    signal.addEventListener("abort", done);
   });
 }

@@ -3,6 +3,7 @@
 
 import { ask, door, keepKey } from "./api.js";
 import { el, empty, startTips } from "./dom.js";
+import { startTicking } from "./live.js";
 import { showOverview } from "./overview.js";
 import { showRun } from "./run/page.js";
 import { showRuns } from "./runs.js";
@@ -127,7 +128,11 @@ document.getElementById("theme").addEventListener("click", turnTheme);
 document.getElementById("keys").addEventListener("click", showHelp);
 document.getElementById("help").addEventListener("click", (event) => event.currentTarget.close());
 startTips(document.getElementById("tip"));
-addEventListener("hashchange", show);
+startTicking();
+addEventListener("hashchange", () => {
+  main.focus({ preventScroll: true }); // what had the focus is gone
+  show();
+});
 show();
 ask("overview").then((about) => {
   document.getElementById("place").textContent = [about.title, about.model].filter(Boolean).join(" · ");

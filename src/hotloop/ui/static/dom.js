@@ -23,7 +23,13 @@ export function el(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-/** The same, for a drawing. */
+/** Other children for an element that stays. */
+export function refill(node, ...children) {
+  node.replaceChildren();
+  return fill(node, {}, children);
+}
+
+/** The same as `el`, for a drawing. */
 export function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
@@ -71,6 +77,16 @@ export function empty(title, ...rest) {
 export function facts(pairs) {
   const known = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return el("dl", { class: "facts" }, known.map(([label, value]) => [el("dt", {}, label), el("dd", {}, value)]));
+}
+
+/** Redraws what is in a place. A link in it that had the focus has it still, if it is still there. */
+export function keepFocus(place, redraw) {
+  const { activeElement } = document;
+  const address = place.contains(activeElement) && activeElement.getAttribute("href");
+  redraw();
+  if (!address) return;
+  const links = [...place.querySelectorAll("a")];
+  links.find((link) => link.getAttribute("href") === address)?.focus({ preventScroll: true });
 }
 
 const tips = new WeakMap();

@@ -2,8 +2,9 @@
 // was hidden for a while shows no made-up peak.
 
 import { ask, follow } from "./api.js";
-import { el, empty, legend, panel, stack, svg, tile } from "./dom.js";
+import { el, empty, keepFocus, legend, panel, stack, svg, tile } from "./dom.js";
 import { count, duration, percent, plural, rate, short } from "./format.js";
+import { followLive } from "./live.js";
 import { listRuns, noRuns } from "./runs.js";
 
 const EVERY_MS = 1000;
@@ -24,34 +25,33 @@ export async function showOverview(main, _, signal) {
     return undefined;
   }
   const points = [];
-  const pulse = document.getElementById("pulse");
-  signal.addEventListener("abort", () => { pulse.textContent = ""; });
-  follow(() => "live", EVERY_MS, signal, (now) => {
-    setPulse(pulse, true);
+  followLive(() => "live", EVERY_MS, signal, (now) => {
     remember(points, now);
     live.replaceChildren(...draw(now, points));
-  }, () => setPulse(pulse, false));
+  });
   return undefined;
 }
 
-function setPulse(pulse, isHeard) {
-  pulse.textContent = isHeard ? "live" : "no answer; still trying";
-  pulse.classList.toggle("lost", !isHeard);
-}
-
 function showLatest(place, signal) {
+  const more = el("a", { class: "muted", href: "#/runs" }, "all runs →");
+  const list = el("div", {});
+  const latest = panel("Latest runs", more, list);
+  latest.classList.add("latest");
+  let told = "";
   follow(() => "runs?limit=8", 4 * EVERY_MS, signal, ({ runs }) => {
-    const more = el("a", { class: "muted", href: "#/runs" }, "all runs →");
-    const list = panel("Latest runs", more, runs.length ? listRuns(runs) : noRuns());
-    list.classList.add("latest");
-    place.replaceChildren(list);
+    const now = JSON.stringify(runs.map((run) => ({ ...run, running_ms: null }))); // that one ticks by itself
+    if (now === told) return;
+    told = now;
+    keepFocus(list, () => list.replaceChildren(runs.length ? listRuns(runs) : noRuns()));
+    if (!latest.isConnected) place.append(latest);
   });
 }
 
-/** Adds what happened since the last answer; a server that was restarted begins again. */
+/** Adds what happened since the last answer, unless it is the same; a server that was restarted begins again. */
 function remember(points, now) {
   const last = points.at(-1);
-  if (last && (now.at_s <= last.at_s || now.totals.num_prompt < last.totals.num_prompt)) points.length = 0;
+  if (last?.at_s === now.at_s) return;
+  if (last && (now.at_s < last.at_s || now.totals.num_prompt < last.totals.num_prompt)) points.length = 0;
   points.push({ at_s: now.at_s, totals: now.totals });
   if (points.length > MAX_POINTS + 1) points.shift();
 }
@@ -122,43 +122,48 @@ function queues(now) {
 }
 
 const MAX_CELLS = 480;
+const SHARED = "shared by several sessions";
 
 /** Memory as cells, those of one session together: what its requests hold, what is kept for when it comes back. */
 function memory(kv) {
   const perCell = Math.max(1, Math.ceil(kv.num_blocks / MAX_CELLS));
   const free = kv.num_blocks - kv.num_used - kv.num_cached;
-  const sum = (name) => kv.sessions.reduce((total, each) => total + each[name], 0);
-  const groups = kv.sessions.map((each) => group(each.session || "no session", each.num_used, each.num_cached, 0,
-    perCell));
-  groups.push(group(kv.sessions.length ? "shared, or nobody's" : "all sessions",
-    Math.max(0, kv.num_used - sum("num_used")), Math.max(0, kv.num_cached - sum("num_cached")), 0, perCell));
+  const rest = (name) => kv[name] - kv.sessions.reduce((total, each) => total + each[name], 0);
+  const groups = kv.sessions.map((each) => group(each.session ?? SHARED, each.num_used, each.num_cached, 0, perCell));
+  groups.push(group("all other sessions", rest("num_used"), rest("num_cached"), 0, perCell));
   groups.push(group("free", 0, 0, free, perCell));
   const size = `${count(kv.num_blocks)} blocks of ${plural(kv.block_size, "token")}`;
   const note = `${size}; a square is ${plural(perCell, "block")}`;
   const shares = [["held", kv.num_used], ["cached", kv.num_cached]];
   return panel("KV memory by session", note, stack(shares, kv.num_blocks, { class: "thin" }),
     legend([["held", `held by requests ${percent(kv.num_used, kv.num_blocks)}`],
-      ["cached", `kept ${percent(kv.num_cached, kv.num_blocks)}`], ["free", `free ${percent(free, kv.num_blocks)}`]]),
-    el("div", { class: "cells", "aria-hidden": "true" }, groups));
+      ["cached", `kept ${percent(kv.num_cached, kv.num_blocks)}`], ["free", `free ${percent(free, kv.num_blocks)}`],
+      ["shared", SHARED]]),
+    el("div", { class: "cells", role: "list", "aria-label": "KV memory by session" }, groups));
 }
 
 function group(name, numUsed, numCached, numFree, perCell) {
   if (numUsed + numCached + numFree <= 0) return null;
   const cells = (kind, number) => Array.from({ length: Math.ceil(number / perCell) }, () => el("i", { class: kind }));
-  const tip = () => [name, ["held", `${count(numUsed)} blocks`], ["kept", `${count(numCached)} blocks`],
-    ["free", numFree ? `${count(numFree)} blocks` : null]];
-  return el("div", { class: "group", tip }, cells("held", numUsed), cells("cached", numCached), cells("free", numFree));
+  const parts = [["held", numUsed], ["kept", numCached], ["free", numFree]].filter(([, number]) => number > 0);
+  const facts = parts.map(([what, number]) => [what, plural(number, "block")]);
+  const title = name || "no session";
+  const kind = name === SHARED ? "group shared" : "group";
+  return el("div", { class: kind, role: "listitem", tip: () => [title, ...facts],
+    "aria-label": [title, ...facts.map(([what, number]) => `${number} ${what}`)].join(", ") },
+  cells("held", numUsed), cells("cached", numCached), cells("free", numFree));
 }
 
 function requests(list) {
   if (!list.length) return panel("Requests", "", empty("Nothing is being answered at the moment."));
-  const head = ["session", "class", "state", "prompt", "cached", "output", "for"].map((name, i) =>
-    el("th", { class: i > 2 ? "num" : "" }, name));
+  const head = [["session"], ["class", "rather"], ["state"], ["prompt", "num rather"], ["cached", "num"],
+    ["output", "num"], ["for", "num rather"]].map(([name, kind = ""]) => el("th", { class: kind }, name));
   const rows = list.map((each) => el("tr", {},
-    el("td", { class: "mono" }, each.session || "–"), el("td", {}, each.priority), el("td", {}, state(each.state)),
-    el("td", { class: "num" }, count(each.num_prompt)),
+    el("td", { class: "mono cut" }, each.session || "–"), el("td", { class: "rather" }, each.priority),
+    el("td", {}, state(each.state)), el("td", { class: "num rather" }, count(each.num_prompt)),
       el("td", { class: "num" }, percent(each.num_cached, each.num_prompt)),
-    el("td", { class: "num" }, count(each.num_output)), el("td", { class: "num" }, duration(1000 * each.age_s))));
+    el("td", { class: "num" }, count(each.num_output)),
+    el("td", { class: "num rather" }, duration(1000 * each.age_s))));
   return panel("Requests", plural(list.length, "request"), el("table", {}, el("thead", {}, el("tr", {}, head)),
     el("tbody", {}, rows)));
 }
@@ -170,12 +175,12 @@ function state(name, tip) {
 }
 
 function replicas(list) {
-  const head = ["replica", "state", "kind", "models", "running"].map((name, i) =>
-    el("th", { class: i > 3 ? "num" : "" }, name));
+  const head = [["replica"], ["state"], ["kind", "rather"], ["models", "rather"], ["running", "num"]].map(
+    ([name, kind = ""]) => el("th", { class: kind }, name));
   const rows = list.map((each) => el("tr", {},
     el("td", {}, each.name), el("td", {}, state(each.state, () => [each.state, ["why", each.why]])),
-    el("td", {}, each.kind),
-    el("td", {}, each.models.join(", ")), el("td", { class: "num" }, count(each.num_running))));
+    el("td", { class: "rather" }, each.kind), el("td", { class: "rather cut" }, each.models.join(", ")),
+    el("td", { class: "num" }, count(each.num_running))));
   const numUp = list.filter((each) => each.state === "up").length;
   return panel("Replicas", `${numUp} of ${list.length} up`, el("table", {}, el("thead", {}, el("tr", {}, head)),
     el("tbody", {}, rows)));

@@ -2,16 +2,18 @@
 // The filter is part of the address, so a list can be sent to somebody.
 
 import { ask, follow } from "./api.js";
-import { el, empty, stack } from "./dom.js";
+import { el, empty, keepFocus, stack } from "./dom.js";
 import { NONE, count, duration, longMoment, moment, money, percent, plural, short, shortId } from "./format.js";
+import { ticking } from "./live.js";
 import { Rows } from "./rows.js";
 
 const PAGE = 200;
 const REFRESH_MS = 4000;
-const HEAD = [["began", ""], ["agent", ""], ["session", "wide"], ["end", ""], ["turns", "num"], ["wall", "num"],
-  ["prompt", "num wide"], ["cached", ""], ["output", "num wide"], ["money", "num wide"]];
-const ENDS = [["", "any end"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
-  ["cancelled", "cancelled"], ["none", "no agent"]];
+const HEAD = [["began", "rather"], ["agent", ""], ["session", "wide"], ["end", ""], ["turns", "num rather"],
+  ["wall", "num"], ["prompt", "num wide"], ["cached", "rather"], ["again", "num wide"], ["output", "num wide"],
+  ["money", "num wide"]];
+const ENDS = [["", "any end"], ["running", "running"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
+  ["cancelled", "cancelled"], ["lost", "lost"], ["none", "no agent"]];
 const SLOWER = [["", "any length"], ["1", "over 1 s"], ["10", "over 10 s"], ["60", "over a minute"]];
 
 let lastQuery = ""; // so that leaving a run comes back to the list it was opened from
@@ -27,7 +29,7 @@ export async function showRuns(main, { query }, signal) {
   filter.delete("find");
   lastQuery = filter.toString();
   const list = new RunList(filter, signal);
-  main.append(filters(filter, list), list.element);
+  main.append(filters(filter, list, signal), list.element);
   if (hasToFind) {
     history.replaceState(null, "", "#/runs");
     main.querySelector("input").focus();
@@ -36,7 +38,7 @@ export async function showRuns(main, { query }, signal) {
   return (key) => list.onKey(key);
 }
 
-function filters(filter, list) {
+function filters(filter, list, signal) {
   const search = el("input", { type: "search", placeholder: "Search: session, agent, model, id   ( / )",
     "aria-label": "Search runs", value: filter.get("q") ?? "" });
   const end = choice(ENDS, filter.get("end"), "How it ended");
@@ -50,9 +52,10 @@ function filters(filter, list) {
     for (const [name, value] of Object.entries(values)) if (value) next.set(name, value);
     lastQuery = next.toString();
     history.replaceState(null, "", lastQuery ? `#/runs?${lastQuery}` : "#/runs");
-    list.refilter(next);
+    list.refilter(next).catch((error) => list.tell(error));
   };
   let timer = 0;
+  signal.addEventListener("abort", () => clearTimeout(timer)); // else it would change the address of the next view
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 150); });
   for (const field of [end, slower, errors]) field.addEventListener("change", apply);
   return el("div", { class: "filters", role: "search" }, search, end, slower, el("label", {}, errors, " with errors"),
@@ -73,8 +76,8 @@ class RunList {
     this.isFetching = false;
     this.generation = 0;
     this.summary = el("span", { class: "muted", role: "status" });
-    this.rows = new Rows({ height: 30, render: (i) => runRow(this.runs[i]), onEnd: () => this.fetchMore(), role: "list",
-      "aria-label": "Runs" });
+    this.rows = new Rows({ height: 30, render: (i) => runRow(this.runs[i]), onEnd: () => this.fetchMore(),
+      role: "group", "aria-label": "Runs" });
     this.nothing = el("div", { hidden: true });
     this.element = el("div", { class: "panel runs" }, runsHead(), this.rows.element, this.nothing);
   }
@@ -120,33 +123,43 @@ class RunList {
       this.runs.push(...page.runs);
       this.before = page.before;
       this.show();
+    } catch (error) {
+      this.tell(error);
     } finally {
       this.isFetching = false;
     }
   }
 
-  /** New runs come in at the top, without moving what is looked at. */
+  tell(error) {
+    if (!this.signal.aborted) this.summary.textContent = error.message;
+  }
+
+  /** What goes on changes where it stands. New runs come in at the top, unless that would move what is looked at. */
   refresh() {
     let generation = 0;
     const path = () => { generation = this.generation; return this.path(null); };
     follow(path, REFRESH_MS, this.signal, (page) => {
-      if (generation !== this.generation) return;
-      const known = new Set(this.runs.map((run) => run.id));
-      const isOther = page.runs.some((run) => !known.has(run.id) || this.hasGrown(run));
-      if (!isOther || this.rows.element.scrollTop > 0) return;
-      const seen = new Set(page.runs.map((run) => run.id));
-      const chosen = this.runs[this.rows.chosen]?.id;
-      const rest = this.runs.filter((run) => !seen.has(run.id));
-      if (!rest.length) this.before = page.before;
-      this.runs = [...page.runs, ...rest];
-      this.show();
-      if (chosen) this.rows.choose(this.runs.findIndex((run) => run.id === chosen));
+      if (generation === this.generation) this.mix(page);
     });
   }
 
-  hasGrown(run) {
-    const known = this.runs.find((each) => each.id === run.id);
-    return !known || known.wall_ms !== run.wall_ms || known.num_turns !== run.num_turns;
+  mix(page) {
+    const known = new Map(this.runs.map((run) => [run.id, run]));
+    const told = new Map(page.runs.map((run) => [run.id, run]));
+    const until = page.before === null ? -Infinity : page.runs.at(-1).start_ms; // what is older was not asked for
+    const isGone = (run) => run.start_ms > until && !told.has(run.id);
+    const isSame = page.runs.every((run) => known.has(run.id) && isAlike(run, known.get(run.id)));
+    if (isSame && !this.runs.some(isGone)) return;
+    if (this.rows.element.scrollTop > 0) {
+      this.runs = this.runs.map((run) => told.get(run.id) ?? run);
+    } else {
+      const chosen = this.runs[this.rows.chosen]?.id;
+      const rest = this.runs.filter((run) => !told.has(run.id) && !isGone(run));
+      if (!rest.length) this.before = page.before;
+      this.runs = [...page.runs, ...rest];
+      this.rows.chosen = this.runs.findIndex((run) => run.id === chosen);
+    }
+    keepFocus(this.rows.element, () => this.show());
   }
 
   show() {
@@ -173,8 +186,23 @@ class RunList {
   }
 }
 
+/** Whether there is nothing new about a run. */
+function isAlike(run, known) {
+  return run.num_spans === known.num_spans && run.end === known.end && run.wall_ms === known.wall_ms;
+}
+
 export function listRuns(runs) {
-  return el("div", { role: "list" }, runsHead(), runs.map((run) => runRow(run)));
+  return el("div", { role: "group", "aria-label": "Latest runs" }, runsHead(), runs.map((run) => runRow(run)));
+}
+
+const LOST = "It has not ended, and nothing was heard of it for ten minutes: it may have been killed";
+const MOODS = { done: "good", failed: "bad", lost: "bad", running: "busy" };
+
+/** How a run ended, or that it goes on, in a word. */
+export function runState(run, hasErrors) {
+  const title = run.end === "lost" ? LOST : undefined;
+  const mood = hasErrors && run.end !== "running" ? "bad" : MOODS[run.end] ?? "";
+  return el("span", { class: `state ${mood}`, title }, run.end || "request");
 }
 
 export function noRuns() {
@@ -184,26 +212,30 @@ export function noRuns() {
 }
 
 function runsHead() {
-  return el("div", { class: "runs-head" }, HEAD.map(([name, kind]) => el("span", { class: kind }, name)));
+  const names = HEAD.map(([name, kind]) => el("span", { class: kind }, name));
+  return el("div", { class: "runs-head", "aria-hidden": "true" }, names);
 }
 
 function runRow(run) {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
     ["model", run.model], ["session", run.session],
-    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["spans", count(run.num_spans)],
-      ["errors", run.num_errors || null]];
-  const mood = run.end === "failed" || run.num_errors ? "bad" : run.end === "done" ? "good" : "";
-  return el("a", { class: "run-row", href: `#/runs/${run.id}`, role: "listitem", tip,
-    onclick: () => { lastChosen = run.id; } },
-    el("span", { class: "muted" }, moment(run.start_ms)),
+    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["read again", count(run.num_again)],
+    ["spans", count(run.num_spans)], ["errors", run.num_errors || null]];
+  const none = () => el("span", { class: "muted" }, NONE);
+  const label = [run.agent || run.model || "request", run.end, moment(run.start_ms), plural(run.num_turns, "turn"),
+    `${percent(run.num_cached, run.num_prompt)} cached`].filter(Boolean).join(", ");
+  const choose = () => { lastChosen = run.id; };
+  return el("a", { class: "run-row", href: `#/runs/${run.id}`, "aria-label": label, tip, onclick: choose },
+    el("span", { class: "muted rather" }, moment(run.start_ms)),
     el("span", {}, run.agent || el("span", { class: "muted" }, run.model || shortId(run.id))),
     el("span", { class: "mono wide muted" }, run.session || NONE),
-    el("span", { class: `state ${mood}` }, run.end || "request"),
-    el("span", { class: "num" }, count(run.num_turns)),
-    el("span", { class: "num" }, duration(run.wall_ms)),
+    runState(run, run.num_errors > 0),
+    el("span", { class: "num rather" }, count(run.num_turns)),
+    el("span", { class: "num" }, run.running_ms === null ? duration(run.wall_ms) : ticking(run.running_ms)),
     el("span", { class: "num wide" }, short(run.num_prompt)),
-    el("span", { class: "share-bar" }, stack([["cached", run.num_cached]], run.num_prompt, { class: "thin" }),
+    el("span", { class: "share-bar rather" }, stack([["cached", run.num_cached]], run.num_prompt, { class: "thin" }),
       el("span", { class: "num" }, percent(run.num_cached, run.num_prompt))),
+    el("span", { class: "num wide" }, run.num_again ? short(run.num_again) : none()),
     el("span", { class: "num wide" }, short(run.num_output)),
-    el("span", { class: "num wide" }, run.money ? money(run.money) : el("span", { class: "muted" }, NONE)));
+    el("span", { class: "num wide" }, run.money ? money(run.money) : none()));
 }

@@ -6,17 +6,26 @@ import { duration, money, plural } from "../format.js";
 
 const ORDER = ["error", "warning", "note"];
 
-export function findingsPanel(run, hasLint, signal) {
+export function findingsPanel(shown, hasLint, signal) {
   const place = el("div", {});
-  if (hasLint) fill(place, run, signal);
+  if (hasLint) lintAtEnds(shown, place, signal);
   else place.append(empty("No linter looks at runs here.", "In a terminal: ",
-    el("code", {}, `hotloop lint ${run.id.slice(0, 8)}`), "."));
+    el("code", {}, `hotloop lint ${shown.run.id.slice(0, 8)}`), "."));
   return panel("Linter", "", place);
+}
+
+/** It is heard at once, and once more when a run that went on has ended. */
+function lintAtEnds(shown, place, signal) {
+  let wasOpen = null;
+  shown.draw((run) => {
+    if (run.is_open !== wasOpen) fill(place, run, signal);
+    wasOpen = run.is_open;
+  });
 }
 
 async function fill(place, run, signal) {
   try {
-    const { findings } = await ask(`runs/${run.id}/lint`, signal);
+    const { findings } = await ask(`runs/${encodeURIComponent(run.id)}/lint`, signal);
     const sorted = [...findings].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
     place.replaceChildren(...(sorted.length ? sorted.map(drawFinding)
       : [empty("Nothing to find fault with.", "Prompts can only be looked at where their text was recorded: ",

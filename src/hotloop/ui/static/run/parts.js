@@ -49,13 +49,18 @@ export function coarsen(pieces, leastMs) {
   return joined;
 }
 
-export function partsPanel(run) {
+export function partsPanel(shown) {
+  const place = el("div", {});
+  shown.draw((run) => place.replaceChildren(...tellParts(run)));
+  return panel("Where the time went", "every moment is counted once, for what was waited for", place);
+}
+
+function tellParts(run) {
   const parts = inOrder(run.parts);
   const shares = parts.map(([part, ms]) => [kindOf(part), ms, () => [labelOf(part), ["time", duration(ms)],
     ["share", percent(ms, run.wall_ms)]]]);
   const rows = parts.map(([part, ms]) => el("div", { class: "share" }, swatch(kindOf(part)),
     el("span", {}, labelOf(part)),
     el("span", { class: "num" }, duration(ms)), el("span", { class: "num muted" }, percent(ms, run.wall_ms))));
-  return panel("Where the time went", "every moment is counted once, for what was waited for",
-    stack(shares, run.wall_ms), el("div", { class: "shares" }, rows));
+  return [stack(shares, run.wall_ms), el("div", { class: "shares" }, rows)];
 }

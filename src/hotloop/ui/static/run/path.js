@@ -13,20 +13,30 @@ const KINDS = {
     attempt: ["network", "router"], turn: ["idle", "the run itself"], run: ["idle", "the run itself"],
 };
 
-export function pathPanel(run, selection) {
-  const total = run.path.reduce((sum, step) => sum + step.end - step.start, 0);
-  const steps = coarsen(run.path.map((step) => [kindOf(run, step), step.start, step.end]), total / 1000);
-  const ribbon = stack(steps.map(([kind, start, end]) => [kind, end - start]), total);
+export function pathPanel(shown) {
+  const ribbon = el("div", {});
   const body = el("tbody", {});
-  const longest = [...run.path].sort((a, b) => b.end - b.start - (a.end - a.start));
-  const most = longest.length ? longest[0].end - longest[0].start : 1;
-  const fill = (shown) => body.replaceChildren(...shown.map((step) => drawStep(run, step, most, total, selection)));
-  fill(longest.slice(0, SHOWN));
-  const table = el("table", { class: "path" }, body);
-  const more = longest.length > SHOWN
-    && el("button", { type: "button", onclick: (event) => { fill(longest); event.currentTarget.remove(); } },
-    `All ${longest.length} steps`);
-  return panel("Critical path", "the longest steps of what the run waited for", ribbon, table, more);
+  let hasAll = false;
+  const more = el("button", { type: "button", onclick: () => { hasAll = true; show(); } });
+  const show = () => {
+    const { run } = shown;
+    const longest = [...run.path].sort((a, b) => lengthOf(b) - lengthOf(a));
+    const rows = hasAll ? longest : longest.slice(0, SHOWN);
+    const total = run.path.reduce((sum, step) => sum + lengthOf(step), 0);
+    const most = longest.length ? lengthOf(longest[0]) : 1;
+    const steps = coarsen(run.path.map((step) => [kindOf(run, step), step.start, step.end]), total / 1000);
+    ribbon.replaceChildren(stack(steps.map(([kind, start, end]) => [kind, end - start]), total));
+    body.replaceChildren(...rows.map((step) => drawStep(run, step, most, total, shown)));
+    more.textContent = `All ${longest.length} steps`;
+    more.hidden = rows.length === longest.length;
+  };
+  shown.draw(show);
+  return panel("Critical path", "the longest steps of what the run waited for", ribbon,
+    el("table", { class: "path" }, body), more);
+}
+
+function lengthOf(step) {
+  return step.end - step.start;
 }
 
 function kindOf(run, step) {
@@ -44,9 +54,9 @@ function titleOf(run, step) {
   return step.place === null ? what : `Turn ${run.turns[step.place].turn} · ${what}`;
 }
 
-function drawStep(run, step, most, total, selection) {
-  const length = step.end - step.start;
-  const choose = step.place === null ? undefined : () => selection.choose(step.place);
+function drawStep(run, step, most, total, shown) {
+  const length = lengthOf(step);
+  const choose = step.place === null ? undefined : () => shown.choose(step.place);
   return el("tr", { onclick: choose }, el("td", { class: "cut" }, titleOf(run, step)),
     el("td", {}, stack([[kindOf(run, step), length]], most, { class: "thin hollow" })),
     el("td", { class: "num" }, duration(length)), el("td", { class: "num muted" }, percent(length, total)));

@@ -17,19 +17,22 @@ const WHY = {
   block: "read again: less than a whole block",
 };
 
-export function prefixPanel(run, selection) {
-  const turns = run.turns.filter((turn) => turn.tokens.prompt);
-  const note = "every prompt from its first token to its last";
-  if (!turns.length) return panel("Prefix map", note, empty("No prompt was told of.",
-    "Servers of other makes may not report what they had cached."));
-  const most = Math.max(...turns.map((turn) => turn.tokens.prompt));
-  const places = turns.map((turn) => run.turns.indexOf(turn));
-  const render = (i) => drawRow(turns[i], places[i], most, selection);
+export function prefixPanel(shown) {
+  let places = []; // of the turns that have a prompt, in the run
+  let most = 1;
+  const render = (i) => drawRow(shown.run.turns[places[i]], places[i], most, shown);
   const rows = new Rows({ height: HEIGHT, render, class: "prefix-map", role: "list", "aria-label": "Prompts" });
-  rows.element.style.height = `${Math.min(turns.length, MAX_SHOWN) * HEIGHT}px`;
-  rows.reset(turns.length);
-  selection.listen(() => rows.choose(places.indexOf(selection.place)));
-  return panel("Prefix map", note, rows.element,
+  const nothing = empty("No prompt is told of.", "Servers of other makes may not report what they had cached.");
+  shown.draw((run) => {
+    places = run.turns.flatMap((turn, place) => (turn.tokens.prompt ? [place] : []));
+    most = Math.max(1, ...places.map((place) => run.turns[place].tokens.prompt));
+    rows.element.style.height = `${Math.min(places.length, MAX_SHOWN) * HEIGHT}px`;
+    rows.chosen = places.indexOf(shown.place);
+    rows.reset(places.length);
+    nothing.hidden = places.length > 0;
+  });
+  shown.listen(() => rows.choose(places.indexOf(shown.place)));
+  return panel("Prefix map", "every prompt from its first token to its last", nothing, rows.element,
     legend([["cached", "cached"], ["again", "read again"], ["block", "read again: part of a block"], ["new", "new"]]));
 }
 
@@ -46,7 +49,7 @@ export function spansOf(turn) {
     ["new", tokens.new, tip("new", tokens.new)]];
 }
 
-function drawRow(turn, place, most, selection) {
+function drawRow(turn, place, most, shown) {
   const strip = el("div", { class: "strip" }, stack(spansOf(turn), turn.tokens.prompt, { class: "hollow" }));
   strip.style.width = `${(100 * turn.tokens.prompt) / most}%`;
   const parting = turn.causes.find((cause) => cause.token_index !== undefined && cause.token_index !== null);
@@ -55,7 +58,7 @@ function drawRow(turn, place, most, selection) {
     notch.style.left = `${(100 * Math.min(parting.token_index, turn.tokens.prompt)) / turn.tokens.prompt}%`;
     strip.append(notch);
   }
-  return el("div", { class: "prefix-row", role: "listitem", onclick: () => selection.choose(place) },
+  return el("div", { class: "prefix-row", role: "listitem", onclick: () => shown.choose(place) },
     el("span", { class: "num muted" }, turn.turn), strip, el("span", { class: "num" }, short(turn.tokens.prompt)),
     el("span", { class: "cut" }, parting ? tellParting(parting) : tellCauses(turn)));
 }

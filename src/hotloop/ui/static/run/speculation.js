@@ -3,7 +3,19 @@
 import { el, empty, panel, stack } from "../dom.js";
 import { count, duration, percent, plural } from "../format.js";
 
-export function speculationPanel(run) {
+export function speculationPanel(shown) {
+  const note = el("span", {});
+  const place = el("div", {});
+  shown.draw((run) => {
+    note.textContent = `tools ran ${duration(run.tools_hidden_ms)} behind the model's back`;
+    const lines = tellWon(run);
+    place.replaceChildren(...(lines.length ? lines : [empty("Nothing was begun early.",
+      "Tools marked read-only can be: see ", el("code", {}, "docs/foresight.md"), ".")]));
+  });
+  return panel("Speculation", note, place);
+}
+
+function tellWon(run) {
   const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_foreseen));
   const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "foreseen"));
   const { tokens, read_ahead: ahead } = run;
@@ -30,9 +42,7 @@ export function speculationPanel(run) {
     lines.push(line("Read ahead", [["cached", ahead.new + ahead.again], ["idle", 0]],
       `${plural(ahead.new + ahead.again, "token")} read while tools ran`, "not waited for in the next turn"));
   }
-  const note = `tools ran ${duration(run.tools_hidden_ms)} behind the model's back`;
-  return panel("Speculation", note, lines.length ? lines : empty("Nothing was begun early.",
-    "Tools marked read-only can be: see ", el("code", {}, "docs/foresight.md"), "."));
+  return lines;
 }
 
 function line(title, shares, won, lost) {

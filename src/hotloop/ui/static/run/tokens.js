@@ -8,14 +8,17 @@ const PROMPT = ["cached", "again", "new"];
 const OUTPUT = ["sampled", "forced", "drafted"];
 const [UP, DOWN, LEFT, MIN_COLUMN, MAX_COLUMN] = [170, 74, 54, 5, 64];
 
-export function tokensPanel(run, selection) {
+export function tokensPanel(shown) {
+  const note = el("span", {});
   const place = el("div", { class: "scroll-x" });
-  const draw = () => place.replaceChildren(drawColumns(run, selection, Math.max(place.clientWidth, 300)));
+  const draw = () => place.replaceChildren(drawColumns(shown, Math.max(place.clientWidth, 260)));
   new ResizeObserver(draw).observe(place);
-  selection.listen(() => markChosen(place, selection.place));
-  const { tokens } = run;
-  const prompt = `${count(tokens.prompt)} prompt, ${percent(tokens.cached, tokens.prompt)} cached`;
-  const note = `${prompt}, ${count(tokens.again)} read again; ${count(tokens.output)} output`;
+  shown.draw(({ tokens }) => {
+    const prompt = `${count(tokens.prompt)} prompt, ${percent(tokens.cached, tokens.prompt)} cached`;
+    note.textContent = `${prompt}, ${count(tokens.again)} read again; ${count(tokens.output)} output`;
+    draw();
+  });
+  shown.listen(() => markChosen(place, shown.place));
   return panel("Tokens, turn by turn", note, place,
     legend([["cached", "cached"], ["again", "read again"], ["new", "new"], ["sampled", "sampled"], ["forced", "forced"],
       ["drafted", "drafted, and right"]]));
@@ -25,9 +28,9 @@ function markChosen(place, chosen) {
   place.querySelectorAll(".column").forEach((column, i) => column.classList.toggle("chosen", i === chosen));
 }
 
-function drawColumns(run, selection, width) {
-  const { turns } = run;
-  const step = Math.min(MAX_COLUMN, Math.max(MIN_COLUMN, (width - LEFT - 8) / turns.length));
+function drawColumns(shown, width) {
+  const { turns } = shown.run;
+  const step = Math.min(MAX_COLUMN, Math.max(MIN_COLUMN, (width - LEFT - 8) / Math.max(turns.length, 1)));
   const mostPrompt = Math.max(1, ...turns.map((turn) => turn.tokens.prompt));
   const mostOutput = Math.max(1, ...turns.map((turn) => turn.tokens.output));
   const total = Math.max(width, LEFT + step * turns.length + 8);
@@ -35,7 +38,7 @@ function drawColumns(run, selection, width) {
     "aria-label": "tokens of each turn" });
   drawing.append(...scale(mostPrompt, mostOutput, total));
   turns.forEach((turn, i) => drawing.append(drawColumn(turn, i, LEFT + i * step, step, mostPrompt, mostOutput,
-    selection)));
+    shown)));
   const every = Math.max(1, Math.ceil(28 / step));
   turns.forEach((turn, i) => {
     if (i % every === 0) drawing.append(svg("text", { x: LEFT + (i + 0.5) * step, y: UP + DOWN + 28,
@@ -53,10 +56,10 @@ function scale(mostPrompt, mostOutput, width) {
       text(8 + UP + DOWN / 2, "output")];
 }
 
-function drawColumn(turn, place, x, step, mostPrompt, mostOutput, selection) {
+function drawColumn(turn, place, x, step, mostPrompt, mostOutput, shown) {
   const width = Math.max(step - (step > 8 ? 3 : 1), 2);
-  const column = svg("g", { class: `column ${place === selection.place ? "chosen" : ""}`,
-    onclick: () => selection.choose(place), tip: () => tell(turn) });
+  const column = svg("g", { class: `column ${place === shown.place ? "chosen" : ""}`,
+    onclick: () => shown.choose(place), tip: () => tell(turn) });
   column.append(svg("rect", { class: "hit", x, y: 0, width: step, height: UP + DOWN + 14 }));
   let y = 8 + UP;
   for (const kind of PROMPT) {

@@ -5,11 +5,18 @@ import { count, duration, money, percent } from "../format.js";
 import { inOrder, kindOf, labelOf } from "./parts.js";
 import { words } from "./prefix.js";
 
-export function turnDetail(run, selection) {
-  const place = el("aside", { class: "turn", "aria-live": "polite" });
-  const show = () => place.replaceChildren(...(run.turns.length ? tell(run.turns[Math.max(selection.place, 0)]) : []));
-  selection.listen(show);
-  show();
+export function turnDetail(shown) {
+  const place = el("aside", { class: "turn", "aria-live": "polite", "aria-label": "The turn that is chosen" });
+  let told = "";
+  const show = () => {
+    const turn = shown.run.turns[Math.max(shown.place, 0)];
+    const facts = JSON.stringify(turn ?? null);
+    if (facts === told) return; // a run that grows leaves alone what is being read
+    told = facts;
+    place.replaceChildren(...(turn ? tell(turn) : []));
+  };
+  shown.listen(show);
+  shown.draw(show);
   return place;
 }
 
@@ -29,7 +36,7 @@ function tell(turn) {
       ["error", turn.error],
     ]),
     el("h3", {}, "Tokens"),
-    facts(tellTokens(turn.tokens, turn.read_ahead)),
+    facts(tellTokens(turn.tokens, turn.read_ahead, turn.lost)),
     ...turn.causes.filter((cause) => cause.reason !== "cold").flatMap(tellCause),
     ...tellTools(turn.rows),
     ...(turn.answer ? [el("h3", {}, "Answer"), said(turn.answer)] : []),
@@ -42,12 +49,13 @@ function tellTime(turn) {
   const lines = parts.map(([part, ms]) => [swatch(kindOf(part)), ` ${labelOf(part)}`, ms]);
   return [
     stack(parts.map(([part, ms]) => [kindOf(part), ms]), wall, { class: "thin" }),
-    el("dl", { class: "facts" }, lines.map(([mark, label, ms]) => [el("dt", {}, mark, label), el("dd", {}, duration(ms))]),
+    el("dl", { class: "facts" },
+      lines.map(([mark, label, ms]) => [el("dt", {}, mark, label), el("dd", {}, duration(ms))]),
       el("dt", {}, "all of it"), el("dd", {}, duration(wall))),
   ];
 }
 
-function tellTokens(tokens, ahead) {
+function tellTokens(tokens, ahead, lost) {
   const some = (number) => (number ? count(number) : null);
   return [
     ["prompt", count(tokens.prompt)],
@@ -56,6 +64,7 @@ function tellTokens(tokens, ahead) {
     ["read again", some(tokens.again)],
     ["from disk", some(tokens.restored)],
     ["read ahead", some(ahead.prompt)],
+    ["for no answer", some(lost.prompt)],
     ["output", count(tokens.output)],
     ["forced", some(tokens.forced)],
     ["drafted", tokens.guessed ? `${count(tokens.drafted)} of ${count(tokens.guessed)}` : null],

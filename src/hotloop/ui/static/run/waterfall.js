@@ -10,25 +10,19 @@ import { coarsen, kindOf, labelOf } from "./parts.js";
 
 const ROW = 20;
 const HEAD = 22;
-const LABEL = 170;
+const MAX_LABEL = 170;
 const RIGHT = 64;
 const MAP = 30;
 const MIN_WINDOW_MS = 1;
 const LONG = 24; // turns
 
 export class Waterfall {
-  constructor(run, selection) {
-    this.run = run;
-    this.selection = selection;
-    this.rows = run.turns.flatMap((turn, place) =>
-      turn.rows.map((row, i) => ({ ...row, turn, place, isFirst: i === 0 })));
-    this.firstRow = run.turns.map((_, place) => this.rows.findIndex((row) => row.place === place));
-    this.home = run.turns.length > LONG ? "rows" : "whole";
-    this.mode = this.home;
-    this.window = this.whole;
+  constructor(shown) {
+    this.shown = shown;
     this.frame = svg("rect", { class: "window", y: 0.5, height: MAP - 1 });
-    this.map = svg("svg", { class: "map", height: MAP, role: "img", "aria-label": "the whole run" });
-    this.drawing = svg("svg", { role: "img", "aria-label": "waterfall" });
+    this.map = svg("svg", { class: "map", height: MAP, role: "img",
+      "aria-label": "the whole run; the part that is shown below is framed" });
+    this.drawing = svg("svg", { role: "img", "aria-label": "waterfall: each question to the model, and each tool" });
     this.space = el("div", { class: "space" }, this.drawing);
     this.view = el("div", { class: "waterfall", tabindex: "-1" }, this.space);
     this.scale = el("span", { class: "muted" });
@@ -38,11 +32,35 @@ export class Waterfall {
       legend([["queue", "queue"], ["new", "new"], ["again", "read again"], ["sampled", "sampled"],
       ["forced", "forced"], ["drafted", "drafted"], ["tool", "tool"], ["foreseen", "begun early"],
         ["network", "network"], ["idle", "idle"]]));
-    this.space.style.height = `${HEAD + this.rows.length * ROW}px`;
+    this.label = MAX_LABEL;
     this.isDue = false;
+    this.mode = this.home;
+    this.window = this.whole;
+    shown.draw((run) => this.take(run));
+    shown.listen(() => this.follow(shown.place));
     this.view.addEventListener("scroll", () => this.redraw(), { passive: true });
     new ResizeObserver(() => { this.drawMap(); this.redraw(); }).observe(this.view);
     this.listenToDrags();
+  }
+
+  /** The run, or more of it; what part of it is looked at stays. */
+  take(run) {
+    this.rows = run.turns.flatMap((turn, place) =>
+      turn.rows.map((row, i) => ({ ...row, turn, place, isFirst: i === 0 })));
+    this.firstRow = run.turns.map((_, place) => this.rows.findIndex((row) => row.place === place));
+    this.space.style.height = `${HEAD + this.rows.length * ROW}px`;
+    if (this.mode === "whole") this.window = this.whole;
+    this.drawMap();
+    this.redraw();
+  }
+
+  get run() {
+    return this.shown.run;
+  }
+
+  /** What is shown unless something else is asked for: a long run is too long to be shown whole. */
+  get home() {
+    return this.run.turns.length > LONG ? "rows" : "whole";
   }
 
   get whole() {
@@ -83,11 +101,14 @@ export class Waterfall {
 
   draw() {
     const width = this.view.clientWidth;
+    if (!width) return; // it is hidden, or another view took its place
     const height = Math.min(this.view.clientHeight || 400, HEAD + this.rows.length * ROW);
+    this.label = Math.min(MAX_LABEL, 0.3 * width);
     const top = this.view.scrollTop;
     const first = Math.max(0, Math.floor(top / ROW) - 1);
     const last = Math.min(this.rows.length, Math.ceil((top + height - HEAD) / ROW) + 1);
-    if (this.mode === "rows") this.window = this.timeOf(this.rows.slice(Math.floor(top / ROW), last));
+    const inSight = this.rows.slice(Math.floor(top / ROW), last);
+    if (this.mode === "rows" && inSight.length) this.window = this.timeOf(inSight);
     const x = this.axis(width);
     this.drawing.setAttribute("width", width);
     this.drawing.setAttribute("height", height);
@@ -109,7 +130,7 @@ export class Waterfall {
 
   axis(width) {
     const [since, until] = this.window;
-    return (ms) => LABEL + ((ms - since) / (until - since)) * Math.max(width - LABEL - RIGHT, 10);
+    return (ms) => this.label + ((ms - since) / (until - since)) * Math.max(width - this.label - RIGHT, 10);
   }
 
   drawAxis(x, width, height) {
@@ -125,16 +146,16 @@ export class Waterfall {
   }
 
   drawRow(row, y, x, width) {
-    const isChosen = row.place === this.selection.place;
-    const choose = () => this.selection.choose(row.place);
+    const isChosen = row.place === this.shown.place;
+    const choose = () => this.shown.choose(row.place);
     const shade = isChosen ? "chosen" : row.place % 2 ? "even" : "";
     const band = svg("rect", { class: `band ${shade}`, x: 0, y, width, height: ROW });
     const indent = 34 + 12 * row.turn.depth + (row.kind === "chat" ? 0 : 12);
     const number = row.isFirst && svg("text", { class: "strong", x: 6, y: 14 }, row.turn.turn);
-    const label = svg("svg", { x: 0, y, width: LABEL - 8, height: ROW }, number,
+    const label = svg("svg", { x: 0, y, width: this.label - 8, height: ROW }, number,
       svg("text", { x: indent, y: 14 }, this.labelOf(row)));
-    const bars = svg("svg", { x: LABEL, y, width: Math.max(width - LABEL - RIGHT, 10), height: ROW },
-      this.drawBars(row, (ms) => x(ms) - LABEL));
+    const bars = svg("svg", { x: this.label, y, width: Math.max(width - this.label - RIGHT, 10), height: ROW },
+      this.drawBars(row, (ms) => x(ms) - this.label));
     const length = svg("text", { x: width - 4, y: y + 14, "text-anchor": "end" }, duration(row.end - row.start));
     return svg("g", { class: "column", onclick: choose, tip: () => tell(row) }, band, label, bars, length);
   }

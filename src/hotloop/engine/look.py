@@ -1,0 +1,123 @@
+"""The engine as somebody sees it who looks: between two steps, so that nothing is counted twice and nothing missed.
+
+It is counted on the engine's thread, and only when somebody asks. The totals have what the running requests read and
+wrote so far. They never go back: who gave way reads again what was counted, and an answer that is broken off may lose
+tokens that nobody was told of; the totals then stand still until they are made up for.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import astuple, dataclass, replace
+from itertools import takewhile
+
+from hotloop.core.request import Request, Usage
+from hotloop.engine.blocks import BlockPool
+from hotloop.engine.core import EngineCore, Totals
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.stats import EngineStats
+
+FRESH_S = 0.5
+"""A look that is no older is good enough for the next one who asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCount:
+    """Blocks of the cache: used by requests, and kept though nobody uses them."""
+
+    num_used: int
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    at_s: float
+    """On the clock of `time.monotonic`."""
+    stats: EngineStats
+    totals: Usage
+    """Since the engine started, by what has ended and what runs."""
+    requests: tuple[Request, ...]
+    """What runs and what waits. They go on: to be read at once, and not to be changed."""
+    blocks: Mapping[str | None, BlockCount]
+    """By session; None are those that several sessions have used. Together they are all that is not free."""
+
+
+class Lookout:
+    """Looks when asked to. `stats` counts what `Engine.stats` does."""
+
+    def __init__(self, core: EngineCore, stats: Callable[[], EngineStats]) -> None:
+        self._core = core
+        self._stats = stats
+        self._totals = Usage(0, 0, 0)
+        self._lock = threading.Lock()
+        self._asked: Future[Look] | None = None
+
+    def ask(self, post: Callable[[Callable[[], None]], None]) -> Future[Look]:
+        """The next look, or the last if it is fresh; many may wait for it. `post` has it taken between two steps."""
+        with self._lock:
+            asked = self._asked
+            if asked is not None and (not asked.done() or _is_fresh(asked)):
+                return asked
+            asked = self._asked = Future()
+        post(lambda: self._answer(asked))
+        return asked
+
+    def look(self) -> Look:
+        """To be called between two steps."""
+        scheduler = self._core.scheduler
+        requests = (*scheduler.running.values(), *self._core.waiting)
+        counted = _sum(_ended(self._core.totals), *map(_so_far, requests))
+        self._totals = Usage(*map(max, astuple(self._totals), astuple(counted)))
+        return Look(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
+
+    def _answer(self, asked: Future[Look]) -> None:
+        try:
+            asked.set_result(self.look())
+        except Exception as error:  # who looks may fail; those who are looked at do not
+            asked.set_exception(error)
+
+
+def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
+    """Whose the blocks are that are not free: by the tree; what is not in it yet is of the request that writes it."""
+    tree, num_own = scheduler.tree, {each.id: _num_own(each, scheduler.pool) for each in scheduler.running.values()}
+    prefixes = [
+        (each.token_ids[: (len(each.block_ids) - num_own[each.id]) * scheduler.block_size], each.salt)
+        for each in scheduler.running.values()
+    ]
+    used = tree.num_along(prefixes)
+    kept = tree.num_owned - used
+    for request in scheduler.running.values():
+        used[request.session_id] += num_own[request.id]
+    return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
+
+
+def _num_own(request: Request, pool: BlockPool) -> int:
+    """Blocks at its end that the tree does not keep, or not yet."""
+    return sum(1 for _ in takewhile(lambda block_id: not pool.is_kept(block_id), reversed(request.block_ids)))
+
+
+def _is_fresh(asked: Future[Look]) -> bool:
+    return asked.exception() is None and time.monotonic() - asked.result().at_s < FRESH_S
+
+
+def _so_far(request: Request) -> Usage:
+    """One that gave way has computed nothing; what it found in the cache was found all the same."""
+    num_read = max(min(request.num_computed, request.num_prompt), request.num_cached)
+    return replace(request.usage, num_prompt=num_read, num_steps=0)
+
+
+def _ended(totals: Totals) -> Usage:
+    return Usage(
+        totals.num_prompt_tokens,
+        totals.num_cached_tokens,
+        totals.num_output_tokens,
+        num_forced=totals.num_forced_tokens,
+        num_drafted=totals.num_drafted_tokens,
+        num_accepted=totals.num_accepted_tokens,
+        num_restored=totals.num_restored_tokens,
+    )
+
+
+def _sum(*usages: Usage) -> Usage:
+    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))
