@@ -137,6 +137,9 @@ async def test_a_run_that_is_cancelled_tells_what_it_did(tracer: ListTracer) -> 
     assert call.error == "broken off"
     [root] = named(tracer, names.RUN)
     assert root.attributes[names.END] == "cancelled"
+    assert root.end_ns >= call.end_ns >= call.start_ns > root.start_ns, "it ended when it was cancelled"
+    [chat] = named(tracer, names.CHAT)
+    assert root.attributes[names.NUM_OUTPUT] == chat.attributes[names.NUM_OUTPUT] > 0, "what was answered is paid for"
     assert {span.parent_id for span in named(tracer, names.TURN)} == {root.span_id}
 
 

@@ -1,9 +1,11 @@
 """From the settings to a tracer."""
 
 import pytest
+from cyclopts import App
 from tests.trace.spans import TRACE, span
 
-from hotloop.cli.tracing import store_path, tracing
+from hotloop.cli.settings import TRACED, TraceFlags
+from hotloop.cli.tracing import store_path, trace_flags, tracing
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
@@ -65,6 +67,23 @@ def test_a_collector_is_told_as_well(tmp_path):
         assert [told.name for _, told in running.spans] == ["hotloop.turn"]
     with TraceStore(tmp_path / "t.db") as store:
         assert len(store.spans(TRACE)) == 1
+
+
+def test_another_process_is_given_the_same_settings(tmp_path):
+    app = App()
+
+    @app.default
+    def take(*, trace: TraceFlags = TRACED) -> TraceConfig:
+        return trace
+
+    path = str(tmp_path / "a trace.db")
+    for config in (
+        TraceConfig(trace=path, trace_content=True, trace_redact=("-x", "a b"), trace_otlp="http://127.0.0.1:4318"),
+        TraceConfig(trace=path, trace_max_size="1MiB", trace_max_age_days=2.5),
+        TraceConfig(trace="off"),
+    ):
+        assert app(trace_flags(config), result_action="return_value") == config
+    assert f"--trace={store_path(TraceConfig())}" in trace_flags(TraceConfig())
 
 
 @pytest.mark.parametrize(

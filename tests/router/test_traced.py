@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from tests.router.conftest import Router, replica_configs, running
 
+from hotloop.bench.route.stub import Manner
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.trace import names
 from hotloop.trace.span import parse_traceparent
-from hotloop.trace.tracer import ListTracer
+from hotloop.trace.tracer import ListTracer, Losses
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -75,6 +76,28 @@ async def test_a_request_nobody_can_answer_is_an_error(mirror: Any, tracer: List
         assert answer.status_code == 404
     [route] = tracer.spans
     assert "unknown" in route.error
+
+
+async def test_a_client_that_hangs_up_is_told_of(stubs: Any, tracer: ListTracer) -> None:
+    [stub] = await stubs(1, Manner(gap_s=60.0))
+    async with routing(replica_configs([stub]), tracer) as router:
+        body = {**BODY, "model": "stub", "stream": True}
+        async with router.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            await anext(answer.aiter_bytes())
+        await router.until(lambda: bool(tracer.spans))
+    [route] = tracer.spans
+    assert route.error == "the client hung up"
+    assert route.attributes[names.REPLICA] == "s0"
+
+
+async def test_what_recording_lost_is_in_the_metrics(mirror: Any) -> None:
+    class LossyTracer(ListTracer):
+        losses = Losses(num_dropped=3, num_failed=2)
+
+    async with routing(mirror_config(mirror), LossyTracer()) as router:
+        page = (await router.client.get("/metrics")).text
+    assert "hotloop_trace_dropped_spans_total 3.0" in page
+    assert "hotloop_trace_failed_writes_total 2.0" in page
 
 
 async def test_the_turns_of_a_session_are_one_trace(mirror: Any, tracer: ListTracer) -> None:

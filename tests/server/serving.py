@@ -14,7 +14,7 @@ import httpx
 import openai
 from tests.engine.tiny import TOKENIZER
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
 from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
@@ -120,12 +120,13 @@ class Serving:
         on_run: Callable[[Batch], None] | None = None,
         tokenizer: Tokenizer = TOKENIZER,
         tracer: Tracer | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.gate = Gate()
         self.notices: list[str] = []
         size = {"block_size": 16, "num_blocks": num_blocks}
         null = NullBackend(**size, vocab_size=tokenizer.vocab_size, max_context=4096, on_run=self.gate)
-        backend = null if script is None else ScriptedBackend(tokenizer, script, **size, on_run=on_run)
+        backend = backend or (null if script is None else ScriptedBackend(tokenizer, script, **size, on_run=on_run))
         template = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>") if has_template else None
         engine_config = engine_config or EngineConfig(debug_checks=True)
         self.engine = Engine(tokenizer, backend, engine_config, name=MODEL, template=template)

@@ -10,7 +10,7 @@ from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span
-from hotloop.trace.tracer import ListTracer
+from hotloop.trace.tracer import ListTracer, Losses
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PHASES = [names.QUEUE, names.PREFILL, names.DECODE]
@@ -146,7 +146,8 @@ def test_a_prompt_that_is_only_read_says_so(traced: Serving, tracer: ListTracer)
     usage = traced.chat(generate=False).json()["usage"]
     request = request_of(tracer)
     assert request.attributes[names.IS_READING]
-    assert request.attributes[names.NUM_OUTPUT] == usage["completion_tokens"] == 0
+    assert usage["completion_tokens"] == 0
+    assert request.attributes[names.NUM_OUTPUT] == 1, "the engine cannot say nothing: as its metrics have it"
 
 
 def test_what_is_refused_is_recorded_as_that(tracer: ListTracer) -> None:
@@ -164,6 +165,16 @@ def test_who_hangs_up_leaves_a_trace(traced: Serving, tracer: ListTracer) -> Non
     until(lambda: bool(tracer.spans))
     until(lambda: len(tracer.spans) == 4)
     assert request_of(tracer).error == "abort"
+
+
+def test_what_recording_lost_is_in_the_metrics() -> None:
+    class LossyTracer(ListTracer):
+        losses = Losses(num_dropped=3, num_failed=2)
+
+    with Serving(tracer=LossyTracer()) as traced:
+        page = traced.http.get("/metrics").text
+    assert "hotloop_trace_dropped_spans_total 3.0" in page
+    assert "hotloop_trace_failed_writes_total 2.0" in page
 
 
 def test_without_explanations_everything_is_new(tracer: ListTracer) -> None:

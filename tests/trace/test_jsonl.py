@@ -1,12 +1,12 @@
 import json
 
 import pytest
+from msgspec import to_builtins
 from tests.trace.spans import span
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.jsonl import parse_lines, render_line
-from hotloop.trace.span import Span
 from hotloop.trace.store import TraceStore, add_spans
 
 RUN = span(names.RUN, 0, 9, session="s", agent="né", causes=[{"reason": "evicted", "num_tokens": 3}])
@@ -32,8 +32,7 @@ def test_a_run_is_carried_from_store_to_store(tmp_path):
 
 
 def line_with(**changes: object) -> bytes:
-    fields = {name: getattr(RUN, name) for name in Span.__slots__} | changes
-    return json.dumps(fields).encode()
+    return json.dumps(to_builtins(RUN) | changes).encode()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.trace.spans import DAWN_NS, MS, span
 
 from hotloop.core.prices import Prices
@@ -84,17 +85,17 @@ def test_a_turn_is_accounted_for_to_the_millisecond():
 
 
 def test_tokens_are_the_servers_own():
-    run = span(names.RUN, 0, 100)
+    run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])
     assert ledger.tokens == Tokens(
-        prompt=100, cached=60, new=30, again=10, output=20, sampled=10, forced=4, drafted=6, guessed=9,
+        prompt=100, cached=60, new=30, again=10, output=20, sampled=10, forced=4, drafted=6, guessed=9, right=6,
         causes={"diverged": 8, "block": 2},
     )  # fmt: skip
     assert ledger.turns[0].tokens == ledger.tokens
 
 
 def test_of_tools_at_once_the_last_is_waited_for():
-    run = span(names.RUN, 0, 100)
+    run = span(names.RUN, 0, 100, end="done")
     [turn] = build_ledger([run, *a_turn(run, 10)]).turns
     first, second = turn.tools
     assert (first.name, round(first.ran_s, 3), first.waited_s) == ("a", 0.020, 0.0)
@@ -103,7 +104,7 @@ def test_of_tools_at_once_the_last_is_waited_for():
 
 
 def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():
-    run = span(names.RUN, 0, 100)
+    run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])
     path = [
         (step.name, (step.start_ns - DAWN_NS) // MS, (step.end_ns - DAWN_NS) // MS) for step in ledger.critical_path
@@ -124,7 +125,7 @@ def test_the_critical_path_has_no_gap_and_names_what_was_waited_for():
 
 
 def test_what_ran_before_it_was_asked_for_counts_from_then_on():
-    run = span(names.RUN, 0, 50)
+    run = span(names.RUN, 0, 50, end="done")
     turn = span(names.TURN, 0, 50, run)
     chat = span(names.CHAT, 10, 20, turn, model="hosted", first_token_ns=DAWN_NS + 15 * MS)
     tool = span(names.TOOL, 0, 40, turn, tool="look", was_foreseen=True, dispatched_ns=DAWN_NS + 20 * MS)
@@ -138,7 +139,7 @@ def test_what_ran_before_it_was_asked_for_counts_from_then_on():
 
 
 def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
-    run = span(names.RUN, 0, 90)
+    run = span(names.RUN, 0, 90, end="done")
     turn = span(names.TURN, 0, 90, run)
     chat = span(names.CHAT, 0, 30, turn, model="m")
     tool = span(names.TOOL, 30, 60, turn, tool="slow")
@@ -174,29 +175,77 @@ def test_a_router_has_a_queue_and_a_reason():
 
 
 def test_a_hosted_model_costs_money():
-    run = span(names.RUN, 0, 50)
+    run = span(names.RUN, 0, 50, end="done")
     turn = span(names.TURN, 0, 50, run)
     chat = span(names.CHAT, 0, 50, turn, model="big", num_prompt=1000, num_cached=400, num_output=100)
     prices = PriceTable({"big": Prices(prompt=10.0, cached=1.0, output=100.0)})
     ledger = build_ledger([run, turn, chat], prices)
     assert ledger.tokens == Tokens(prompt=1000, cached=400, new=600, output=100, sampled=100)
     assert ledger.money == ledger.turns[0].money == pytest.approx(0.006 + 0.0004 + 0.01)
-    paid = span(names.RUN, 0, 50, money=3.0)
+    paid = span(names.RUN, 0, 50, money=3.0, end="done")
     assert build_ledger([paid]).money == 3.0
 
 
 def test_a_request_that_was_asked_twice_is_counted_by_who_answered():
     chat = span(names.CHAT, 0, 60, model="m")
     lost = a_request(1, 30, chat)
-    lost[0] = Span(**{name: getattr(lost[0], name) for name in Span.__slots__} | {"error": "abort"})
-    assert build_ledger([chat, *lost, *a_request(2, 50, chat)]).tokens.prompt == 100
+    lost[0] = replace(lost[0], error="abort")
+    ledger = build_ledger([chat, *lost, *a_request(2, 50, chat)])
+    assert ledger.tokens.prompt == ledger.lost.prompt == ledger.turns[0].lost.prompt == 100
+
+
+def test_what_a_cascade_asked_besides_is_no_part_of_the_answer():
+    chat = span(names.CHAT, 0, 60, model="m", answer_id="good", num_prompt=100)
+    requests = [a_request(1, 20, chat), a_request(22, 50, chat)]
+    for each, answer_id in zip(requests, ("other", "good"), strict=True):
+        each[0] = replace(each[0], attributes={**each[0].attributes, names.ANSWER_ID: answer_id})
+    ledger = build_ledger([chat, *requests[0], *requests[1]])
+    assert (ledger.tokens.prompt, ledger.lost.prompt) == (100, 100)
+
+
+def test_what_was_asked_and_not_waited_for_is_lost():
+    run = span(names.RUN, 0, 60, end="cancelled", error="the run was cancelled")
+    turn = span(names.TURN, 0, 60, run, error="the run was cancelled")
+    chat = span(names.CHAT, 0, 60, turn, model="m", error="broken off")
+    ledger = build_ledger([run, turn, chat, *a_request(1, 50, chat)])
+    assert ledger.tokens == ledger.turns[0].tokens == Tokens()
+    assert ledger.lost == ledger.turns[0].lost
+    assert ledger.lost.prompt == 100
+
+
+def test_a_run_that_goes_on_has_an_account_so_far():
+    begun = span(names.RUN, 0, 0, agent="scout", session="s")
+    turn = span(names.TURN, 0, 40, begun, turn=1)
+    chat = span(names.CHAT, 0, 30, turn, model="m")
+    missing = span(names.TURN, 40, 90, begun, turn=2)
+    asked = span(names.CHAT, 42, 70, missing, model="m")
+    spans = [begun, turn, chat, *a_request(5, 25, chat), asked, *a_request(45, 65, asked)]
+    ledger = build_ledger(spans)
+    assert ledger.is_running
+    assert (ledger.agent, ledger.end, ledger.wall_s) == ("scout", "", 0.070)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s)
+    assert (len(ledger.turns), ledger.tokens.prompt) == (1, 200), "a turn that goes on is not one yet, its tokens count"
+    over = replace(begun, end_ns=missing.end_ns, attributes={**begun.attributes, names.END: "done"})
+    for told in ([begun, over, *spans[1:], missing], [over, *spans[1:], missing, begun]):
+        ledger = build_ledger(told)
+        assert (ledger.is_running, ledger.end, ledger.wall_s, len(ledger.turns)) == (False, "done", 0.090, 2)
+        assert ledger.tokens.prompt == 200
+
+
+def test_in_its_first_turn_a_run_counts_its_tokens_once():
+    begun = span(names.RUN, 0, 0)
+    missing = span(names.TURN, 0, 90, begun)
+    chat = span(names.CHAT, 0, 30, missing, model="m")
+    ledger = build_ledger([begun, chat, *a_request(5, 25, chat)])
+    assert ledger.tokens.prompt == 100
+    assert ledger.wall_s == 0.030
 
 
 def test_agents_within_agents_have_turns_of_their_own():
-    run = span(names.RUN, 0, 100, agent="outer")
+    run = span(names.RUN, 0, 100, agent="outer", end="done")
     turn = span(names.TURN, 0, 100, run, turn=1)
     tool = span(names.TOOL, 0, 90, turn, tool="inner")
-    inner = span(names.RUN, 5, 85, tool, agent="inner")
+    inner = span(names.RUN, 5, 85, tool, agent="inner", end="done")
     inner_turn = span(names.TURN, 10, 80, inner, turn=1)
     chat = span(names.CHAT, 10, 60, inner_turn, model="m")
     ledger = build_ledger([run, turn, tool, inner, inner_turn, chat, *a_request(10, 60, chat)])
@@ -208,7 +257,7 @@ def test_agents_within_agents_have_turns_of_their_own():
 
 
 def test_a_summary_between_turns_is_counted_with_the_run():
-    run = span(names.RUN, 0, 100)
+    run = span(names.RUN, 0, 100, end="done")
     summary = span(names.CHAT, 10, 30, run, model="m", num_prompt=50, num_output=5)
     turn = span(names.TURN, 40, 90, run, turn=1)
     ledger = build_ledger([run, summary, turn])
@@ -225,7 +274,7 @@ def test_a_server_with_another_clock_is_put_where_it_belongs():
 
 
 def test_a_ledger_is_json():
-    run = span(names.RUN, 0, 100, session="s")
+    run = span(names.RUN, 0, 100, session="s", end="done")
     plain = build_ledger([run, *a_turn(run, 10)]).to_json()
     assert plain["parts"]["queue"] == 0.003
     assert plain["turns"][0]["tools"][0]["name"] == "a"
@@ -281,7 +330,7 @@ def traces(draw: Any) -> list[Span]:
         parent_id = draw(st.one_of(st.none(), st.integers(0, 30).map(lambda index: f"{index + 1:016x}")))
         service = draw(st.sampled_from(["agent", "router", SERVER]))
         changes = {"span_id": f"{number + 1:016x}", "parent_id": parent_id, "service": service}
-        spans.append(Span(**{name: getattr(one, name) for name in Span.__slots__} | changes))
+        spans.append(replace(one, **changes))
     return spans
 
 
@@ -296,7 +345,7 @@ def test_the_parts_make_up_the_whole_of_anything(spans: list[Span], random: Rand
 
 
 def test_a_long_run_is_no_trouble():
-    run = span(names.RUN, 0, 300 * 80)
+    run = span(names.RUN, 0, 300 * 80, end="done")
     ledger = build_ledger([run, *(each for number in range(300) for each in a_turn(run, number * 80))])
     check(ledger)
     assert len(ledger.turns) == 300

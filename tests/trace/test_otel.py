@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.trace.spans import DAWN_NS, MS, span
 
 from hotloop.core.errors import RemoteError
@@ -13,7 +14,7 @@ otel = pytest.importorskip("hotloop.trace.otel", reason="needs the extra `otel`"
 collector = pytest.importorskip("tests.trace.collector", reason="needs the extra `otel`", exc_type=ImportError)
 
 
-RUN = span(names.RUN, 0, 90, session="s", agent="scout", run_id="run-1", num_prompt=100, money=0.5)
+RUN = span(names.RUN, 0, 90, session="s", agent="scout", run_id="run-1", num_prompt=100, end="done")
 TURN = span(names.TURN, 1, 89, RUN, session="s", turn=1)
 CHAT = span(names.CHAT, 2, 50, TURN, session="s", model="m", num_prompt=100, num_cached=60, num_output=7)
 TOOL = span(
@@ -128,3 +129,14 @@ def test_a_collector_that_refuses_is_one_line() -> None:
         pytest.raises(RemoteError, match="did not take the spans"),
     ):
         otel.send([RUN], running.url)
+
+
+def test_a_run_that_goes_on_is_told_of_once_when_it_is_over() -> None:
+    begun = span(names.RUN, 0, 0, agent="scout")
+    with collector.Collector().running() as running:
+        tracer = otel.OtelTracer(running.url)
+        tracer.record(begun)
+        tracer.record(replace(begun, end_ns=begun.end_ns + 5, attributes={names.AGENT: "scout", names.END: "done"}))
+        tracer.close()
+        otel.send([begun, TURN], running.url)
+    assert [told.name for _, told in running.spans] == ["invoke_agent scout", "hotloop.turn"]

@@ -24,7 +24,7 @@ def span(name: str, number: int, start_us: int, end_us: int, parent: int | None 
 
 
 RUN = [
-    span(names.RUN, 1, 0, 1000, attributes={names.AGENT: "clerk"}, session="s-1"),
+    span(names.RUN, 1, 0, 1000, attributes={names.AGENT: "clerk", names.END: "done"}, session="s-1"),
     span(names.TURN, 2, 10, 900, 1, attributes={names.INDEX: 1}),
     span(names.CHAT, 3, 10, 500, 2),
     span(names.ROUTE, 4, 20, 490, 3, service="router", attributes={names.REPLICA: "east"}),
@@ -98,3 +98,11 @@ def test_slices_of_a_thread_nest_whatever_the_spans(drawn: list[tuple[str, tuple
 def assert_nested(ranges: list[tuple[int, int]]) -> None:
     for first, second in ((a, b) for a in ranges for b in ranges if a[0] < b[0]):
         assert second[0] >= first[1] or second[1] <= first[1], f"{second} sticks out of {first}"
+
+
+def test_a_run_that_goes_on_is_as_long_as_what_is_known_of_it():
+    begun = span(names.RUN, 1, 0, 0, attributes={names.AGENT: "clerk"})
+    [run] = [event for event in events([begun, *RUN[1:]], "X") if event["name"] == "run clerk"]
+    assert (run["ts"], run["dur"]) == (0, 900)
+    [run] = [event for event in events([*RUN, begun], "X") if event["name"] == "run clerk"]
+    assert run["dur"] == 1000, "it is over: what tells of its beginning is no other run"

@@ -3,6 +3,7 @@ import stat
 import threading
 
 import pytest
+from msgspec.structs import replace
 from tests.trace.spans import DAWN_NS, TRACE, span
 
 from hotloop.core.errors import ConfigError
@@ -11,6 +12,7 @@ from hotloop.trace.content import Content
 from hotloop.trace.span import Span, new_trace_id
 from hotloop.trace.store import Bounds, RunSummary, StoreTracer, TraceStore, add_spans, bound
 from hotloop.trace.tables import open_to_write
+from hotloop.trace.tracer import Losses
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -49,6 +51,97 @@ def test_what_was_recorded_is_there(path):
     assert run.wall_s == 0.010
 
 
+def begin(run: Span) -> Span:
+    """The same run when it began."""
+    told = {name: value for name, value in run.attributes.items() if name != names.END}
+    return replace(run, end_ns=run.start_ns, error="", attributes=told)
+
+
+def test_a_run_is_there_from_its_beginning(path):
+    spans = a_run(agent="scout", turns=2)
+    tracer = StoreTracer(path)
+    tracer.record(begin(spans[0]))
+    assert tracer.flush()
+    reader = TraceStore(path)
+    [run] = reader.runs()
+    assert (run.agent, run.session, run.end, run.is_running, run.num_spans) == ("scout", "s", "", True, 1)
+    for each in reversed(spans):
+        tracer.record(each)
+    tracer.close()
+    [run] = reader.runs()
+    assert (run.end, run.is_running, run.num_spans, run.wall_s) == ("done", False, 7, 0.010)
+    assert len(reader.spans(run.trace_id)) == 7
+    reader.close()
+
+
+def test_however_a_run_and_its_beginning_come_in_the_sums_are_the_same(path):
+    spans = a_run(agent="scout", turns=2, error="it failed")
+    spans[0] = replace(spans[0], attributes={**spans[0].attributes, names.MONEY: 0.5})
+    begun = begin(spans[0])
+    orders = [
+        [[begun], spans],
+        [[begun, *spans]],
+        [[*spans, begun]],
+        [spans, [begun]],
+        [[begun], [begun], spans, spans, [begun]],
+        [[begun, begun, *spans, *spans, begun]],
+    ]
+    add_spans(path, spans)
+    with TraceStore(path) as reader:
+        [right] = reader.runs()
+    for number, batches in enumerate(orders):
+        other = path.with_name(f"{number}.db")
+        num_new = sum(add_spans(other, batch) for batch in batches)
+        assert num_new == len(spans)
+        with TraceStore(other) as reader:
+            assert reader.runs() == [right]
+            assert sorted(reader.spans(right.trace_id), key=lambda each: each.span_id) == spans
+
+
+def test_a_run_within_another_does_not_name_it(path):
+    outer, *rest = a_run(agent="outer")
+    inner = span(names.RUN, 1, 5, rest[0], agent="inner", end="failed")
+    add_spans(path, [begin(outer)])
+    add_spans(path, [inner])
+    add_spans(path, [outer, *rest])
+    with TraceStore(path) as reader:
+        [run] = reader.runs()
+    assert (run.agent, run.end, run.is_running) == ("outer", "done", False)
+
+
+def test_tokens_that_were_read_again_are_in_the_list(path):
+    again = {"num_prompt": 100, "num_output": 7, "num_again": 30}
+    asked = span(names.REQUEST, 0, 5, service="server:m", **again)
+    reading = span(names.REQUEST, 6, 7, service="server:m", is_reading=True, **again)
+    lost = span(names.REQUEST, 8, 9, service="server:m", error="abort", **again)
+    add_spans(path, [asked, reading, lost])
+    with TraceStore(path) as reader:
+        [run] = reader.runs()
+    assert (run.num_again, run.num_prompt, run.num_turns) == (30, 100, 2), "what nobody got is no part of what was told"
+
+
+def make_older(path) -> None:
+    """A store as version 1 made them."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "ALTER TABLE runs DROP COLUMN num_again; ALTER TABLE runs DROP COLUMN num_open; PRAGMA user_version = 1"
+    )
+    connection.close()
+
+
+@pytest.mark.parametrize("opens", [TraceStore, StoreTracer])
+def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens):
+    spans = a_run(turns=2)
+    spans[3] = replace(spans[3], attributes={**spans[3].attributes, names.NUM_AGAIN: 12})
+    add_spans(path, spans)
+    make_older(path)
+    opens(path).close()
+    with TraceStore(path) as reader:
+        [run] = reader.runs()
+    assert (run.num_again, run.num_spans, run.is_running) == (12, 7, False)
+    add_spans(path, a_run(50))
+
+
 def test_only_its_owner_may_read_it(path):
     StoreTracer(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -70,7 +163,7 @@ def test_what_was_flushed_can_be_read_at_once(path):
 def test_what_was_said_stays_out_unless_it_is_asked_for(path):
     said = span(names.TOOL, 0, 1, tool="look", **{names.CONTENT_RESULT: "the secret is 42"})
     for number, content in enumerate((Content(), Content.parse(True, ["[0-9]+"]))):
-        each = Span(**{name: getattr(said, name) for name in Span.__slots__} | {"span_id": f"{number + 1:016x}"})
+        each = replace(said, span_id=f"{number + 1:016x}")
         tracer = StoreTracer(path, content=content)
         assert tracer.keeps_content == content.is_kept
         tracer.record(each)
@@ -170,13 +263,28 @@ def test_a_writer_that_is_kept_out_loses_nothing_and_blocks_nobody(path, caplog)
         assert len(reader.runs()) == 1
 
 
+def test_what_could_not_be_written_to_the_end_is_counted(path, caplog):
+    tracer = StoreTracer(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    tracer._connection.execute("PRAGMA busy_timeout = 10")
+    other.execute("BEGIN IMMEDIATE")
+    spans = a_run()
+    for each in spans:
+        tracer.record(each)
+    tracer.close()
+    other.close()
+    assert tracer.losses.num_dropped == len(spans)
+    assert tracer.losses.num_failed > 0
+    assert "the trace lost 4 spans" in caplog.text
+
+
 def test_a_full_queue_drops_the_oldest_and_counts_them(path):
     tracer = StoreTracer(path)
     one = a_run()[0]
     with tracer._lock:  # nothing is written meanwhile, but for what the thread may have taken
         for _ in range(store.MAX_PENDING + 10):
             tracer.record(one)
-    assert tracer.num_dropped == 10
+    assert tracer.losses == Losses(num_dropped=10)
     tracer.close()
 
 

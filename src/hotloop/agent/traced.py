@@ -5,7 +5,8 @@
     chat       ├──────────┤        ├────────────────┤   its id goes along with the request
     tool             ├──────────┤                       begun before it was asked for: from its beginning
 
-An agent that runs within a tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
+A run is told of when it begins, so that it can be watched, and once more when it is over. An agent that runs within a
+tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
 """
 
 import time
@@ -121,8 +122,9 @@ class RunTrace:
     def _hear(self, event: Event) -> None:
         match event:
             case RunStarted():
-                self.session, self._run.since = event.session_id, event.at
+                self.session = event.session_id
                 self._run.facts[names.RUN_ID] = event.run_id
+                self.tell(names.RUN, replace(self._run, facts=dict(self._run.facts)), self._parent_id, self._run.since)
             case TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
             case CallForeseen():
@@ -142,8 +144,12 @@ class RunTrace:
         return _Open(TraceContext(self._run.context.trace_id, new_span_id()), since, facts)
 
     def _dispatch(self, event: CallDispatched) -> None:
-        facts: Json = {names.DISPATCHED_NS: self.clock.unix_ns(event.at), names.WAS_FORESEEN: event.was_foreseen}
-        facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
+        facts: Json = {
+            names.TOOL_NAME: event.name,
+            names.DISPATCHED_NS: self.clock.unix_ns(event.at),
+            names.WAS_FORESEEN: event.was_foreseen,
+            **self.content({names.CONTENT_ARGUMENTS: event.arguments}),
+        }
         call = self._calls[event.call_id] = self._open(event.at, facts)
         _around.set(_Around(self.tracer, call.context))  # in the task of this call, and there alone
         if event.was_foreseen and (guess := self._guesses.pop(_key(event), None)):
@@ -185,9 +191,9 @@ class RunTrace:
             names.NUM_CALLS: spent.num_calls,
             names.MONEY: spent.money,
             **_render_usage(spent.usage),
-            **self.content({names.CONTENT_ANSWER: render_result(event.output)}),
+            **(self.content({names.CONTENT_ANSWER: render_result(event.output)}) if event.end == "done" else {}),
         }
-        self.tell(names.RUN, self._run, self._parent_id, event.at, error)
+        self.tell(names.RUN, self._run, self._parent_id, time.monotonic(), error)  # with what it took to close it
 
     @property
     def _parent_of_calls(self) -> str:
@@ -216,7 +222,7 @@ class TracedModel:
                 async for event in events:
                     if isinstance(event, Answered):
                         error = ""
-                        self._count(chat, event.usage)
+                        self._count(chat, event)
                     elif names.FIRST_TOKEN_NS not in chat.facts:
                         chat.facts[names.FIRST_TOKEN_NS] = self._trace.clock.now_ns()
                     yield event
@@ -244,9 +250,12 @@ class TracedModel:
         assert ask.trace, "a run that is traced says so"
         return _Open(ask.trace.child(), time.monotonic(), {})
 
-    def _count(self, chat: _Open, usage: ModelUsage) -> None:
-        money = self._trace.prices.of(usage)
-        chat.facts |= {**_render_usage(usage), **({names.MONEY: money} if money else {})}
+    def _count(self, chat: _Open, answered: Answered) -> None:
+        chat.facts |= _render_usage(answered.usage)
+        if money := self._trace.prices.of(answered.usage):
+            chat.facts[names.MONEY] = money
+        if answered.answer_id:
+            chat.facts[names.ANSWER_ID] = answered.answer_id
 
     def _close(self, ask: Ask, chat: _Open, error: str) -> None:
         assert ask.trace

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from hotloop.cli.approval import Approval, choose_approval
 from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
-from hotloop.cli.tracing import store_path, tracing
+from hotloop.cli.tracing import trace_flags, tracing
 from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
 
@@ -217,8 +217,7 @@ def _model(
             pull_model(name)
         with contextlib.ExitStack() as stack:
             with console.status(f"starting {name} ..."):
-                flags = ("--model", name, "--trace", str(store_path(trace) or "off"))
-                server = stack.enter_context(ChildServer(flags))
+                server = stack.enter_context(ChildServer(("--model", name, *trace_flags(trace))))
             _set_model(agent, open_model(f"{server.url}/v1"))
             yield
 

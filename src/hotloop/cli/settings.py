@@ -35,8 +35,8 @@ ApiKey = Annotated[str | None, Parameter(env_var="HOTLOOP_API_KEY", help="Bearer
 
 _SPLIT = {field.name for cls in CONFIG_CLASSES for field in fields(cls) if "tuple" in str(field.type)}
 _OTHER_VARIABLES = ("HOTLOOP_HOME", "HOTLOOP_OPENAI_SPEC")
-_TABLES = ("replicas", "tiers", "routes", "fleet")
-"""What a fleet's file holds beside settings; `hotloop.router` and `hotloop.fleet` read it."""
+_TABLES = ("replicas", "tiers", "routes", "fleet", "prices")
+"""What a file holds beside settings, and others read: `hotloop.router`, `hotloop.fleet`, `hotloop.cli.tracing`."""
 _NAMES = {field.name for cls in CONFIG_CLASSES for field in fields(cls)}
 
 
@@ -86,15 +86,19 @@ class Sources:
         return path if path.exists() else None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. A key no setting has, or a value no flag could give, is an error naming both."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """All that is in a file. Raises ConfigError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    values = {name: value for name, value in values.items() if name not in _TABLES}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. A key no setting has, or a value no flag could give, is an error naming both."""
+    values = {name: value for name, value in read_toml(path).items() if name not in _TABLES}
     for name, value in values.items():
         if name not in _NAMES:
             raise ConfigError(f"{path}: there is no setting {name!r}")

@@ -82,7 +82,8 @@ def list_runs(runs: Iterable[RunSummary], width: int) -> Table:
     for run in runs:
         words = ", ".join(word for word in (run.agent, run.session) if word) or run.model
         ill = run.end if run.end in ("failed", "limit", "cancelled") else "errors" if run.num_errors else ""
-        who = Text.assemble((f"{ill}: " if ill else "", "red"), shorten(words, _LIST_WIDTH))
+        state = ("running: ", "green") if run.is_running else (f"{ill}: " if ill else "", "red")
+        who = Text.assemble(state, shorten(words, _LIST_WIDTH))
         table.add_row(
             run.trace_id[:ID_CHARS],
             f"{_local(run.start_ns):%m-%d %H:%M}",
@@ -143,7 +144,8 @@ def _sections(
 
 
 def _heading(ledger: RunLedger) -> Iterator[Text]:
-    who = [ledger.agent, f"session {ledger.session}" if ledger.session else "", ledger.end]
+    end = "running, as far as it has come" if ledger.is_running else ledger.end
+    who = [ledger.agent, f"session {ledger.session}" if ledger.session else "", end]
     yield Text(shorten(", ".join(word for word in (f"run {ledger.trace_id}", *who) if word), MAX_WIDTH), style="bold")
     read, began_at = ledger.tokens.prompt, _local(ledger.start_ns)
     cost = f", {money(ledger.money)} of money" if ledger.money else ""
@@ -168,6 +170,8 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
         table.add_row(str(turn.index), *_token_cells(turn.tokens), first, duration(turn.wall_s))
         if turn.read_ahead.prompt:
             table.add_row("ahead", *_token_cells(turn.read_ahead), "", "", style="dim")
+        if turn.lost.prompt:
+            table.add_row("lost", *_token_cells(turn.lost), "", "", style="dim")
     if len(turns) == len(ledger.turns):
         table.add_row("all", *_token_cells(ledger.tokens), "", duration(ledger.wall_s), style="bold")
     return table

@@ -1,16 +1,19 @@
-"""From the settings to a tracer, and to the store it writes."""
+"""From the settings to a tracer, to the store it writes, and to what tokens cost."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hotloop.cli.settings import CONFIG_FILE, flag_name, read_toml
 from hotloop.core.config import TraceConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotloop.trace.content import Content
+    from hotloop.trace.money import PriceTable
     from hotloop.trace.tracer import Tracer
 
 _FILE = "trace.db"
@@ -23,6 +26,35 @@ def store_path(config: TraceConfig) -> Path | None:
     if config.trace == "off":
         return None
     return home() / _FILE if config.trace == "auto" else Path(config.trace).expanduser()
+
+
+def trace_flags(config: TraceConfig) -> tuple[str, ...]:
+    """The same settings for another process of ours, such as the server of a run."""
+    given = {**asdict(config), "trace": str(store_path(config) or "off")}
+    return tuple(flag for name, value in given.items() for flag in _render_flag(name, value))
+
+
+def _render_flag(name: str, value: Any) -> Iterator[str]:
+    flag = flag_name(name)
+    match value:
+        case bool():
+            yield flag if value else f"--no-{flag.removeprefix('--')}"
+        case tuple():
+            yield from (f"{flag}={each}" for each in value)
+        case None:
+            pass
+        case _:
+            yield f"{flag}={value}"
+
+
+def load_prices(file: Path | None) -> "PriceTable":
+    """What models cost: by a file of prices, or by the table `prices` of hotloop.toml, before what is known anyway."""
+    from hotloop.trace.money import PriceTable
+
+    if file:
+        return PriceTable.read(file)
+    settings = Path.cwd() / CONFIG_FILE
+    return PriceTable.parse(read_toml(settings).get("prices", {}) if settings.exists() else {}, str(settings))
 
 
 @contextmanager

@@ -59,8 +59,8 @@ class RouterApp:
         self._max_body = parse_bytes(config.router.max_body)
         self._proxy = Proxy(self.fleet, self._max_body, on_retry=self._note_failure)
         self._tiered = TieredRequests(parse_tiers(config.tables), self._proxy)
-        self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved)
         self.recorder = RouteRecorder(tracer or NullTracer())
+        self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
         self._key = config.router.api_key.encode() if config.router.api_key else None
 
     def reload(self, config: FleetConfig) -> None:
@@ -97,7 +97,8 @@ class RouterApp:
             body = await read_body(receive, headers, self._max_body)
             asked = parse_asked(api, _as_text(headers), body, is_question=path == COUNT_TOKENS)
             with self.recorder.open(asked, headers, request_id) as way:
-                await _until_gone(receive, self._answer(asked, way, path, request_id, send))
+                if not await _until_gone(receive, self._answer(asked, way, path, request_id, send)):
+                    way.hang_up()
         elif path.startswith(tuple(OWNED)):
             await self._ask_maker(method, path, scope["query_string"], headers, request_id, send)
         elif method == "GET":
@@ -206,8 +207,8 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], max_bytes:
             return bytes(body)
 
 
-async def _until_gone(receive: Receive, work: Any) -> None:
-    """Do the work unless the client hangs up first."""
+async def _until_gone(receive: Receive, work: Any) -> bool:
+    """Do the work unless the client hangs up first; whether it was done."""
     task = asyncio.current_task()
     assert task
     is_gone = False
@@ -226,6 +227,9 @@ async def _until_gone(receive: Receive, work: Any) -> None:
         if not is_gone:
             raise
         task.uncancel()
+        return False
+    else:
+        return True
     finally:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):

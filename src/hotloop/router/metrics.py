@@ -6,9 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.tiers.saved import Saved
+from hotloop.trace.tracer import NullTracer, Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
 
@@ -20,12 +22,13 @@ _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 class RouterMetrics:
     """Everything measured about one router, in a registry of its own."""
 
-    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved | None]) -> None:
+    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved | None], tracer: Tracer | None = None) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(_TiersCollector(find_saved))
+        self.registry.register(TraceCollector(tracer or NullTracer()))
         self._requests = self._counter("requests", "Requests answered.", "api", "replica", "status")
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
         self._retries = self._counter("failures", "Attempts that failed before the first byte.", "replica", "why")

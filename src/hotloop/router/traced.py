@@ -67,6 +67,7 @@ class Way:
         self._began_at = time.monotonic()
         self._clock = Clock()
         self._error = ""
+        self._is_told = False
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +77,11 @@ class Way:
             self._error = str(error) or type(error).__name__
         if self._context:
             self._tell(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+
+    def hang_up(self) -> None:
+        """The client has left; what it was told to the end is no error."""
+        if not self._is_told:
+            self._error = "the client hung up"
 
     def claim(self, replica: str, wait_s: float) -> None:
         """A place was found."""
@@ -104,6 +110,7 @@ class Way:
         said |= {names.NUM_PROMPT: told.num_prompt, names.NUM_CACHED: told.num_cached}
         self.facts |= {name: value for name, value in said.items() if value is not None}
         self._error = "the answer broke off" if told.is_broken else ""
+        self._is_told = True
 
     def _tell(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str

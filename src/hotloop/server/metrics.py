@@ -12,12 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from hotloop import __version__
+from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
 from hotloop.engine.stats import EngineStats
 from hotloop.server.explain.account import Account
+from hotloop.trace.tracer import NullTracer, Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
 
@@ -36,9 +38,10 @@ Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 class Metrics:
     """Everything measured about one engine and its server, in a registry of its own."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, tracer: Tracer | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))
+        self.registry.register(TraceCollector(tracer or NullTracer()))
         self._requests = Counter(
             "hotloop_requests", "Requests that ended.", ("endpoint", "finish_reason"), registry=self.registry
         )

@@ -57,7 +57,7 @@ class Service:
         if engine.kv_events and config.cache_isolation == "key":
             raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
         model = config.served_name or engine.name
-        metrics = Metrics(engine, model)
+        metrics = Metrics(engine, model, tracer)
         tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
         prompts = Prompts(engine.template, engine.tokenizer, tool_format, _rules(config))
         explainer = Explainer(

@@ -5,32 +5,34 @@
     prefill          ├──────┤
     decode                  ├───────────────┤
 
-One span for an answer, however many choices it has; its tokens are those of its usage. Nothing is measured here.
+One span for an answer, however many choices it has; its tokens are those the engine counts. Nothing is measured here.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.core.errors import HotloopError
-from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.request import FinishReason, Priority, Request, Usage
 from hotloop.server.explain.account import Cause
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
-from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext
+from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id
 from hotloop.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from hotloop.server.jobs import Job
 
 Json = dict[str, Any]
+
+_PARTS = (names.QUEUE, names.PREFILL, names.DECODE)
+_BAD = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
 
 class RequestRecorder:
@@ -98,43 +100,58 @@ class RequestTrace:
 
     def refuse(self, error: HotloopError) -> None:
         """The engine did not take it."""
-        clock = Clock()
-        self._tell(names.REQUEST, clock, self._began_at, time.monotonic(), self._facts(), str(error))
+        whole = self._whole(Clock(), time.monotonic(), self._facts(), str(error))
+        self._recorder.tracer.record(whole)
 
     def _record(self, ended_at: float) -> None:
-        requests, clock = self._requests, Clock()
-        reasons = {request.finish_reason for request in requests}
-        bad = next((reason for reason in (FinishReason.ERROR, FinishReason.ABORT) if reason in reasons), None)
+        """On the event loop, after every answer: what can be left undone is."""
+        clock, record = Clock(), self._recorder.tracer.record
+        bad = next((each.finish_reason for each in self._requests if each.finish_reason in _BAD), None)
         facts = {**self._facts(), **self._counts(), **self._content()}
-        self._tell(names.REQUEST, clock, self._began_at, ended_at, facts, bad.value if bad else "")
-        moments = [
-            min(request.arrived_at for request in requests),
-            _first(request.first_scheduled_at for request in requests),
-            _first(request.first_token_at for request in requests),
-            max((request.last_token_at for request in requests if request.last_token_at), default=None),
-        ]
-        for name, (since, until) in zip((names.QUEUE, names.PREFILL, names.DECODE), pairwise(moments), strict=True):
-            if since is not None:
-                self._tell(name, clock, since, until if until is not None else ended_at)
+        record(self._whole(clock, ended_at, facts, bad.value if bad else ""))
+        since, *moments = self._moments()
+        for name, until in zip(_PARTS, moments, strict=True):
+            if since is None:
+                break
+            record(self._part(name, clock.unix_ns(since), clock.unix_ns(max(since, until or ended_at))))
+            since = until
 
-    def _tell(
-        self, name: str, clock: Clock, since: float, until: float, facts: Json | None = None, error: str = ""
-    ) -> None:
-        is_whole = name == names.REQUEST
-        context = self._context if is_whole else self._context.child()
-        self._recorder.tracer.record(
-            Span(
-                trace_id=context.trace_id,
-                span_id=context.span_id,
-                parent_id=self._parent_id if is_whole else self._context.span_id,
-                name=name,
-                service=self._recorder.service,
-                start_ns=clock.unix_ns(since),
-                end_ns=clock.unix_ns(max(since, until)),
-                session=self._job.asker.session_id,
-                attributes=facts or {},
-                error=error,
-            )
+    def _moments(self) -> Sequence[float | None]:
+        """Where the parts begin and end; None from where on it did not get."""
+        if len(self._requests) == 1:
+            [one] = self._requests
+            return one.arrived_at, one.first_scheduled_at, one.first_token_at, one.last_token_at
+        return (
+            min(request.arrived_at for request in self._requests),
+            _first(request.first_scheduled_at for request in self._requests),
+            _first(request.first_token_at for request in self._requests),
+            max((request.last_token_at for request in self._requests if request.last_token_at), default=None),
+        )
+
+    def _whole(self, clock: Clock, ended_at: float, facts: Json, error: str) -> Span:
+        return Span(
+            trace_id=self._context.trace_id,
+            span_id=self._context.span_id,
+            parent_id=self._parent_id,
+            name=names.REQUEST,
+            service=self._recorder.service,
+            start_ns=clock.unix_ns(self._began_at),
+            end_ns=clock.unix_ns(max(self._began_at, ended_at)),
+            session=self._job.asker.session_id,
+            attributes=facts,
+            error=error,
+        )
+
+    def _part(self, name: str, start_ns: int, end_ns: int) -> Span:
+        return Span(
+            trace_id=self._context.trace_id,
+            span_id=new_span_id(),
+            parent_id=self._context.span_id,
+            name=name,
+            service=self._recorder.service,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            session=self._job.asker.session_id,
         )
 
     def _facts(self) -> Json:
@@ -150,28 +167,26 @@ class RequestTrace:
         }
 
     def _counts(self) -> Json:
-        """As the usage of the answer has them."""
+        """As the engine counts them: what the usage says, and for what was only read a token that nobody got."""
         usages = [request.usage for request in self._requests]
         prompts = usages[:: self._job.num_choices]
+        usage = usages[0] if len(usages) == 1 else _add_up(usages, prompts)
         accounts = self._job.inquiry.accounts()
-        num_prompt = sum(usage.num_prompt for usage in prompts)
-        num_cached = sum(usage.num_cached for usage in prompts)
-        num_again = sum(account.num_again for account in accounts)
-        is_silent = self._job.is_silent
+        num_again = sum([account.num_again for account in accounts])
         return {
-            names.NUM_PROMPT: num_prompt,
-            names.NUM_CACHED: num_cached,
-            names.NUM_NEW: num_prompt - num_cached - num_again,
+            names.NUM_PROMPT: usage.num_prompt,
+            names.NUM_CACHED: usage.num_cached,
+            names.NUM_NEW: usage.num_prompt - usage.num_cached - num_again,
             names.NUM_AGAIN: num_again,
             names.CAUSES: [_render_cause(cause) for account in accounts for cause in account.causes],
-            names.NUM_OUTPUT: 0 if is_silent else sum(usage.num_output for usage in usages),
-            names.NUM_SAMPLED: 0 if is_silent else sum(usage.num_sampled for usage in usages),
-            names.NUM_FORCED: sum(usage.num_forced for usage in usages),
-            names.NUM_DRAFTED: sum(usage.num_drafted for usage in usages),
-            names.NUM_ACCEPTED: sum(usage.num_accepted for usage in usages),
-            names.NUM_STEPS: sum(usage.num_steps for usage in usages),
-            names.NUM_RESTORED: sum(usage.num_restored for usage in usages),
-            names.NUM_PREEMPTIONS: sum(request.num_preemptions for request in self._requests),
+            names.NUM_OUTPUT: usage.num_output,
+            names.NUM_SAMPLED: usage.num_sampled,
+            names.NUM_FORCED: usage.num_forced,
+            names.NUM_DRAFTED: usage.num_drafted,
+            names.NUM_ACCEPTED: usage.num_accepted,
+            names.NUM_STEPS: usage.num_steps,
+            names.NUM_RESTORED: usage.num_restored,
+            names.NUM_PREEMPTIONS: sum([request.num_preemptions for request in self._requests]),
         }
 
     def _content(self) -> Json:
@@ -189,6 +204,16 @@ class RequestTrace:
 def _render_cause(cause: Cause) -> Json:
     place = {"token_index": cause.parting.index} if cause.parting else {}
     return {"reason": cause.reason, "num_tokens": cause.num_tokens, **place}
+
+
+def _add_up(usages: Sequence[Usage], prompts: Sequence[Usage]) -> Usage:
+    """The choices of a prompt share it."""
+    output = ("num_output", "num_forced", "num_drafted", "num_accepted", "num_steps", "num_restored")
+    return Usage(
+        num_prompt=sum(usage.num_prompt for usage in prompts),
+        num_cached=sum(usage.num_cached for usage in prompts),
+        **{name: sum(getattr(usage, name) for usage in usages) for name in output},
+    )
 
 
 def _first(moments: Iterable[float | None]) -> float | None:

@@ -4,8 +4,10 @@ for, no attribute of `names.CONTENT` gets through; where it is, what the pattern
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names

@@ -2,7 +2,8 @@
 for. Pure: the same spans give the same ledger, whoever recorded them and in which order they came.
 
 Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
-one of ours tells; else those the client was told of.
+one of ours tells; else those the client was told of. What was told to the client, what was read ahead and what was done
+for an answer that nobody got are told apart; together they are all that the engines did.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from hotloop.trace import names
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.sweep import Part, Segment, output_shares, split, sweep
-from hotloop.trace.tree import Node, build_tree, clip, length_of, overlap_of, union
+from hotloop.trace.tree import Node, build_tree, clip, is_open, length_of, overlap_of, union
+
+_ASKERS = frozenset({names.RUN, names.TURN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class Tokens:
     """Guessed, and right."""
     guessed: int = 0
     """Guessed, right or not."""
+    right: int = 0
+    """Of those: `drafted`, and what was forced anyway or came behind the end."""
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "Tokens") -> "Tokens":
@@ -92,6 +97,8 @@ class TurnLedger:
     tokens: Tokens
     read_ahead: Tokens
     """What was read ahead in this turn, on top of what was asked."""
+    lost: Tokens
+    """What was read and written for answers that failed or were broken off, or that others came before."""
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
     num_wasted: int
@@ -113,6 +120,8 @@ class RunLedger:
     session: str
     agent: str
     end: str
+    is_running: bool
+    """Whether it has begun and not ended; then this is the account so far."""
     start_ns: int
     end_ns: int
     wall_s: float
@@ -120,6 +129,7 @@ class RunLedger:
     turns: tuple[TurnLedger, ...]
     tokens: Tokens
     read_ahead: Tokens
+    lost: Tokens
     money: float
     critical_path: tuple[PathStep, ...]
     model_idle_s: float
@@ -148,19 +158,22 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     nodes = [node for root in roots for node in root.walk()]
     turns = _turns(nodes, prices)
     run = next((node for node in roots if node.name == names.RUN), None)
+    calls = [call for node in nodes if node.parent is None or node.name in _ASKERS for call in node.calls()]
     models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
     return RunLedger(
         trace_id=spans[0].trace_id,
         session=next((node.span.session for node in nodes if node.span.session), ""),
         agent=_word(run, names.AGENT),
         end=_word(run, names.END),
+        is_running=run is not None and is_open(run.span),
         start_ns=begin,
         end_ns=end,
         wall_s=(end - begin) / 1e9,
         parts=_add_up(segments),
         turns=turns,
-        tokens=sum((turn.tokens for turn in turns), Tokens()) + _outside(nodes),
-        read_ahead=sum((turn.read_ahead for turn in turns), Tokens()),
+        tokens=_sum(map(_tokens, calls)),
+        read_ahead=_sum(map(_read_ahead, calls)),
+        lost=_sum(map(_lost, calls)),
         money=_number(run, names.MONEY) or sum(turn.money for turn in turns),
         critical_path=_path(segments),
         model_idle_s=(end - begin - length_of(models)) / 1e9,
@@ -195,8 +208,9 @@ def _turn(turn: Node, number: int, prices: PriceTable) -> TurnLedger:
         wall_s=(turn.end - turn.begin) / 1e9,
         first_token_s=_first_token_s(asked[0]) if asked else None,
         parts=_add_up(segments),
-        tokens=_sum(_tokens(call) for call in asked),
-        read_ahead=_sum(_tokens(call) for call in calls if call.is_reading),
+        tokens=_sum(map(_tokens, calls)),
+        read_ahead=_sum(map(_read_ahead, calls)),
+        lost=_sum(map(_lost, calls)),
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
@@ -209,12 +223,6 @@ def _turn(turn: Node, number: int, prices: PriceTable) -> TurnLedger:
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
-
-
-def _outside(nodes: Sequence[Node]) -> Tokens:
-    """What was asked within a run and in no turn of it, such as for a summary."""
-    runs = [node for node in nodes if node.name == names.RUN]
-    return _sum(_tokens(call) for run in runs for call in run.calls() if not call.is_reading)
 
 
 def _tool(node: Node, segments: Sequence[Segment]) -> ToolLedger:
@@ -237,17 +245,41 @@ def _tool(node: Node, segments: Sequence[Segment]) -> ToolLedger:
 
 
 def _tokens(call: Node) -> Tokens:
-    """As the server counted them; of several that were asked for one answer, those that gave it."""
-    requests = [node for node in call.walk() if node.name == names.REQUEST]
-    good = [node for node in requests if not node.span.error]
-    if requests:
-        return _sum(map(_counted, good or requests))
+    """Of an answer that was given, as the server counted them."""
+    if call.is_reading or call.span.error:
+        return Tokens()
+    if call.is_served:
+        return _sum(map(_counted, _givers(call)))
     teller = next((node for node in call.walk() if node.count(names.NUM_PROMPT)), call)
     num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
     num_cached = min(teller.count(names.NUM_CACHED), num_prompt)
     return Tokens(
         prompt=num_prompt, cached=num_cached, new=num_prompt - num_cached, output=num_output, sampled=num_output
     )
+
+
+def _read_ahead(call: Node) -> Tokens:
+    return _sum(map(_counted, _requests(call))) if call.is_reading else Tokens()
+
+
+def _lost(call: Node) -> Tokens:
+    if call.is_reading:
+        return Tokens()
+    givers = {id(request) for request in _givers(call)}
+    return _sum(_counted(request) for request in _requests(call) if id(request) not in givers)
+
+
+def _givers(call: Node) -> list[Node]:
+    """Of the requests that were made for an answer, those that gave it: by its id, else all that went well."""
+    if call.span.error:
+        return []
+    requests, answer_id = _requests(call), _word(call, names.ANSWER_ID)
+    named = [request for request in requests if answer_id and _word(request, names.ANSWER_ID) == answer_id]
+    return named or [request for request in requests if not request.span.error]
+
+
+def _requests(call: Node) -> list[Node]:
+    return [node for node in call.walk() if node.name == names.REQUEST]
 
 
 def _counted(request: Node) -> Tokens:
@@ -263,6 +295,7 @@ def _counted(request: Node) -> Tokens:
         forced=forced,
         drafted=drafted,
         guessed=request.count(names.NUM_DRAFTED),
+        right=request.count(names.NUM_ACCEPTED),
         causes=_causes(request),
     )
 

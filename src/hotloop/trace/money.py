@@ -1,7 +1,7 @@
 """What tokens cost where somebody else's model reads and writes them: prices by the model's name.
 
-`LISTED` has what the large vendors list, for a first idea; what is paid is in the contract, so a file of one's own goes
-before it. A model that nobody priced, such as one's own, costs nothing here.
+`LISTED` has what the large vendors once listed, for a first idea: nothing keeps it up to date. What is paid is in the
+contract, so prices of one's own go before it. A model that nobody priced, such as one's own, costs nothing here.
 """
 
 import tomllib
@@ -29,7 +29,9 @@ LISTED: Mapping[str, Prices] = {
     "gpt-5-mini*": Prices(prompt=0.25, cached=0.025, output=2.0),
     "gpt-5*": Prices(prompt=1.25, cached=0.125, output=10.0),
 }
-"""US dollars a million tokens, as listed at the end of 2025. The first pattern that fits is taken."""
+"""US dollars a million tokens: list prices as they were known at the end of 2025, not looked up anew and without
+discounts, batches or the price of writing to a cache. They may be out of date. The first pattern that fits is taken.
+"""
 
 
 class PriceTable:
@@ -50,7 +52,14 @@ class PriceTable:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
-        return cls({name: _parse_prices(path, name, table) for name, table in tables.items()})
+        return cls.parse(tables, str(path))
+
+    @classmethod
+    def parse(cls, tables: Any, place: str) -> "PriceTable":
+        """From such tables, wherever they stand. Raises ConfigError that names the place."""
+        if not isinstance(tables, dict):
+            raise ConfigError(f"{place}: prices must be tables of {', '.join(_FIELDS)}, by the names of models")
+        return cls({name: _parse_prices(place, name, table) for name, table in tables.items()})
 
     def find(self, model: str) -> Prices | None:
         """None for a model nobody priced. A vendor's name before it, as in `openai/gpt-5`, is looked past."""
@@ -62,10 +71,10 @@ class PriceTable:
         return prices.cost(num_prompt, num_cached, num_output) if prices else 0.0
 
 
-def _parse_prices(path: Path, name: str, table: Any) -> Prices:
+def _parse_prices(place: str, name: str, table: Any) -> Prices:
     if not isinstance(table, dict) or not set(table) <= set(_FIELDS):
-        raise ConfigError(f"{path}: {name!r} must be a table of {', '.join(_FIELDS)}")
+        raise ConfigError(f"{place}: {name!r} must be a table of {', '.join(_FIELDS)}")
     for field, price in table.items():
         if not isinstance(price, int | float) or isinstance(price, bool) or not 0 <= price < 1e9:
-            raise ConfigError(f"{path}: {field} of {name!r} must be a price, not {price!r}")
+            raise ConfigError(f"{place}: {field} of {name!r} must be a price, not {price!r}")
     return Prices(**{field: float(price) for field, price in table.items()})

@@ -104,7 +104,7 @@ NUM_STEPS: Final = "num_steps"
 NUM_RESTORED: Final = "num_restored"
 NUM_PREEMPTIONS: Final = "num_preemptions"
 IS_READING: Final = "is_reading"
-"""Whether the prompt was only read ahead, here and in a question: the output the client is told of is none."""
+"""Whether the prompt was only read ahead, here and in a question: its one token of output nobody is told of."""
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."

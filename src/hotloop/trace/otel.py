@@ -20,6 +20,8 @@ from hotloop.core.errors import RemoteError
 from hotloop.trace import names
 from hotloop.trace.content import Content
 from hotloop.trace.span import Span
+from hotloop.trace.tracer import Losses
+from hotloop.trace.tree import is_open
 
 _PATH = "/v1/traces"
 _SCOPE = InstrumentationScope("hotloop")
@@ -44,19 +46,24 @@ class OtelTracer:
     def keeps_content(self) -> bool:
         return self._content.is_kept
 
+    @property
+    def losses(self) -> Losses:
+        return Losses()  # what the exporter loses it does not tell
+
     def record(self, span: Span) -> None:
-        self._end(as_otel(self._content.clean(span)))
+        if not is_open(span):  # a collector takes a span once
+            self._end(as_otel(self._content.clean(span)))
 
     def close(self) -> None:
         self._stop()
 
 
 def send(spans: Iterable[Span], endpoint: str) -> None:
-    """All of them, now. Raises RemoteError where the collector does not take them."""
+    """All that are over, now. Raises RemoteError where the collector does not take them."""
     exporter = _exporter(endpoint)
     stop: Callable[[], None] = exporter.shutdown
     try:
-        if exporter.export([as_otel(span) for span in spans]) is not SpanExportResult.SUCCESS:
+        if exporter.export([as_otel(span) for span in spans if not is_open(span)]) is not SpanExportResult.SUCCESS:
             raise RemoteError(f"{endpoint} did not take the spans")
     finally:
         stop()

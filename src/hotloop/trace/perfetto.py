@@ -10,10 +10,12 @@ of stores or files.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from hotloop.trace import names
 from hotloop.trace.span import Span
+from hotloop.trace.tree import as_of_now
 
 _GROUPS = {
     names.RUN: "run",
@@ -57,7 +59,7 @@ class _Lane:
 
 def render_perfetto(spans: Iterable[Span]) -> dict[str, Any]:
     """The spans of one trace, or of several, as one JSON document."""
-    ordered = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+    ordered = sorted(_as_of_now(spans), key=lambda span: (span.start_ns, -span.end_ns))
     zero_ns = ordered[0].start_ns if ordered else 0
     lanes: list[_Lane] = []
     places = {_key(span): place for span, place in _place(ordered, lanes)}
@@ -65,6 +67,13 @@ def render_perfetto(spans: Iterable[Span]) -> dict[str, Any]:
     events += [_slice(span, places[_key(span)], zero_ns) for span in ordered]
     events += _arrows(ordered, places, zero_ns)
     return {"displayTimeUnit": "ms", "otherData": {"start_unix_ns": str(zero_ns)}, "traceEvents": events}
+
+
+def _as_of_now(spans: Iterable[Span]) -> Iterator[Span]:
+    traces: dict[str, list[Span]] = {}
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    return chain.from_iterable(map(as_of_now, traces.values()))
 
 
 def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, Place]]:

@@ -22,7 +22,8 @@ from hotloop.core.errors import ConfigError
 from hotloop.trace.content import Content
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
-from hotloop.trace.tables import SPAN_COLUMNS, as_span, insert, open_to_read, open_to_write
+from hotloop.trace.tables import SPAN_COLUMNS, as_span, insert, open_to_read, open_to_write, transaction
+from hotloop.trace.tracer import Losses
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class StoreTracer:
     def __init__(self, path: Path | str, *, bounds: Bounds | None = None, content: Content | None = None) -> None:
         """Raises ConfigError where there can be no store."""
         self.path = Path(path)
-        self.num_dropped = 0
+        self._num_dropped = 0
+        self._num_failed = 0
         self._content = content or Content()
         self._bounds = bounds or Bounds()
         self._connection = open_to_write(self.path)
@@ -70,9 +72,13 @@ class StoreTracer:
     def keeps_content(self) -> bool:
         return self._content.is_kept
 
+    @property
+    def losses(self) -> Losses:
+        return Losses(self._num_dropped, self._num_failed)
+
     def record(self, span: Span) -> None:
         pending = self._pending
-        self.num_dropped += len(pending) == MAX_PENDING
+        self._num_dropped += len(pending) == MAX_PENDING
         pending.append(span)
         if not self._has_news.is_set():
             self._has_news.set()
@@ -94,8 +100,9 @@ class StoreTracer:
         self._thread.join()
         with self._lock:
             self._connection.close()
-        if self.num_dropped:
-            log.warning("the trace lost %d spans: they came faster than they could be written", self.num_dropped)
+        self._num_dropped += len(self._batch) + len(self._pending)
+        if self._num_dropped:
+            log.warning("the trace lost %d spans: %s could not be written in time", self._num_dropped, self.path)
 
     def _work(self) -> None:
         while not self._is_closing.is_set():
@@ -122,6 +129,7 @@ class StoreTracer:
             if not self._has_failed:
                 log.warning("the trace cannot be written to %s and is tried again: %s", self.path, error)
             self._has_failed = True
+            self._num_failed += 1
             return False
         return True
 
@@ -156,14 +164,9 @@ def bound(connection: sqlite3.Connection, bounds: Bounds) -> None:
 
 
 def _delete(connection: sqlite3.Connection, trace_id: str) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         connection.execute("DELETE FROM spans WHERE trace_id = ?", (trace_id,))
         connection.execute("DELETE FROM runs WHERE trace_id = ?", (trace_id,))
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
 
 
 def _num_bytes(connection: sqlite3.Connection) -> int:
@@ -185,12 +188,16 @@ class RunSummary:
     model: str
     end: str
     """How the agent's run ended; empty for one that has not, or a plain client's."""
+    is_running: bool
+    """Whether an agent's run has begun and not ended, be it because it was killed."""
     num_turns: int
     num_spans: int
     num_errors: int
     num_prompt: int
     num_cached: int
     num_output: int
+    num_again: int
+    """Prompt tokens that were read again, as far as a server of ours tells."""
     money: float
 
     @property
@@ -289,9 +296,11 @@ class TraceStore:
             agent=row["agent"],
             model=row["model"],
             end=row["end"],
+            is_running=row["num_open"] > 0,
             num_turns=row["num_turns"] or calls,
             num_spans=row["num_spans"],
             num_errors=row["num_errors"],
             **tokens,
+            num_again=row["num_again"],
             money=row["money"] or self._prices.cost(row["model"], **tokens),
         )

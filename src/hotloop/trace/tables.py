@@ -1,29 +1,45 @@
 """The tables of a store, and each statement that touches them. A span is a row; what a list of runs shows is summed up
 beside it, in the same transaction, so that a list of many thousands is read without reading their spans.
 
-    spans   one row a span, known by (trace_id, span_id): a span that comes twice is kept once
+    spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
     runs    one row a trace; tokens are summed by floor, since agent, router and server each tell of the same ones
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.span import Span
+from hotloop.trace.tree import is_open
 
-VERSION = 1
+VERSION = 2
 BUSY_S = 5.0
 """How long a writer waits for another; each holds the lock for a few milliseconds."""
 
 _FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
 _BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))
-_SUMS = ("num_spans", "num_errors", "num_turns", *_BY_FLOOR)
+_SUMS = ("num_spans", "num_errors", "num_turns", *_BY_FLOOR, "num_again", "num_open")
+
+# From one version to the next, so that nobody loses what was recorded by an older one.
+_MIGRATIONS = {
+    1: f"""
+ALTER TABLE runs ADD COLUMN num_again INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN num_open INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET num_again = coalesce((
+    SELECT sum(json_extract(attributes, '$.{names.NUM_AGAIN}')) FROM spans
+    WHERE spans.trace_id = runs.trace_id AND name = '{names.REQUEST}' AND error = ''
+    AND json_extract(attributes, '$.{names.IS_READING}') IS NULL
+), 0);
+PRAGMA user_version = 2;
+"""
+}
 
 _SCHEMA = f"""
 CREATE TABLE spans (
@@ -44,6 +60,8 @@ PRAGMA user_version = {VERSION};
 
 SPAN_COLUMNS = "trace_id, span_id, parent_id, name, service, start_ns, end_ns, session, attributes, error"
 _INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_REPLACE = _INSERT.replace("IGNORE", "REPLACE")
+_FIND = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? AND span_id = ?"
 _WORDS = ("session", "agent", "model", "end")
 _RUN_COLUMNS = ("trace_id", "start_ns", "end_ns", *_WORDS, "money", *_SUMS)
 _UPSERT = f"""
@@ -79,13 +97,15 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Raises ConfigError, also where there is none."""
+    """Raises ConfigError, also where there is none. One of an older version is brought up to date first."""
     if not path.exists():
         raise ConfigError(f"there is no trace store at {path}: nothing was recorded there yet")
     try:
         address = f"{path.resolve().as_uri()}?mode=ro"
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            if _version(connection) in _MIGRATIONS:
+                open_to_write(path).close()
             _check_version(connection, path)
         except BaseException:
             connection.close()
@@ -101,14 +121,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
-    connection.execute("BEGIN IMMEDIATE")  # two processes may find it empty at once
-    try:
-        if _version(connection) == 0:
-            for statement in _SCHEMA.split(";"):
+    with transaction(connection):  # two processes may find it empty at once
+        while change := {0: _SCHEMA, **_MIGRATIONS}.get(_version(connection)):
+            for statement in change.split(";"):
                 connection.execute(statement)
         _check_version(connection, path)
-    finally:
-        connection.execute("COMMIT")
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -121,17 +138,32 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"{path} is not a trace store of this version ({version}, not {VERSION}): name another file")
 
 
-def insert(connection: sqlite3.Connection, spans: Iterable[Span]) -> int:
-    """Add spans, all or none; how many of them were new."""
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        new = [span for span in map(_tidy, spans) if connection.execute(_INSERT, _as_row(span)).rowcount]
-        connection.executemany(_UPSERT, _sum_up(new))
+        yield
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a disk that is full has ended it already
+            connection.execute("ROLLBACK")
         raise
-    return len(new)
+
+
+def insert(connection: sqlite3.Connection, spans: Iterable[Span]) -> int:
+    """Add spans, all or none; how many of them were new."""
+    new, old = [], []
+    with transaction(connection):
+        for span in map(_tidy, spans):
+            if not connection.execute(_INSERT, _as_row(span)).rowcount:
+                known = as_span(connection.execute(_FIND, (span.trace_id, span.span_id)).fetchone())
+                if span.end_ns <= known.end_ns:
+                    continue
+                connection.execute(_REPLACE, _as_row(span))
+                old.append(known)
+            new.append(span)
+        connection.executemany(_UPSERT, _sum_up(new, old))
+    return len(new) - len(old)
 
 
 def _as_row(span: Span) -> tuple[Any, ...]:
@@ -185,36 +217,49 @@ def as_span(row: tuple[Any, ...]) -> Span:
     )
 
 
-def _sum_up(spans: Iterable[Span]) -> Iterable[dict[str, Any]]:
-    """A row for each trace, of what these spans add to it."""
+def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[str, Any]]:
+    """A row for each trace, of what these spans add to it; what those that they replace had added is taken off."""
     runs: dict[str, dict[str, Any]] = {}
     for span in spans:
         run = runs.get(span.trace_id)
         if run is None:
             run = runs[span.trace_id] = dict.fromkeys((*_SUMS, "money"), 0) | dict.fromkeys(_WORDS, "")
             run |= {"trace_id": span.trace_id, "start_ns": span.start_ns, "end_ns": span.end_ns}
-        _add(run, span)
+        run["start_ns"] = min(run["start_ns"], span.start_ns)
+        run["end_ns"] = max(run["end_ns"], span.end_ns)
+        run["session"] = run["session"] or span.session
+        run["model"] = run["model"] or _word(span.attributes, names.MODEL)
+        if _is_root_run(span):
+            run["agent"], run["end"] = _word(span.attributes, names.AGENT), _word(span.attributes, names.END)
+        _count(run, span, 1)
+    for span in replaced:
+        _count(runs[span.trace_id], span, -1)
     return runs.values()
 
 
-def _add(run: dict[str, Any], span: Span) -> None:
+def _is_root_run(span: Span) -> bool:
+    """Of several in one another, the one that called the others is what the trace is called by, and has paid."""
+    return span.name == names.RUN and span.parent_id is None
+
+
+def _count(run: dict[str, Any], span: Span, times: int) -> None:
     told = span.attributes
-    run["start_ns"] = min(run["start_ns"], span.start_ns)
-    run["end_ns"] = max(run["end_ns"], span.end_ns)
-    run["num_spans"] += 1
-    run["num_errors"] += bool(span.error)
-    run["num_turns"] += span.name == names.TURN
-    run["session"] = run["session"] or span.session
-    run["model"] = run["model"] or _word(told, names.MODEL)
-    if span.name == names.RUN and (span.parent_id is None or not run["agent"]):
-        run["agent"], run["end"] = _word(told, names.AGENT), _word(told, names.END)
-    if span.name == names.RUN and span.parent_id is None:  # it has paid for those it called
-        run["money"] += _number(told, names.MONEY)
+    run["num_spans"] += times
+    run["num_errors"] += times * bool(span.error)
+    run["num_turns"] += times * (span.name == names.TURN)
+    if _is_root_run(span):
+        run["num_open"] += times * is_open(span)
+        run["money"] += times * _number(told, names.MONEY)
     floor = _FLOORS.get(span.name)
-    if floor and not told.get(names.IS_READING):
-        run[f"{floor}_calls"] += 1
-        for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
-            run[f"{floor}_{what}"] += int(_number(told, name))
+    if not floor or told.get(names.IS_READING):
+        return
+    run[f"{floor}_calls"] += times
+    if span.error:  # what was read and written for an answer that nobody got
+        return
+    for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
+        run[f"{floor}_{what}"] += times * int(_number(told, name))
+    if span.name == names.REQUEST:
+        run["num_again"] += times * int(_number(told, names.NUM_AGAIN))
 
 
 def _word(told: Mapping[str, Any], name: str) -> str:

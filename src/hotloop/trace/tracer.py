@@ -4,9 +4,23 @@ their business.
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.trace.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a tracer could not do, so far."""
+
+    num_dropped: int = 0
+    """Spans that could not be written in time: the oldest go where too many wait, and all that wait at the end."""
+    num_failed: int = 0
+    """Times that writing failed; what was to be written is kept and tried again."""
+
+    def __add__(self, other: "Losses") -> "Losses":
+        return Losses(self.num_dropped + other.num_dropped, self.num_failed + other.num_failed)
 
 
 class Tracer(Protocol):
@@ -22,6 +36,9 @@ class Tracer(Protocol):
         """Whether what was said is to be recorded (`names.CONTENT`), not only how much of it and how long it took."""
         ...
 
+    @property
+    def losses(self) -> "Losses": ...
+
     def record(self, span: Span) -> None: ...
 
     def close(self) -> None:
@@ -34,6 +51,7 @@ class NullTracer:
 
     is_on = False
     keeps_content = False
+    losses = Losses()
 
     def record(self, span: Span) -> None:
         pass
@@ -56,6 +74,10 @@ class TeeTracer:
     def keeps_content(self) -> bool:
         return any(each.keeps_content for each in self.tracers)
 
+    @property
+    def losses(self) -> Losses:
+        return sum((each.losses for each in self.tracers), Losses())
+
     def record(self, span: Span) -> None:
         for each in self.tracers:
             each.record(span)
@@ -66,15 +88,21 @@ class TeeTracer:
 
 
 class ListTracer:
-    """Keeps spans in a list, for tests and for programs that look at their own runs."""
+    """Keeps spans in a list, for tests and for programs that look at their own runs; one that is told again, once."""
 
     is_on = True
+    losses = Losses()
 
     def __init__(self, *, keeps_content: bool = False) -> None:
         self.keeps_content = keeps_content
         self.spans: list[Span] = []
+        self._seen: set[tuple[str, str]] = set()
 
     def record(self, span: Span) -> None:
+        key = span.trace_id, span.span_id
+        if key in self._seen:
+            self.spans[:] = [each for each in self.spans if (each.trace_id, each.span_id) != key]
+        self._seen.add(key)
         self.spans.append(span)
 
     def close(self) -> None:

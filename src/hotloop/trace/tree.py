@@ -1,11 +1,14 @@
 """The spans of one trace as a tree, on one clock.
 
-Whose parent is not here is a root. Where a span's process has another clock than its parent's, so that it would begin
+Whose parent is not here is a root; while a run goes on, what has ended of it is there before its turns are, and is the
+run's. Where a span's process has another clock than its parent's, so that it would begin
 outside of it, it is moved into the middle of it, with all below; lengths are never changed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from hotloop.trace import names
 from hotloop.trace.span import Span
@@ -68,9 +71,21 @@ class Node:
                 waiting.extend(reversed(node.children))
 
 
+def is_open(span: Span) -> bool:
+    """Whether it only tells that something began: a run, of which it is not known how it ended."""
+    return span.name == names.RUN and names.END not in span.attributes
+
+
+def as_of_now(spans: Iterable[Span]) -> list[Span]:
+    """Each of a trace once, as they began. A run that goes on lasts, so far, until the last that is known of it."""
+    known = {span.span_id: span for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns, span.span_id))}
+    last_ns = max((span.end_ns for span in known.values()), default=0)
+    return [replace(span, end_ns=max(last_ns, span.end_ns)) if is_open(span) else span for span in known.values()]
+
+
 def build_tree(spans: Iterable[Span]) -> list[Node]:
     """The roots, as they began."""
-    nodes = {span.span_id: Node(span) for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id))}
+    nodes = {span.span_id: Node(span) for span in as_of_now(spans)}
     roots = _link(nodes)
     for root in roots:
         _settle(root)
@@ -79,8 +94,9 @@ def build_tree(spans: Iterable[Span]) -> list[Node]:
 
 def _link(nodes: dict[str, Node]) -> list[Node]:
     roots = []
+    going_on = next((node for node in nodes.values() if node.span.is_root and is_open(node.span)), None)
     for node in nodes.values():
-        parent = nodes.get(node.span.parent_id or "")
+        parent = nodes.get(node.span.parent_id or "") or (None if node.span.is_root else going_on)
         if parent is None or parent is node:
             roots.append(node)
         else:

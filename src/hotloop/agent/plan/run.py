@@ -66,7 +66,7 @@ class PlannedRun(RunLoop):
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
                 async for event in events:
                     if isinstance(event, Answered):
-                        end = event
+                        end = self._answer.end = event
                     elif isinstance(event, TextDelta):
                         for element in reader.feed(event.text):
                             execution.add(parse_step(element, tools, execution.step_ids))

@@ -49,7 +49,7 @@ class ReplayedModel:
                     num_given = max(num_given, num_due)
         for event in events[num_given:]:
             yield event
-        yield Answered("calls" if answer.tool_calls else "stop", end.usage)
+        yield Answered("calls" if answer.tool_calls else "stop", end.usage, end.answer_id)
 
     async def read(self, ask: Ask) -> None:
         if self._server.can_read_ahead:

@@ -94,6 +94,7 @@ class Inquiry:
         self._requests: Sequence[Request] = ()
         self._answer_id = ""
         self._num_open = 0
+        self._accounts: list[Account] = []  # once there is nothing to add
 
     @property
     def changes(self) -> list[str]:
@@ -121,10 +122,13 @@ class Inquiry:
 
     def accounts(self) -> list[Account]:
         """Where the tokens of each prompt came from; nothing before all of them were read."""
-        if not self._explainer or not self._is_read:
-            return []
+        if self._accounts or not self._explainer or not self._is_read:
+            return self._accounts
         pairs = zip(self._questions, self._requests, strict=True)
-        return [self._explainer.account(question, request) for question, request in pairs]
+        accounts = [self._explainer.account(question, request) for question, request in pairs]
+        if not self._num_open:
+            self._accounts = accounts
+        return accounts
 
     def diagnose(self) -> Diagnosis | None:
         """What became of the comparison that was asked for; None if none was."""

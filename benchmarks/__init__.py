@@ -1,0 +1,1 @@
+"""What is measured, and checked against what others recorded; run by hand or by `make bench`."""
