@@ -3,14 +3,14 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from cyclopts.types import NonNegativeFloat
+from cyclopts.types import NonNegativeFloat, PositiveFloat
 
 from hotloop.cli.bench_output import show
 from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
 
 if TYPE_CHECKING:
-    from hotloop.bench.doctor.examine import Examination
+    from hotloop.bench.doctor.examine import Examination, Pace
 
 
 def doctor(
@@ -19,6 +19,7 @@ def doctor(
     *,
     model: str | None = None,
     idle: NonNegativeFloat = 6.0,
+    timeout: PositiveFloat = 60.0,
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> int:
@@ -34,10 +35,14 @@ def doctor(
         The model to ask for; the first that is listed if not given.
     idle
         Seconds for which a connection should stay open between two turns, as if a tool ran.
+    timeout
+        Seconds that one check may take.
     """
+    from hotloop.bench.doctor.examine import Pace
     from hotloop.bench.doctor.report import examination_json, examination_table
 
-    examination = asyncio.run(_examine(url or default_url(), model, idle, api_key))
+    pace = Pace(idle_s=idle, check_s=timeout)
+    examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))
     show(examination_json(examination), examination_table(examination), as_json)
     return int(examination.has_failed)
 
@@ -48,14 +53,11 @@ def default_url() -> str:
     return f"http://{server.host}:{server.port}"
 
 
-async def _examine(url: str, model: str | None, idle_s: float, api_key: str | None) -> "Examination":
+async def _examine(url: str, model: str | None, api_key: str | None, pace: "Pace") -> "Examination":
     from hotloop.bench.doctor.examine import examine
-    from hotloop.bench.doctor.probes import Pace
-    from hotloop.bench.doctor.wire import Deployment
+    from hotloop.bench.doctor.wire.deployment import Deployment
     from hotloop.cli.loading import console
 
     with console.status(f"meeting {url} ...") as status:
         async with Deployment(url, model=model, api_key=api_key) as deployment:
-            return await examine(
-                deployment, pace=Pace(idle_s=idle_s), watch=lambda check: status.update(f"{check} ...")
-            )
+            return await examine(deployment, pace=pace, watch=lambda check: status.update(f"{check} ..."))

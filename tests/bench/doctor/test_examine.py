@@ -1,33 +1,31 @@
 """The whole examination of a real hotloop, and of servers with something wrong. No verdict here hangs on time."""
 
+import io
+from itertools import count
+
 import pytest
+from rich.console import Console
+from tests.bench.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
 from tests.bench.fake_server import FakeServer
 from tests.bench.fake_tools import FakeToolServer
 from tests.server.serving import Serving
 
 from hotloop.bench.client import ServerFailed
+from hotloop.bench.doctor import advice as advice_module
 from hotloop.bench.doctor import prompts
 from hotloop.bench.doctor.advice import advise
-from hotloop.bench.doctor.examine import Examination, examine
-from hotloop.bench.doctor.finding import Verdict
-from hotloop.bench.doctor.probes import Pace, meet, probe_calls, probe_exposure, probe_hang_up, probe_repeats
-from hotloop.bench.doctor.report import examination_json
-from hotloop.bench.doctor.wire import Deployment
+from hotloop.bench.doctor.examine import CHECKS, Examination, Pace, examine
+from hotloop.bench.doctor.finding import Finding, Verdict
+from hotloop.bench.doctor.patient import meet
+from hotloop.bench.doctor.probes.answers import probe_calls, probe_repeats
+from hotloop.bench.doctor.probes.exposure import probe_exposure
+from hotloop.bench.doctor.probes.hang_up import probe_hang_up
+from hotloop.bench.doctor.report import examination_json, examination_table
+from hotloop.bench.doctor.wire.deployment import Deployment
 from hotloop.bench.route.stub import Fault, Manner, Stub
 from hotloop.core.config import EngineConfig, ServerConfig
 
 SOON = Pace(idle_s=0.0)
-CHECKS = [
-    "prefix cache",
-    "cached tokens told",
-    "streaming",
-    "connections",
-    "batching",
-    "strict tools",
-    "stable turns",
-    "disconnects",
-    "exposure",
-]
 
 
 async def examine_at(url: str, api_key: str | None = None) -> Examination:
@@ -44,7 +42,7 @@ async def test_a_hotloop_is_well():
         examination = await examine_at(serving.url, "secret")
     assert (examination.model, examination.kind) == ("tiny", "hotloop")
     found = verdicts(examination)
-    assert list(found) == CHECKS
+    assert tuple(found) == CHECKS
     for check in ("prefix cache", "cached tokens told", "connections", "strict tools", "stable turns", "exposure"):
         assert found[check] is Verdict.OK
     assert all(finding.advice == "" for finding in examination.findings if finding.verdict is Verdict.OK)
@@ -57,6 +55,7 @@ async def test_a_hotloop_without_a_cache_is_told_what_to_do():
         async with Deployment(serving.url) as deployment:
             rounds = await probe_repeats(await meet(deployment), num_rounds=1)
     assert [each.second.num_cached for each in rounds] == [0]
+    assert [heard.num_cached for heard in rounds[0].later] == [0, 0, 0]
     assert advise("prefix cache", "hotloop").startswith("Leave `--no-prefix-cache` out")
 
 
@@ -65,7 +64,7 @@ async def test_what_is_found_out_about_a_hotloop_without_a_key():
         async with Deployment(serving.url) as deployment:
             patient = await meet(deployment)
             exposed = await probe_exposure(patient, ())
-            hung = await probe_hang_up(patient, SOON)
+            hung = await probe_hang_up(patient)
     assert patient.kind == "hotloop"
     assert exposed.status_without_key == 200
     assert exposed.address == "127.0.0.1"
@@ -81,7 +80,7 @@ async def test_a_stub_knows_neither_tools_nor_a_cache():
     finally:
         await stub.close()
     found = verdicts(examination)
-    assert list(found) == CHECKS
+    assert tuple(found) == CHECKS
     assert found["cached tokens told"] is Verdict.WARNING
     assert found["connections"] is Verdict.OK
     assert found["strict tools"] is Verdict.FAILURE
@@ -95,18 +94,81 @@ async def test_a_stub_knows_neither_tools_nor_a_cache():
 async def test_calls_that_break_their_schema_are_found():
     with FakeToolServer(lambda _: [("set_lamp", '{"colour": "purple", "level": 250}')]) as server:
         async with Deployment(server.url) as deployment:
-            called = await probe_calls(await meet(deployment))
-    assert (called.num_asked, called.num_calls, called.num_valid) == (4, 4, 0)
-    assert "purple" in called.example
+            patient = await meet(deployment)
+            for called in await probe_calls(patient):
+                assert (called.num_asked, called.num_calls, called.num_valid) == (4, 4, 0)
+                assert "purple" in called.example
 
 
 async def test_a_check_that_is_not_answered_has_failed_and_the_others_go_on():
     with FakeServer(failing=frozenset({2})) as server:
         examination = await examine_at(server.url)
     found = verdicts(examination)
-    assert list(found) == CHECKS
+    assert tuple(found) == CHECKS
     assert found["prefix cache"] is Verdict.FAILURE
     assert "answered 503" in examination.findings[0].measured
+
+
+async def test_what_takes_too_long_is_given_up_and_after_two_the_rest_is_not_tried():
+    numbers = count()
+    healthy = engine({})
+
+    def hang_after_the_first(asked: Asked) -> Reply:
+        is_late = asked.path == "/v1/chat/completions" and next(numbers) > 0
+        return Reply(hangs=True) if is_late else healthy(asked)
+
+    async with speaking(hang_after_the_first) as url, Deployment(url) as deployment:
+        examination = await examine(deployment, pace=Pace(check_s=2), addresses=())
+    said = [finding.measured for finding in examination.findings]
+    assert said[:3] == ["timed out after 2 s"] * 3  # two of them are one check
+    assert said[3:] == ["not tried after 2 timeouts"] * 6
+    assert examination.has_failed
+
+
+async def test_whoever_is_refused_again_and_again_cannot_be_told():
+    numbers = count()
+    healthy = engine({})
+
+    def refuse_after_the_first(asked: Asked) -> Reply:
+        is_late = asked.path == "/v1/chat/completions" and next(numbers) > 0
+        return Reply(b"busy", 429, headers={"Retry-After": "0"}) if is_late else healthy(asked)
+
+    async with speaking(refuse_after_the_first) as url, Deployment(url) as deployment:
+        examination = await examine(deployment, pace=SOON, addresses=())
+    assert set(verdicts(examination).values()) == {Verdict.UNKNOWN}
+    assert not examination.has_failed
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "advice"),
+    [
+        (engine({"/get_server_info": SGLANG_INFO}, SGLANG_CARD), "sglang", "Start it with `--enable-cache-report`."),
+        (engine({"/info": TGI_INFO}), "tgi", "TGI does not tell: go by the time to the first token."),
+        (engine({}), "openai_compatible", "Have cached tokens told in usage"),
+    ],
+    ids=["sglang", "tgi", "nobody known"],
+)
+async def test_each_kind_is_told_its_own_switches(script: Script, kind: str, advice: str):
+    async with speaking(script) as url:
+        examination = await examine_at(url)
+    assert examination.kind == kind
+    (told,) = (finding for finding in examination.findings if finding.check == "cached tokens told")
+    assert told.verdict is Verdict.WARNING
+    assert told.advice.startswith(advice)
+
+
+def test_every_trouble_has_advice():
+    troubles = [value for name, value in vars(advice_module).items() if name.isupper() and not name.startswith("_")]
+    assert all(advise(trouble, "nobody") for trouble in (*CHECKS, *troubles))
+
+
+def test_what_a_deployment_says_moves_no_cursor():
+    finding = Finding("exposure", Verdict.OK, "\x1b[31mred\nline")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(examination_table(Examination("http://host", "a\rmodel", "vllm", [finding])))
+    shown = console.file.getvalue()
+    assert not {"\x1b", "\r"} & set(shown)
+    assert "http://host: a model, vllm" in shown
 
 
 async def test_whoever_does_not_answer_at_all_is_not_examined():

@@ -1,37 +1,76 @@
-"""What to do about a finding, for everybody and for each kind of deployment whose switches are known."""
+"""What to do about a finding, for everybody and for each kind of deployment whose switches are known.
+
+Looked up by the trouble, which is the check's own name unless a check has several.
+"""
 
 from collections.abc import Mapping
 
+NO_ANSWER = "no answer"
+SCATTERED = "scattered"
+CLOSED_IDLE = "closed idle"
+REFUSED_AT_ONCE = "refused at once"
+NO_CALLS = "no calls"
+LOOSE_FREE_CALLS = "loose free calls"
+UNENCRYPTED = "unencrypted"
+
 _EVERYBODY: Mapping[str, str] = {
-    "prefix cache": "Switch prefix caching on; behind several replicas, send a session to the one that has its prefix.",
+    NO_ANSWER: "See its log, and whether it takes what was sent; a slow one is given longer with `--timeout`.",
+    "prefix cache": "Switch prefix caching on, or give it more room.",
+    SCATTERED: "Send a session to the replica that has its prefix, such as with `hotloop route`.",
     "cached tokens told": "Have cached tokens told in usage, or nobody can see whether the cache is hit.",
     "streaming": "Switch off response buffering and compression of event streams in every proxy on the way.",
-    "connections": "Let connections live: no `Connection: close`, and an idle timeout longer than tools take.",
+    "connections": "Let connections live: no `Connection: close`, by any proxy on the way.",
+    CLOSED_IDLE: "Raise the idle timeout above what tools take, in every proxy on the way too.",
     "batching": "Let several requests run at a time.",
+    REFUSED_AT_ONCE: "Raise the limit of requests at a time, or have agents take turns.",
     "strict tools": "Have tool calls held to their schema by a grammar, or check each one and ask again.",
+    NO_CALLS: "Have it take tools, with `tool_choice` and without: agents leave the choice to the model.",
+    LOOSE_FREE_CALLS: "Check each call that was not demanded by `tool_choice`, and ask again if it is wrong.",
     "stable turns": "Use a chat template that only ever adds to the prompt, and send history back unchanged.",
     "disconnects": "Have a request ended when its client goes away, by every proxy on the way too.",
     "exposure": "Ask for an API key, or listen on loopback only, behind something that does.",
+    UNENCRYPTED: "Put TLS before it, or listen on loopback only: a key that is overheard is no key.",
 }
 _BY_KIND: Mapping[tuple[str, str], str] = {
     ("prefix cache", "hotloop"): "Leave `--no-prefix-cache` out; give the cache more room with `--kv-memory`.",
     ("prefix cache", "vllm"): "Leave `--no-enable-prefix-caching` out.",
     ("prefix cache", "sglang"): "Leave `--disable-radix-cache` out.",
+    ("prefix cache", "tgi"): "Set `PREFIX_CACHING=1`, with `ATTENTION=flashinfer` or `flashdecoding`.",
+    ("prefix cache", "llama_cpp"): "Send `cache_prompt: true`, and give sessions slots enough with `--parallel`.",
     ("prefix cache", "openai"): "Prompts below 1,024 tokens are not cached; set `prompt_cache_key`.",
+    ("prefix cache", "anthropic"): "Mark what stays the same with `cache_control`; short prompts are not cached.",
+    ("prefix cache", "litellm"): "Switch it on in the server behind the gateway, and route a session to one of them.",
+    (SCATTERED, "hotloop_router"): "Start it with `--policy prefix`.",
+    (SCATTERED, "openai"): "Set `prompt_cache_key`, so that a session comes to where its prefix is.",
     ("cached tokens told", "vllm"): "Start it with `--enable-prompt-tokens-details`.",
     ("cached tokens told", "sglang"): "Start it with `--enable-cache-report`.",
+    ("cached tokens told", "tgi"): "TGI does not tell: go by the time to the first token.",
     ("batching", "hotloop"): "Raise `--max-running`.",
     ("batching", "vllm"): "Raise `--max-num-seqs`.",
     ("batching", "sglang"): "Raise `--max-running-requests`.",
+    ("batching", "tgi"): "Raise `--max-batch-total-tokens`, and `--max-batch-size` if it is set.",
     ("batching", "llama_cpp"): "Raise `--parallel`.",
     ("batching", "ollama"): "Set `OLLAMA_NUM_PARALLEL`.",
-    ("connections", "vllm"): "Raise `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` above what tools take.",
-    ("strict tools", "hotloop"): "Leave `--no-strict-tools` out.",
+    (REFUSED_AT_ONCE, "hotloop"): "Raise `--max-running` and `--max-waiting`.",
+    (REFUSED_AT_ONCE, "sglang"): "Raise `--max-queued-requests`.",
+    (REFUSED_AT_ONCE, "tgi"): "Raise `--max-concurrent-requests`.",
+    (CLOSED_IDLE, "vllm"): "Set `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` above what tools take.",
+    (CLOSED_IDLE, "sglang"): "Set `SGLANG_TIMEOUT_KEEP_ALIVE` above what tools take.",
+    (CLOSED_IDLE, "litellm"): "Start it with `--keepalive_timeout` above what tools take.",
+    ("strict tools", "tgi"): "Leave `--disable-grammar-support` out.",
+    (NO_CALLS, "vllm"): "Start it with `--enable-auto-tool-choice` and the model's `--tool-call-parser`.",
+    (NO_CALLS, "sglang"): "Start it with the model's `--tool-call-parser`.",
+    (NO_CALLS, "llama_cpp"): "Start it with `--jinja`.",
     ("exposure", "hotloop"): "Set `--api-key`, or `--host 127.0.0.1`.",
+    ("exposure", "hotloop_router"): "Set `--api-key`, or `--host 127.0.0.1`.",
     ("exposure", "vllm"): "Set `--api-key`, or `--host 127.0.0.1`; the key guards /v1 alone.",
     ("exposure", "sglang"): "Set `--api-key`, or `--host 127.0.0.1`.",
+    ("exposure", "tgi"): "Set `--api-key`, or `--hostname 127.0.0.1`.",
+    ("exposure", "llama_cpp"): "Set `--api-key`, or `--host 127.0.0.1`.",
+    ("exposure", "ollama"): "Set `OLLAMA_HOST=127.0.0.1`; it knows no key.",
+    ("exposure", "litellm"): "Set a `master_key`.",
 }
 
 
-def advise(check: str, kind: str) -> str:
-    return _BY_KIND.get((check, kind)) or _EVERYBODY[check]
+def advise(trouble: str, kind: str) -> str:
+    return _BY_KIND.get((trouble, kind)) or _EVERYBODY[trouble]

@@ -1,17 +1,48 @@
 """The whole examination: every probe in turn, never two at once, and what its judge says.
 
-A probe that the deployment fails to answer is a failed check, and the others go on.
+A probe that the deployment fails to answer is a failed check, and the others go on. Every check has an end: one that
+takes too long is given up, and after the second the rest is not tried.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor import judges, probes
-from hotloop.bench.doctor.advice import advise
+from hotloop.bench.doctor import judges
+from hotloop.bench.doctor.advice import NO_ANSWER, advise
+from hotloop.bench.doctor.facts import Connected, Heard, Repeated
 from hotloop.bench.doctor.finding import Finding, Verdict
-from hotloop.bench.doctor.probes import Pace, Patient
-from hotloop.bench.doctor.wire import Deployment
+from hotloop.bench.doctor.patient import Patient, meet
+from hotloop.bench.doctor.probes import answers
+from hotloop.bench.doctor.probes.exposure import probe_exposure
+from hotloop.bench.doctor.probes.hang_up import probe_hang_up
+from hotloop.bench.doctor.wire.deployment import Deployment, Refused
+
+CHECKS = (
+    "prefix cache",
+    "cached tokens told",
+    "streaming",
+    "connections",
+    "batching",
+    "strict tools",
+    "stable turns",
+    "disconnects",
+    "exposure",
+)
+_MAX_TIMEOUTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things may take."""
+
+    idle_s: float = 6.0
+    """Between two requests over one connection, as if a tool ran."""
+    notice_s: float = 3.0
+    """For the deployment to notice that clients went away."""
+    check_s: float = 60.0
+    """For one check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,69 +65,107 @@ async def examine(
     watch: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """`watch` hears what is about to be looked at. Raises ServerFailed where nothing answers at all."""
-    patient = await probes.meet(deployment)
-    room = _Room(patient, pace or Pace(), addresses, watch)
-    findings = [_advised(finding, patient.kind) for finding in await room.examine()]
-    return Examination(deployment.url, await deployment.find_model(), patient.kind, findings)
+    pace = pace or Pace()
+    try:
+        async with asyncio.timeout(pace.check_s):
+            patient = await meet(deployment)
+    except TimeoutError:
+        raise ServerFailed(f"{deployment.url} timed out after {pace.check_s:g} s") from None
+    async with deployment.newcomer() as client:
+        findings = await _Room(patient, client, pace, addresses, watch).examine()
+    advised = [_advised(finding, patient.kind) for finding in findings]
+    return Examination(deployment.url, await deployment.find_model(), patient.kind, advised)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Room:
     patient: Patient
+    client: Deployment
+    """One with a connection of its own, which idles while others are busy."""
     pace: Pace
     addresses: Sequence[str] | None
     watch: Callable[[str], None]
+    num_timeouts: int = 0
+    rounds: Sequence[Repeated] = ()
+    alone: Sequence[Heard] = ()
+    idle: asyncio.Task[Connected] | None = None
+    findings: dict[str, Finding] = field(default_factory=dict)
 
     async def examine(self) -> list[Finding]:
-        caching = await self._check(("prefix cache", "cached tokens told"), self._caching)
-        is_hit = caching[0].verdict is Verdict.OK
-        findings = [*caching]
-        steps: Sequence[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = (
-            ("streaming", self._stream),
-            ("connections", self._connections),
-            ("batching", self._batching),
-            ("strict tools", self._calls),
-            ("stable turns", lambda: self._turns(is_hit)),
-            ("disconnects", self._hang_up),
-            ("exposure", self._exposure),
+        """In the order of the checklist, although a connection is left to idle over several checks."""
+        steps: Sequence[tuple[tuple[str, ...], Callable[[], Awaitable[Sequence[Finding]]]]] = (
+            (("prefix cache", "cached tokens told"), self._caching),
+            (("streaming",), self._stream),
+            (("connections",), self._connection),
+            (("batching",), self._batching),
+            (("strict tools",), self._calls),
+            (("stable turns",), self._turns),
+            (("disconnects",), self._hang_up),
+            (("exposure",), self._exposure),
+            (("connections",), self._idle),
         )
-        for name, step in steps:
-            findings += await self._check((name,), step)
-        return findings
-
-    async def _check(self, names: Sequence[str], step: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-        self.watch(names[0])
         try:
-            return await step()
+            for names, step in steps:
+                if not self.findings.keys() >= set(names):
+                    await self._check(names, step)
+        finally:
+            if self.idle:
+                self.idle.cancel()
+        return [self.findings[name] for name in CHECKS]
+
+    async def _check(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[Finding]]]) -> None:
+        self.watch(names[0])
+        self.findings |= {finding.check: finding for finding in await self._try(names, step)}
+
+    async def _try(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[Finding]]]) -> Sequence[Finding]:
+        if self.num_timeouts >= _MAX_TIMEOUTS:
+            return [Finding(name, Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts") for name in names]
+        try:
+            async with asyncio.timeout(self.pace.check_s):
+                return await step()
+        except TimeoutError:
+            self.num_timeouts += 1
+            said = f"timed out after {self.pace.check_s:g} s"
+        except Refused as error:
+            return [Finding(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
         except ServerFailed as error:
-            return [Finding(name, Verdict.FAILURE, str(error)) for name in names]
+            said = str(error)
+        return [Finding(name, Verdict.FAILURE, said, NO_ANSWER) for name in names]
 
-    async def _caching(self) -> list[Finding]:
-        rounds = await probes.probe_repeats(self.patient)
-        return [judges.judge_cache(rounds), judges.judge_cache_told(rounds)]
+    async def _caching(self) -> Sequence[Finding]:
+        self.rounds = await answers.probe_repeats(self.patient)
+        return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
 
-    async def _stream(self) -> list[Finding]:
-        return [judges.judge_stream(await probes.probe_stream(self.patient))]
+    async def _stream(self) -> Sequence[Finding]:
+        self.alone = await answers.probe_stream(self.patient)
+        return [judges.judge_stream(self.alone)]
 
-    async def _connections(self) -> list[Finding]:
-        return [judges.judge_connections(await probes.probe_connections(self.patient, self.pace))]
+    async def _connection(self) -> Sequence[Finding]:
+        heard = await answers.probe_connection(self.client)
+        self.idle = asyncio.create_task(answers.watch_idle(self.client, heard, self.pace.idle_s))
+        return []
 
-    async def _batching(self) -> list[Finding]:
-        return [judges.judge_batching(await probes.probe_batching(self.patient))]
+    async def _idle(self) -> Sequence[Finding]:
+        assert self.idle, "or else there is a finding already"
+        return [judges.judge_connections(await self.idle)]
 
-    async def _calls(self) -> list[Finding]:
-        return [judges.judge_calls(await probes.probe_calls(self.patient))]
+    async def _batching(self) -> Sequence[Finding]:
+        alone = self.alone or await answers.probe_stream(self.patient)
+        return [judges.judge_batching(await answers.probe_batching(self.patient, alone))]
 
-    async def _turns(self, is_cache_hit: bool) -> list[Finding]:
-        return [judges.judge_turns(await probes.probe_turns(self.patient), is_cache_hit=is_cache_hit)]
+    async def _calls(self) -> Sequence[Finding]:
+        return [judges.judge_calls(*await answers.probe_calls(self.patient))]
 
-    async def _hang_up(self) -> list[Finding]:
-        return [judges.judge_hang_up(await probes.probe_hang_up(self.patient, self.pace))]
+    async def _turns(self) -> Sequence[Finding]:
+        return [judges.judge_turns(await answers.probe_turns(self.patient), self.rounds)]
 
-    async def _exposure(self) -> list[Finding]:
-        return [judges.judge_exposure(await probes.probe_exposure(self.patient, self.addresses))]
+    async def _hang_up(self) -> Sequence[Finding]:
+        return [judges.judge_hang_up(await probe_hang_up(self.patient, self.pace.notice_s))]
+
+    async def _exposure(self) -> Sequence[Finding]:
+        return [judges.judge_exposure(await probe_exposure(self.patient, self.addresses))]
 
 
 def _advised(finding: Finding, kind: str) -> Finding:
     is_fine = finding.verdict in (Verdict.OK, Verdict.UNKNOWN)
-    return finding if is_fine else replace(finding, advice=advise(finding.check, kind))
+    return finding if is_fine else replace(finding, advice=advise(finding.trouble or finding.check, kind))

@@ -3,6 +3,7 @@
 None stands for what the deployment does not tell.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Heard:
     client: str = ""
     server: str = ""
     """The two ends of the connection it came over: another client's end is another connection."""
+    num_refused: int = 0
+    """How often it was told to come again later; the waiting is in no time here."""
 
     @property
     def first_s(self) -> float:
@@ -46,10 +49,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A long prompt that nobody has sent before, and the same once more."""
+    """A long prompt that nobody has sent before, the same once more, and a short one to compare with.
+
+    Where the second found nothing, `later` are the same again and again.
+    """
 
     first: Heard
     second: Heard
+    short: Heard
+    later: Sequence[Heard] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +72,9 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """Answers of about the same length: one alone, then several at once, sent at the same moment."""
+    """Answers of about the same length: some alone, then several at once, sent at the same moment."""
 
-    alone: Heard
+    alone: Sequence[Heard]
     together: Sequence[Heard]
     together_s: float
 
@@ -81,7 +89,7 @@ class Batched:
 
     @property
     def alone_rate(self) -> float:
-        return self.alone.num_tokens / self.alone.total_s if self.alone.total_s else 0.0
+        return statistics.median(each.num_tokens / each.total_s if each.total_s else 0.0 for each in self.alone)
 
     @property
     def together_rate(self) -> float:
@@ -102,6 +110,8 @@ class Called:
     num_valid: int
     example: str = ""
     """Of a call that is not valid."""
+    refusal: str = ""
+    """What was said, if such requests are not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +142,9 @@ class HungUp:
     num_after: int | None = None
     waited_s: float = 0.0
     alone_s: float = 0.0
+    amid_s: float = 0.0
     following_s: float = 0.0
-    """How long a short answer takes when nobody else asks, and how long right after they went away."""
+    """How long a short answer takes alone, beside theirs and after they went away, where there is no count."""
 
 
 @dataclass(frozen=True, slots=True)

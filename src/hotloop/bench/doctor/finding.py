@@ -1,6 +1,6 @@
 """What is said of one point of the checklist."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +20,9 @@ class Finding:
     check: str
     verdict: Verdict
     measured: str
+    trouble: str = ""
+    """Which of the check's troubles it is, where there are several: advice is looked up by it."""
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"check": self.check, "verdict": self.verdict, "measured": self.measured, "advice": self.advice}

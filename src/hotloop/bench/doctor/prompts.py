@@ -58,7 +58,8 @@ LAMP: Json = {
         },
     },
 }
-CALL_LAMP: Json = {"tools": [LAMP], "tool_choice": {"type": "function", "function": {"name": "set_lamp"}}}
+OFFER_LAMP: Json = {"tools": [LAMP]}
+DEMAND_LAMP: Json = {**OFFER_LAMP, "tool_choice": {"type": "function", "function": {"name": "set_lamp"}}}
 
 
 def wishes() -> list[list[Json]]:

@@ -12,16 +12,16 @@ _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bol
 
 
 def examination_table(examination: Examination) -> Table:
-    """Text is the deployment's in part, so none of it is markup."""
+    """Text is the deployment's in part, so none of it is markup, nor moves the cursor."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-    table.title = Text(f"{examination.url}: {examination.model}, {examination.kind}", style="bold")
+    table.title = Text(f"{examination.url}: {_plain(examination.model)}, {examination.kind}", style="bold")
     for title in ("", "check"):
         table.add_column(title, no_wrap=True)
     table.add_column("what was measured, and what to do", overflow="fold")
     for each in examination.findings:
         verdict = Text(each.verdict.value, style=_STYLES[each.verdict])
         advice = Text(f"\n→ {each.advice}" if each.advice else "", style="bold")
-        table.add_row(verdict, Text(each.check), Text(each.measured) + advice)
+        table.add_row(verdict, Text(each.check), Text(_plain(each.measured)) + advice)
     return table
 
 
@@ -33,3 +33,7 @@ def examination_json(examination: Examination) -> dict[str, Any]:
         "failed": examination.has_failed,
         "findings": [each.to_json() for each in examination.findings],
     }
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor.hearing import Hearing
+from hotloop.bench.doctor.wire.hearing import Hearing
 
 
 def event(delta: dict[str, Any], **rest: Any) -> bytes:
@@ -54,7 +54,7 @@ def test_calls_come_together_from_their_pieces():
 
 
 def test_a_whole_answer_arrives_at_its_end():
-    hearing = Hearing(0.0, is_streamed=False)
+    hearing = Hearing(0.0)
     calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
     body = json.dumps({"choices": [{"message": {"content": "hello", "tool_calls": calls}}]}).encode()
     hearing.add(body[:10], 1.0)
@@ -66,10 +66,10 @@ def test_a_whole_answer_arrives_at_its_end():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"data: nonsense\n", "not a chat completion"),
-        (b'data: {"choices": ["x"]}\n', "not a chat completion"),
-        (b'data: {"choices": [], "usage": {"prompt_tokens": "many"}}\n', "not a chat completion"),
-        (b'data: {"error": {"message": "broken"}}\n', "broken"),
+        (b"data: nonsense\n\n", "not a chat completion"),
+        (b'data: {"choices": ["x"]}\n\n', "not a chat completion"),
+        (b'data: {"choices": [], "usage": {"prompt_tokens": "many"}}\n\n', "not a chat completion"),
+        (b'data: {"error": {"message": "broken"}}\n\n', "broken"),
     ],
 )
 def test_what_is_no_answer_is_said(data: bytes, said: str):

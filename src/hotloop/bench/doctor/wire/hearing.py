@@ -7,6 +7,7 @@ import msgspec
 
 from hotloop.bench.client import ServerFailed
 from hotloop.bench.doctor.facts import Heard
+from hotloop.border.sse import EventReader, ServerEvent
 
 _TOGETHER_S = 0.001  # a buffer that is let go at once still takes a moment to be parsed
 
@@ -55,36 +56,41 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class Hearing:
-    """Times are of the caller's clock. An answer that is not streamed is looked at when it is whole."""
+    """Times are of the caller's clock. An answer that is not streamed is looked at when it is whole.
+
+    So is one that should have been streamed and was not: it arrived in one piece.
+    """
 
     began_at: float
-    is_streamed: bool = True
     client: str = ""
     server: str = ""
-    _rest: bytes = b""
+    num_refused: int = 0
+    num_pieces: int = 0
+    _whole: bytearray = field(default_factory=bytearray)
+    """All that came, until an event did."""
+    _reader: EventReader = field(default_factory=EventReader)
+    _has_events: bool = False
     _texts: list[str] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
     _arguments: dict[int, list[str]] = field(default_factory=dict)
     _arrivals_s: list[float] = field(default_factory=list)
-    _num_pieces: int = 0
     _usage: _Usage = field(default_factory=_Usage)
 
     def add(self, data: bytes, now: float) -> None:
-        self._rest += data
-        if not self.is_streamed:
-            return
-        *lines, self._rest = self._rest.split(b"\n")
-        num_before = self._num_pieces
-        for line in lines:
-            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                self._take(_parse(line[5:]))
+        if not self._has_events:
+            self._whole += data
+        num_before = self.num_pieces
+        for event in self._reader.push(data):
+            self._hear(event)
         arrived_s = now - self.began_at
-        if self._num_pieces > num_before and not (self._arrivals_s and arrived_s - self._arrivals_s[-1] < _TOGETHER_S):
+        if self.num_pieces > num_before and not (self._arrivals_s and arrived_s - self._arrivals_s[-1] < _TOGETHER_S):
             self._arrivals_s.append(arrived_s)
 
     def end(self, now: float) -> Heard:
-        if not self.is_streamed:
-            self._take(_parse(self._rest))
+        for event in self._reader.finish():
+            self._hear(event)
+        if not self._has_events:
+            self._take(_parse(bytes(self._whole)))
             self._arrivals_s.append(now - self.began_at)
         calls = tuple((self._names.get(i, ""), "".join(parts)) for i, parts in sorted(self._arguments.items()))
         details = self._usage.prompt_tokens_details or _Details()
@@ -93,13 +99,19 @@ class Hearing:
             calls=calls,
             arrivals_s=tuple(self._arrivals_s),
             total_s=now - self.began_at,
-            num_pieces=self._num_pieces,
+            num_pieces=self.num_pieces,
             num_prompt=self._usage.prompt_tokens,
             num_cached=details.cached_tokens,
             num_output=self._usage.completion_tokens,
             client=self.client,
             server=self.server,
+            num_refused=self.num_refused,
         )
+
+    def _hear(self, event: ServerEvent) -> None:
+        self._has_events = True
+        if event.data.strip() != b"[DONE]":
+            self._take(_parse(event.data))
 
     def _take(self, event: _Event) -> None:
         self._usage = event.usage or self._usage
@@ -111,14 +123,15 @@ class Hearing:
                 index = position if call.index is None else call.index
                 self._names.setdefault(index, call.function.name or "")
                 self._arguments.setdefault(index, []).append(call.function.arguments or "")
-            self._num_pieces += bool(message.content or message.reasoning_content or message.reasoning or calls)
+            self.num_pieces += bool(message.content or message.reasoning_content or message.reasoning or calls)
 
 
 def _parse(data: bytes) -> _Event:
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.MsgspecError as error:
-        raise ServerFailed(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
+        begin = " ".join(data[:200].decode(errors="replace").split())
+        raise ServerFailed(f"not a chat completion: {begin or 'nothing at all'} ({error})") from None
     if event.error:
         raise ServerFailed(f"the answer ended in an error: {str(event.error)[:200]}")
     return event
