@@ -1,7 +1,7 @@
 """The whole examination: every probe in turn, never two at once, and what its judge says.
 
 A probe that the deployment fails to answer is a failed check, and the others go on. Every check has an end: one that
-takes too long is given up, and after the second the rest is not tried.
+takes too long is given up with a warning, and after the second, which is a failure, the rest is not tried.
 """
 
 import asyncio
@@ -120,17 +120,20 @@ class _Room:
     async def _try(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[Finding]]]) -> Sequence[Finding]:
         if self.num_timeouts >= _MAX_TIMEOUTS:
             return [Finding(name, Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts") for name in names]
+        verdict = Verdict.FAILURE
         try:
             async with asyncio.timeout(self.pace.check_s):
                 return await step()
         except TimeoutError:
             self.num_timeouts += 1
             said = f"timed out after {self.pace.check_s:g} s"
+            if self.num_timeouts < _MAX_TIMEOUTS:  # it may only be slow
+                verdict = Verdict.WARNING
         except Refused as error:
             return [Finding(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
         except ServerFailed as error:
             said = str(error)
-        return [Finding(name, Verdict.FAILURE, said, NO_ANSWER) for name in names]
+        return [Finding(name, verdict, said, NO_ANSWER) for name in names]
 
     async def _caching(self) -> Sequence[Finding]:
         self.rounds = await answers.probe_repeats(self.patient)
