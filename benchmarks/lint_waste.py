@@ -1,6 +1,7 @@
 """Is the waste that `hotloop lint` predicts the waste that is measured?
 
-    python -m benchmarks.lint_waste [--data RUNS.jsonl.gz] [--conversations N] [--turns N] [--tokenizer T] [--json]
+    python -m benchmarks.lint_waste [--data RUNS.jsonl.gz] [--conversations N] [--turns N] [--only NAME ...]
+                                    [--tokenizer T] [--json]
 
 Conversations are held with a server that reads prompts just as they come, broken as clients break them, and the linter
 is shown the requests and answers. Measured are the tokens of the request before, its answer included, that the server
@@ -76,10 +77,10 @@ class Row:
         return self.num_predicted / num_measured - 1 if num_measured > 0.02 * self.num_prompt else None
 
 
-async def measure(url: str, scripts: Sequence[Script], count: Count) -> list[Row]:
+async def measure(url: str, scripts: Sequence[Script], breakers: Sequence[Breaker], count: Count) -> list[Row]:
     rows = []
     async with RecordingWire(url) as wire:
-        for breaker in BREAKERS:
+        for breaker in breakers:
             wire.exchanges = []
             asking = Asking(max_tokens=MAX_OUT, temperature=breaker.temperature, salt=token_hex(4))
             held = await hold(Company(wire, scripts), ChatDialogue, asking, label=breaker.name, breaks=breaker.apply)
@@ -116,6 +117,7 @@ def _parse() -> Namespace:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--conversations", type=int, default=4)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=[], help="names of breakers")
     parser.add_argument("--tokenizer")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -127,8 +129,9 @@ def main() -> int:
     limits = {"max_scripts": args.conversations, "max_turns": args.turns}
     scripts = read_scripts(args.data, max_chars=28_000, **limits) if args.data else generate_scripts(**limits)
     count = load_count(args.tokenizer) if args.tokenizer else estimate
+    breakers = [breaker for breaker in BREAKERS if breaker.name in ("none", *args.only) or not args.only]
     with ChildServer(UNPROTECTED) as server:
-        rows = asyncio.run(measure(server.url, scripts, count))
+        rows = asyncio.run(measure(server.url, scripts, breakers, count))
     if args.json:
         print(json.dumps([vars(row) | {"error": row.error(rows[0])} for row in rows]))
     else:

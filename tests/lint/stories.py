@@ -112,7 +112,7 @@ def messages_bodies(
         answer = {"role": "assistant", "content": [{"type": "text", "text": f"Number {i}."}, use]}
         body = {"model": "claude-sonnet-4", "max_tokens": 100, "system": system, "messages": [*messages]}
         pairs.append((mark(body, i), answer))
-        text = f"Number {i} is " + "long, " * 1200
+        text = f"Number {i} is " + "long, " * 800
         messages += [
             answer,
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": text}]},

@@ -11,6 +11,7 @@ from tests.lint.stories import bodies
 
 from hotloop.bench.cache.breakers import shuffle_tools
 from hotloop.cli.lint import lint, lint_spans
+from hotloop.cli.main import run as command
 from hotloop.core.errors import ConfigError
 from hotloop.lint.rules import RULES
 from hotloop.trace import names
@@ -50,6 +51,18 @@ def test_the_exit_status_is_for_ci(clean, broken, capsys):
     assert run(broken, "--fail-on", "never") == 0
     assert run(broken, "--ignore", "HL003") == 0
     assert "HL003 warning unstable-tool-order" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"prompt": "Hi"}', "\xff"])
+def test_what_cannot_be_read_exits_with_2(tmp_path, capsys, text):
+    """1 is for findings alone."""
+    path = tmp_path / "odd.jsonl"
+    path.write_text(text, encoding="latin-1")
+    assert command(["lint", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert "odd.jsonl" in said.err
 
 
 @pytest.mark.parametrize("form", ["json", "sarif"])

@@ -2,10 +2,11 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
-from tests.lint.stories import bodies
+from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
 from hotloop.bench.cache.breakers import BREAKERS
 from hotloop.core.prices import Prices
@@ -15,12 +16,13 @@ from hotloop.lint.finding import Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_github, render_json, render_sarif, render_text, render_waste
 from hotloop.lint.requests import parse_line
+from hotloop.lint.rules import RULES
 from hotloop.lint.weave import weave
 
 CLOCK = next(breaker for breaker in BREAKERS if breaker.name == "time, unlisted")
 
 
-def report(words="{}", *, costs=None):
+def report(words="{}", *, costs=None, source="odd, name.jsonl"):
     """One in which a time stands in front, read from a file."""
     rows = []
     for number, (body, answer) in enumerate(bodies()):
@@ -28,7 +30,7 @@ def report(words="{}", *, costs=None):
         broken = CLOCK.apply(body, number)
         broken["messages"][0]["content"] = words.format(broken["messages"][0]["content"])
         rows.append({"request": broken, "response": {"choices": [{"message": answer}], "usage": usage}, "ttft_ms": 500})
-    made = [each for i, row in enumerate(rows, 1) for each in parse_line(json.dumps(row), "odd, name.jsonl", i)]
+    made = [each for i, row in enumerate(rows, 1) for each in parse_line(json.dumps(row), source, i)]
     return lint(weave(made, Meter()), costs=costs)
 
 
@@ -40,7 +42,7 @@ def shown(found):
 
 def test_text_says_what_where_and_how_to_mend_it():
     text = shown(report())
-    assert "HL002 warning clock-in-prefix" in text
+    assert "HL002 warning clock-in-prefix  run-1  odd, name.jsonl:2\n" in text
     assert "request 1, messages[0].content" in text
     assert "mend: Drop it" in text
     assert "1 warning in 4 requests of 1 run;" in text
@@ -73,21 +75,76 @@ def test_json_has_figures_and_places():
     assert rendered["summary"]["reported_lost_tokens"] == 3 * (2010 - 1000)
 
 
+def check_sarif(log):
+    """What SARIF 2.1.0 and the code scanners that read it ask for."""
+    assert {"$schema", "version", "runs"} == log.keys()
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].startswith("https://")
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert run["tool"]["driver"]["name"]
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    assert all(rule["shortDescription"]["text"] and rule["help"]["text"] for rule in rules)
+    assert {rule["defaultConfiguration"]["level"] for rule in rules} <= {"none", "note", "warning", "error"}
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("none", "note", "warning", "error")
+        assert result["message"]["text"]
+        assert result["locations"]
+        assert all(isinstance(value, str) and value for value in result["partialFingerprints"].values())
+        for location in result["locations"]:
+            physical = location["physicalLocation"]
+            assert re.fullmatch(r"[\w./%~-]+", physical["artifactLocation"]["uri"])
+            assert physical["region"]["startLine"] >= 1
+            assert location["logicalLocations"][0]["fullyQualifiedName"]
+    prints = [result["partialFingerprints"]["hotloopPlace/v1"] for result in run["results"]]
+    assert len({*prints}) == len(prints)
+    return run
+
+
 def test_sarif_has_rules_levels_and_lines():
-    rendered = json.loads(json.dumps(render_sarif(report())))
-    (run,) = rendered["runs"]
-    assert rendered["version"] == "2.1.0"
-    assert {result["ruleId"] for result in run["results"]} <= {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    run = check_sarif(json.loads(json.dumps(render_sarif(report()))))
+    assert len(run["tool"]["driver"]["rules"]) == len(RULES)
     location = run["results"][0]["locations"][0]
+    assert location["physicalLocation"]["artifactLocation"] == {"uri": "odd%2C%20name.jsonl"}
     assert location["physicalLocation"]["region"] == {"startLine": 2}
     assert location["logicalLocations"][0]["fullyQualifiedName"] == "messages[0].content"
     assert run["results"][0]["level"] == "warning"
+
+
+def test_fingerprints_stay_when_other_runs_come_before():
+    other = [user("Something else altogether."), assistant("I see."), user("Well then."), assistant("Goodbye.")]
+
+    def prints(*talks):
+        made = [each for talk in talks for each in exchanges(bodies(talk), CLOCK.apply, source="a", line=1)]
+        run = check_sarif(render_sarif(lint(weave(made, Meter()))))
+        return [result["partialFingerprints"]["hotloopPlace/v1"] for result in run["results"]]
+
+    assert len(prints(TALK)) == 1
+    assert {*prints(TALK)} < {*prints(other, TALK)}
+
+
+def test_nothing_found_is_still_sarif():
+    assert check_sarif(render_sarif(lint([])))["results"] == []
+
+
+def test_the_same_input_gives_the_same_output():
+    assert json.dumps(render_json(report())) == json.dumps(render_json(report()))
+    assert json.dumps(render_sarif(report())) == json.dumps(render_sarif(report()))
 
 
 def test_github_lines_are_escaped():
     (line,) = render_github(report())
     assert line.startswith("::warning file=odd%2C name.jsonl,line=2,title=HL002 clock-in-prefix::request 1")
     assert "\n" not in line
+
+
+def test_nothing_ends_a_github_line_early():
+    (line,) = render_github(report("100%{}", source="50%, a:b\r\nc.jsonl"))
+    name, _, message = line.removeprefix("::warning file=").partition(",line=2,title=HL002 clock-in-prefix::")
+    assert name == "50%25%2C a%3Ab%0D%0Ac.jsonl"
+    assert "100%25" in message
+    assert not {"\r", "\n"} & {*line}
 
 
 def test_nothing_costs_nothing():

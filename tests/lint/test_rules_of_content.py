@@ -53,26 +53,30 @@ def test_hl011_other_words_are_fine():
     assert not lint_chat(talk=[user(HANDBOOK), assistant("Fine.")]).findings
 
 
-def big_result(num_chars, num_more):
-    talk = [user("Read it."), assistant("", call("read", '{"a": 1}')), result("y" * num_chars)]
+def words(num_tokens):
+    return "so " * num_tokens
+
+
+def big_result(num_tokens, num_more):
+    talk = [user("Read it."), assistant("", call("read", '{"a": 1}')), result(words(num_tokens))]
     for i in range(num_more):
         talk += [assistant(f"Part {i}."), user("Go on.")]
     return lint_chat(talk=[*talk, assistant("Done.")])
 
 
 def test_hl012_a_large_result_sent_many_times():
-    (finding,) = big_result(40_000, 3).findings
+    (finding,) = big_result(10_000, 3).findings
     assert (finding.rule, finding.severity, finding.place.path) == ("HL012", Severity.WARNING, "messages[3].content")
     assert "4 times" in finding.words
     assert finding.waste.num_carried > 3 * 10_000
 
 
 def test_hl012_a_large_result_sent_once_is_fine():
-    assert not big_result(40_000, 0).findings
+    assert not big_result(10_000, 0).findings
 
 
 def test_hl012_a_small_result_is_fine():
-    assert not big_result(4_000, 5).findings
+    assert not big_result(1_000, 5).findings
 
 
 def calls_in_turn(*calls, first="Look at 4711, 4712 and 4713, please."):
@@ -194,16 +198,16 @@ def test_hl017_a_small_model_or_a_long_answer_is_fine():
     assert not classify("gpt-5", max_tokens=500).findings
 
 
-def short_prompts(model, num_chars):
-    return lint(weave(exchanges(bodies(TALK, system="x" * num_chars, tools=[], model=model)), Meter()))
+def short_prompts(model, num_tokens):
+    return lint(weave(exchanges(bodies(TALK, system=words(num_tokens), tools=[], model=model)), Meter()))
 
 
 def test_hl018_nearly_long_enough():
-    report = short_prompts("gpt-5", 3600)
+    report = short_prompts("gpt-5", 850)
     assert {(f.rule, f.severity) for f in report.findings} == {("HL018", Severity.NOTE)}
 
 
 def test_hl018_long_enough_much_too_short_or_ones_own():
-    assert not short_prompts("gpt-5", 6000).findings
-    assert not short_prompts("gpt-5", 400).findings
-    assert not short_prompts("tiny", 3600).findings
+    assert not short_prompts("gpt-5", 1500).findings
+    assert not short_prompts("gpt-5", 100).findings
+    assert not short_prompts("tiny", 850).findings

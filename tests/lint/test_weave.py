@@ -72,3 +72,28 @@ def test_beginnings_that_are_alike_are_compared():
 def test_other_agents_are_not_compared():
     found = [*exchanges(bodies()), *exchanges(bodies(TALK, system="Be brief.", tools=[]))]
     assert weave(found, Meter())[1].steps[0].before is None
+
+
+def test_files_have_nothing_to_do_with_each_other():
+    one, other = exchanges(bodies(), source="a"), exchanges(bodies(tools=TOOLS[::-1]), source="b")
+    assert sizes([*one, *other[2:]]) == [4, 2]
+    assert weave([*one, *other], Meter())[1].steps[0].before is None
+
+
+def test_a_branch_begins_a_conversation():
+    """All before what is new has been said just so, but not last."""
+    found = exchanges(bodies())
+    body, *_ = (each.body for each in found[1:2])
+    other = body | {"messages": [*body["messages"][:-1], user("Something else, if you please.")]}
+    assert sizes([*found, *exchanges([(other, {})])]) == [4, 1]
+
+
+def test_a_window_that_slides_in_one_of_two_that_are_much_alike():
+    """What comes next goes on from the newest there was, and its answer."""
+
+    def slide(body, number):
+        return body | {"messages": [body["messages"][0], *body["messages"][-3:]]}
+
+    again = [*TALK[:-1], assistant("Fine: the money is on its way.")]
+    one, other = exchanges(bodies(), slide), exchanges(bodies(again), slide)
+    assert sizes([*one[:2], *other, *one[2:]]) == [4, 4]

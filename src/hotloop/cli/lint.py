@@ -100,12 +100,12 @@ def load_count(name: str) -> "Count":
 
 def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
     """The findings of a recorded run, as the page shows them; none where its prompts were not recorded."""
+    from hotloop.cli.tracing import load_prices
     from hotloop.lint.costs import Costs
     from hotloop.lint.engine import lint as lint_runs
     from hotloop.lint.meter import Meter
     from hotloop.lint.recorded import read_spans
     from hotloop.lint.weave import weave
-    from hotloop.trace.money import PriceTable
     from hotloop.ui.source import LintLine
 
     try:
@@ -123,7 +123,7 @@ def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
             ms=finding.waste.ms,
             money=finding.waste.money,
         )
-        for finding in lint_runs(runs, costs=Costs(PriceTable().find)).findings
+        for finding in lint_runs(runs, costs=Costs(load_prices(None).find)).findings
     ]
 
 
@@ -169,11 +169,10 @@ def _lint_all(
 
 
 def _costs(flags: LintFlags) -> "Costs":
+    from hotloop.cli.tracing import load_prices
     from hotloop.lint.costs import Costs
-    from hotloop.trace.money import PriceTable
 
-    table = PriceTable.read(flags.prices) if flags.prices else PriceTable()
-    return Costs(table.find, flags.prefill_speed)
+    return Costs(load_prices(flags.prices).find, flags.prefill_speed)
 
 
 def _fix(runs: "Sequence[Run]", out: Path, meter: "Meter") -> "list[Run]":

@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hotloop.lint.change import Change
+from hotloop.lint.part import PICTURE
 from hotloop.lint.volatile import find_volatile
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def find_cause(step: "Step", change: Change) -> Cause | None:
 
 
 def is_volatile(change: Change) -> str | None:
-    if not change.old or not change.new:
+    if not change.old or not change.new or change.new.label == PICTURE:
         return None
     return find_volatile(change.old.text, change.new.text, change.begin, change.end, change.old_end)
 

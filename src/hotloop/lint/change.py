@@ -125,10 +125,20 @@ def _align(old: Sequence[Part], new: Sequence[Part], positions: dict[int, int], 
         return
     ids: dict[tuple[str, ...], int] = {}
     then, now = ([ids.setdefault(part.key, len(ids)) for part in parts] for parts in (old, new))
-    for tag, i, i_end, j, j_end in SequenceMatcher(None, then, now, autojunk=False).get_opcodes():
+    for tag, i, i_end, j, j_end in _opcodes(then, now):
         if tag != "equal":
             is_tail = can_grow and i_end == len(old)
             yield from _pair(old[i:i_end], new[j:j_end], _Spot(positions, new, j), is_tail=is_tail)
+
+
+def _opcodes(then: Sequence[int], now: Sequence[int]) -> Sequence[tuple[str, int, int, int, int]]:
+    """Where leaving out what came first explains as much, it was left out, however often the same words come again."""
+    size, matcher = len(then), SequenceMatcher(None, then, now, autojunk=False)
+    num_same = sum(block.size for block in matcher.get_matching_blocks())
+    num_gone = next((k for k in range(1, size - num_same + 1) if [*then[k:]] == [*now[: size - k]]), None)
+    if not num_same or num_gone is None:
+        return matcher.get_opcodes()
+    return [("delete", 0, num_gone, 0, 0), ("insert", size, size, size - num_gone, len(now))]
 
 
 @dataclass(frozen=True, slots=True)

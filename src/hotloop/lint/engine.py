@@ -51,7 +51,7 @@ def lint(runs: Sequence[Run], *, rules: Sequence[Rule] = RULES, costs: Costs | N
 def lint_run(run: Run, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -> Iterator[Finding]:
     """What is found in requests from number `begin` on."""
     for rule in rules:
-        for finding in _merge(found for found in rule.check(run) if found.place.request >= begin):
+        for finding in _merge(rule, (found for found in rule.check(run) if found.place.request >= begin)):
             is_small = finding.waste.num_reread < rule.min_reread
             severity = Severity.NOTE if is_small else finding.severity
             yield replace(finding, run=run.id, severity=severity, waste=costs.price(finding.waste, run))
@@ -75,19 +75,18 @@ def choose(select: Collection[str], ignore: Collection[str]) -> tuple[Rule, ...]
     return tuple(rule for rule in wanted if rule not in [known[name] for name in ignore])
 
 
-def _merge(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The same rule at the same path in several requests is one finding, at the first of them; so are all tools."""
-    merged: dict[str, Finding] = {}
+def _merge(rule: Rule, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """What is as severe at the same path in several requests is one finding, at the first of them. Tools have one path,
+    and so has a habit.
+    """
+    merged: dict[tuple[str, Severity], Finding] = {}
     for finding in findings:
         path = "tools" if finding.place.path.startswith("tools[") else finding.place.path
-        if path in merged:
-            first = merged[path]
-            merged[path] = replace(
-                first,
-                severity=max(first.severity, finding.severity),
-                waste=first.waste + finding.waste,
-                others=(*first.others, finding.place),
-            )
+        key = "" if rule.is_habit else path, finding.severity
+        if key in merged:
+            first = merged[key]
+            waste, others = first.waste + finding.waste, (*first.others, finding.place)
+            merged[key] = replace(first, waste=waste, others=others)
         else:
-            merged[path] = finding
+            merged[key] = finding
     yield from merged.values()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
-from hotloop.lint.finding import Finding, Waste
+from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.rules.rule import Rule
@@ -23,7 +23,7 @@ class _Told:
     """The latest requests of a conversation, and what was told of it."""
 
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    keys: set[tuple[str, str]] = field(default_factory=set)
+    keys: set[tuple[str, Severity, str]] = field(default_factory=set)
 
 
 class Watch:
@@ -56,7 +56,7 @@ class Watch:
 
     def _count(self, finding: Finding, told: _Told) -> None:
         self.waste += finding.waste
-        key = (finding.rule, finding.place.path.partition("[")[0])
+        key = (finding.rule, finding.severity, finding.place.path.partition("[")[0])
         if key not in told.keys:
             told.keys.add(key)
             self._tell(finding)

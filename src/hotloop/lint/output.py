@@ -1,8 +1,11 @@
 """A report for people, programs, code scanners and pull requests. Pure: whoever prints is elsewhere."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -26,13 +29,16 @@ _MAX_PLACES = 3
 def render_text(report: Report) -> RenderableType:
     """The costliest first; what is said is never taken for markup."""
     ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_reread, -f.waste.num_carried))
-    return Group(*(render_finding(finding) for finding in ranked), _summary(report))
+    asked = _asked(report)
+    return Group(*(render_finding(finding, asked[finding.place.request]) for finding in ranked), _summary(report))
 
 
-def render_finding(finding: Finding) -> Text:
+def render_finding(finding: Finding, request: Asked | None = None) -> Text:
+    """With its file and line, if the request that it is in came from one."""
     text = Text()
     text.append(f"{finding.rule} {finding.severity.label}", _STYLES[finding.severity])
-    text.append(f" {_NAMES[finding.rule]}", "bold").append(f"  {finding.run}\n")
+    text.append(f" {_NAMES[finding.rule]}", "bold").append(f"  {finding.run}")
+    text.append(f"  {request.source}:{request.line}\n" if request and request.line else "\n")
     text.append(f"  {finding.place}", "dim")
     if finding.others:
         text.append(f" and {len(finding.others)} more", "dim")
@@ -72,7 +78,7 @@ def render_json(report: Report) -> Json:
 
 def render_sarif(report: Report) -> Json:
     """SARIF 2.1.0. Characters are of the text at the path, so a place in a file is its line."""
-    asked = _asked(report)
+    asked, prints = _asked(report), _fingerprints(report)
     rules = [
         {
             "id": rule.id,
@@ -84,7 +90,7 @@ def render_sarif(report: Report) -> Json:
         for rule in RULES
     ]
     driver = {"name": "hotloop lint", "version": __version__, "rules": rules}
-    results = [_sarif_result(finding, asked) for finding in report.findings]
+    results = [_sarif_result(*each, asked) for each in zip(report.findings, prints, strict=True)]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
@@ -134,13 +140,25 @@ def _place_json(place: Place, asked: dict[int, Asked]) -> Json:
     return {**asdict(place), "source": request.source, "line": request.line}
 
 
-def _sarif_result(finding: Finding, asked: dict[int, Asked]) -> Json:
+def _fingerprints(report: Report) -> Iterator[str]:
+    """The same for the same finding however many runs come before it: a run is known by what is said first in it."""
+    openings = {run.id: next((part.text for part in run.steps[0].asked.history), "") for run in report.runs}
+    times: Counter[str] = Counter()
+    for finding in report.findings:
+        opening = sha256(openings[finding.run].encode(errors="replace")).hexdigest()[:16]
+        name = f"{finding.rule}:{finding.place.path}:{opening}"
+        times[name] += 1
+        yield f"{name}:{times[name]}"
+
+
+def _sarif_result(finding: Finding, fingerprint: str, asked: dict[int, Asked]) -> Json:
     return {
         "ruleId": finding.rule,
+        "ruleIndex": [*_NAMES].index(finding.rule),
         "level": finding.severity.label,
         "message": {"text": _sentence(finding)},
         "locations": [_sarif_location(place, asked[place.request]) for place in finding.places[:_MAX_PLACES]],
-        "partialFingerprints": {"hotloopPlace/v1": f"{finding.rule}:{finding.run}:{finding.place.path}"},
+        "partialFingerprints": {"hotloopPlace/v1": fingerprint},
         "properties": {"waste": asdict(finding.waste), "run": finding.run, "help": _HELP},
     }
 
@@ -148,7 +166,7 @@ def _sarif_result(finding: Finding, asked: dict[int, Asked]) -> Json:
 def _sarif_location(place: Place, request: Asked) -> Json:
     location: Json = {"logicalLocations": [{"fullyQualifiedName": place.path, "kind": "value"}]}
     if request.line:
-        artifact = {"artifactLocation": {"uri": request.source}, "region": {"startLine": request.line}}
+        artifact = {"artifactLocation": {"uri": quote(request.source)}, "region": {"startLine": request.line}}
         location["physicalLocation"] = artifact
     return location
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 Json = dict[str, Any]
 Kind = Literal["system", "tool", "text", "thinking", "call", "result"]
 
+PICTURE = "picture"
+"""The label of what is no text: its text is only a name for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -36,8 +39,8 @@ def text_of(value: Any) -> str:
 
 
 def picture_of(value: Any) -> str:
-    """A short name for what is no text, such as an image: the same for the same."""
-    data = json.dumps(value, sort_keys=True).encode(errors="backslashreplace")
+    """A short name for what is no text, such as an image: the same for the same, whether or not nulls are written."""
+    data = json.dumps(_without_nulls(value), sort_keys=True).encode(errors="backslashreplace")
     return f"[{hashlib.sha256(data).hexdigest()[:16]}]"
 
 
@@ -52,3 +55,9 @@ def listing(value: Any) -> list[Any]:
 
 def strip_breakpoint(value: Json) -> Json:
     return {name: inner for name, inner in value.items() if name != "cache_control"}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

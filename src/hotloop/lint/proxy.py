@@ -1,7 +1,8 @@
 """Between any client and any API: bodies pass byte for byte, and what goes by is linted behind their back.
 
 Nothing that goes wrong here is the client's trouble: a body that cannot be read is passed on all the same. Headers are
-passed on but for those of the connection itself. Whoever hangs up is hung up on.
+passed on but for those of the connection itself, and for encodings that could not be read here. Whoever hangs up is
+hung up on; an answer that breaks off upstream breaks off here.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ _HOP_BY_HOP = frozenset(
 )
 _MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
 _TIMEOUT = httpx.Timeout(600, connect=10)
+_READABLE = (b"gzip", b"deflate", b"identity")
 _ENDINGS = ("/chat/completions", "/messages", "/responses")
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -65,11 +67,14 @@ class LintProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        request = Request(scope, receive)
         try:
-            response = await self._pass_on(Request(scope, receive))
+            response = _refuse_upgrade() if "upgrade" in request.headers else await self._pass_on(request)
+            await response(scope, receive, send)
         except ClientDisconnect:
             return
-        await response(scope, receive, send)
+        except httpx.HTTPError as error:  # the answer is left without an end, and its connection is closed
+            log.warning("%s broke off: %s", self._upstream, error or type(error).__name__)
 
     async def aclose(self) -> None:
         """All that went by has been seen when this returns."""
@@ -80,7 +85,7 @@ class LintProxy:
         body = await request.body()
         url = self._upstream + request.scope["raw_path"].decode("latin-1")
         url += f"?{request.url.query}" if request.url.query else ""
-        headers = [(name, value) for name, value in _end_to_end(request.headers.raw) if name != b"host"]
+        headers = [_readable(*header) for header in _end_to_end(request.headers.raw) if header[0] != b"host"]
         asked = self._http.build_request(request.method, url, headers=headers, content=body or None)
         began_at = time.monotonic()
         try:
@@ -131,8 +136,8 @@ class _Passing:
                 self._first_at = self._first_at or time.monotonic()
                 self._keep(chunk)
                 yield chunk
+        finally:  # whoever hung up, the prompt has been read
             self._finish(self)
-        finally:
             await self._answer.aclose()
 
     def exchange(self) -> Exchange | None:
@@ -181,6 +186,7 @@ class ProxyServer(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="critical",
                 access_log=False,
                 server_header=False,
                 date_header=False,
@@ -200,6 +206,19 @@ class ProxyServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         await self._proxy.aclose()
+
+
+def _refuse_upgrade() -> Response:
+    message = "only plain HTTP is passed on and linted; leave the proxy out for websockets and the like"
+    return JSONResponse({"error": {"message": message, "type": "unsupported"}}, 501)
+
+
+def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An answer is asked for in encodings that can be read here."""
+    if name != b"accept-encoding":
+        return name, value
+    wanted = [each.strip() for each in value.split(b",")]
+    return name, b", ".join(each for each in wanted if each.partition(b";")[0].strip() in _READABLE) or b"identity"
 
 
 def _end_to_end(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -14,6 +14,8 @@ from hotloop.lint.meter import Scale
 from hotloop.lint.part import Json, Part
 from hotloop.lint.shapes.answer import Answer, Api
 
+_SHRUNK = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -49,6 +51,11 @@ class Asked:
         """The system texts that begin the prompt."""
         return tuple(takewhile(lambda part: part.kind == "system", (p for p in self.parts if p.kind != "tool")))
 
+    @property
+    def beginning(self) -> tuple[Part, ...]:
+        """What comes before anything is said."""
+        return self.system + self.tools
+
     @cached_property
     def history(self) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if part.kind != "tool")[len(self.system) :]
@@ -77,6 +84,14 @@ class Step:
     def causes(self) -> tuple[Cause | None, ...]:
         """Of each change; None of one that costs nothing."""
         return tuple(find_cause(self, change) for change in self.changes)
+
+    @property
+    def has_shrunk(self) -> bool:
+        """Whether a history was cut down to less than half, as is done seldom, when it has become too long."""
+        if not self.before:
+            return False
+        then, now = (sum(len(part.text) for part in parts) for parts in (self.before.continued, self.asked.history))
+        return now < _SHRUNK * then
 
     def place(self, part: Part, begin: int = 0, end: int | None = None) -> Place:
         return Place(self.asked.index, part.path, begin, len(part.text) if end is None else end)

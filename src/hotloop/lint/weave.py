@@ -1,14 +1,16 @@
 """Requests as they come, put into the conversations they belong to, each beside the one it should have continued.
 
 Clients seldom say which conversation a request is of. It goes on with the one that it has most of its words from; one
-without a turn of the assistant begins a conversation. A live proxy and a file are woven alike.
+without a turn of the assistant begins a conversation, and so does one that goes on from an earlier point of another. A
+live proxy and a file are woven alike.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hotloop.lint.change import count_common, find_changes
+from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import Part
 from hotloop.lint.requests import Exchange
@@ -17,23 +19,56 @@ from hotloop.lint.run import Asked, Run, Step
 
 _MAX_THREADS = 256  # conversations that a request may go on with
 _MAX_KIN = 32
+_MAX_STATES = 100_000
 _MIN_SHARED = 0.3  # of the characters of the shorter history
+_MIN_SURE = 20  # characters of the newest there was and its answer
 _MIN_ALIKE = 0.6  # of the characters of a system text
 _MIN_SYSTEM = 200
 
 
+class _Coming:
+    """A request whose conversation is looked for."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.history, self.beginning = Texts(asked.history), Texts(asked.beginning)
+        self.before_answer, self.answer = split_newest(asked.history)
+        self.states = {_state(asked, self.before_answer), _state(asked, (*self.before_answer, *self.answer))}
+
+
 @dataclass(slots=True)
 class _Thread:
-    """A conversation: its latest request, and the texts that the next one should have."""
+    """A conversation: its latest request, and the texts that the next one should begin with."""
 
     id: str
     session: str
     last: Asked
-    sizes: dict[tuple[str, ...], int] = field(default_factory=dict)
+    beginning: Texts
+    texts: Texts
+
+    def can_hold(self, asked: Asked) -> bool:
+        return (self.session, self.last.source) == (asked.session, asked.source)
 
     def follow(self, asked: Asked) -> None:
+        if asked.beginning != self.last.beginning:
+            self.beginning = Texts(asked.beginning)
         self.last = asked
-        self.sizes = _sizes(asked.continued)
+        self.texts = Texts(asked.continued)
+
+    def goes_on(self, coming: _Coming) -> tuple[bool, bool]:
+        """Whether a request goes on from the newest there was, and from its answer: whatever else is forgotten or
+        rewritten, these two are there.
+        """
+        newest, answer = self.last.history[-1:], self.last.answer.parts
+        return is_same(newest, coming.before_answer[-1:]), is_same(answer, coming.answer[-len(answer) :])
+
+    def likeness(self, coming: _Coming) -> float:
+        """How much a request looks like the next one; 0 where there is too little to go by."""
+        is_next, is_answered = self.goes_on(coming)
+        num_sure = is_next * count_chars(self.last.history[-1:]) + is_answered * count_chars(self.last.answer.parts)
+        if num_sure < _MIN_SURE and self.texts.share(coming.history) < _MIN_SHARED:
+            return 0.0
+        likeness = self.texts.likeness(coming.history) + self.beginning.likeness(coming.beginning)
+        return round(likeness + is_next + is_answered, 1)  # of much the same, the latest
 
 
 class Weaver:
@@ -43,6 +78,7 @@ class Weaver:
         self._meter = meter
         self._seen = Seen()
         self._threads: dict[str, _Thread] = {}
+        self._states: dict[int, None] = {}
         self._firsts: deque[Asked] = deque(maxlen=_MAX_KIN)
         self._num_asked = 0
         self._num_runs = 0
@@ -57,6 +93,9 @@ class Weaver:
         self._seen.add((*asked.parts, *asked.answer.parts))
         self._threads[thread.id] = self._threads.pop(thread.id)  # the latest used last
         thread.follow(asked)
+        self._states[_state(asked, asked.continued)] = None
+        if len(self._states) > _MAX_STATES:
+            del self._states[next(iter(self._states))]
         return thread.id, step
 
     def _ask(self, exchange: Exchange) -> Asked:
@@ -88,33 +127,38 @@ class Weaver:
     def _find_thread(self, asked: Asked, run: str) -> _Thread | None:
         if run:
             return self._threads.get(run)
-        threads = [thread for thread in reversed(self._threads.values()) if thread.session == asked.session]
+        threads = [thread for thread in reversed(self._threads.values()) if thread.can_hold(asked)]
         if asked.is_chained:
             return _find_answered(threads, asked)
         if not any(part.role == "assistant" for part in asked.history):
             return None
-        sizes = _sizes(asked.history)
-        scored = ((_shared(thread.sizes, sizes), thread) for thread in threads)
-        share, best = max(scored, key=lambda pair: pair[0], default=(0.0, None))
-        if best and share >= _MIN_SHARED:
+        coming = _Coming(asked)
+        going_on = [thread for thread in threads if thread.texts.begins(coming.history)]
+        if going_on:
+            return max(going_on, key=lambda thread: len(thread.texts))
+        scored = ((thread.likeness(coming), thread) for thread in threads)
+        likeness, best = max(scored, key=lambda pair: pair[0], default=(0.0, None))
+        is_branch = bool(coming.states & self._states.keys())  # all before what is new now has been said just so
+        if best and likeness and (not is_branch or all(best.goes_on(coming))):
             return best
+        if is_branch:
+            return None
         # Whoever names a session, and begins as it did, goes on with it however little is left of it.
         return next((t for t in threads if asked.session and _is_alike(t.last, asked)), None)
 
     def _begin_thread(self, asked: Asked, run: str) -> _Thread:
         self._num_runs += 1
         id_ = run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
-        thread = self._threads[id_] = _Thread(id_, asked.session, asked)
+        thread = self._threads[id_] = _Thread(id_, asked.session, asked, Texts(asked.beginning), Texts(()))
         self._firsts.append(asked)
         if len(self._threads) > _MAX_THREADS:
             del self._threads[next(iter(self._threads))]
         return thread
 
     def _find_kin(self, asked: Asked) -> Asked | None:
-        """A beginning of another conversation that is much like this one's."""
-        return next(
-            (first for first in reversed(self._firsts) if first.api == asked.api and _is_alike(first, asked)), None
-        )
+        """A beginning of another conversation of the same file that is much like this one's."""
+        firsts = (each for each in reversed(self._firsts) if (each.api, each.source) == (asked.api, asked.source))
+        return next((first for first in firsts if _is_alike(first, asked)), None)
 
 
 def weave(exchanges: Iterable[Exchange], meter: Meter) -> list[Run]:
@@ -132,15 +176,9 @@ def _find_answered(threads: Sequence[_Thread], asked: Asked) -> _Thread | None:
     return next((thread for thread in threads if thread.last.answer.id == before), None)
 
 
-def _sizes(parts: Iterable[Part]) -> dict[tuple[str, ...], int]:
-    return {part.key: len(part.text) for part in parts}
-
-
-def _shared(one: dict[tuple[str, ...], int], other: dict[tuple[str, ...], int]) -> float:
-    """Of the characters of the shorter one; more than all where nothing of the first is missing."""
-    shared = sum(one[key] for key in one.keys() & other.keys())
-    size = min(sum(one.values()), sum(other.values()))
-    return shared / size + (one.keys() <= other.keys()) if size else 0.0
+def _state(asked: Asked, history: Sequence[Part]) -> int:
+    """Stands for all that was said up to some point."""
+    return hash((asked.session, asked.source, *(part.key for part in (*asked.beginning, *history))))
 
 
 def _is_alike(one: Asked, other: Asked) -> bool:

@@ -14,7 +14,8 @@ def check(run: Run) -> Iterator[Finding]:
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
         else:
             words = f"{quote(change.new_words)} was put between what had been said before"
-        yield RULE.found(step.place_of(change), words, step.waste_of(change))
+        severity = Severity.NOTE if step.has_shrunk else None
+        yield RULE.found(step.place_of(change), words, step.waste_of(change), severity=severity)
 
 
 RULE = Rule(
@@ -25,4 +26,5 @@ RULE = Rule(
     mend="Let history stand and append; where it must shrink, shrink it seldom and much, not a little every turn.",
     check=check,
     min_reread=64,
+    is_habit=True,
 )

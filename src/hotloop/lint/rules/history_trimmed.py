@@ -18,7 +18,8 @@ def check(run: Run) -> Iterator[Finding]:
         step, first = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         words = f"{quote(first.old_words)}{more} stood here before; what came after it is still sent"
-        yield RULE.found(step.place_of(first), words, step.waste_of(first))
+        severity = Severity.NOTE if step.has_shrunk else None
+        yield RULE.found(step.place_of(first), words, step.waste_of(first), severity=severity)
 
 
 RULE = Rule(
@@ -29,4 +30,5 @@ RULE = Rule(
     mend="Keep the history until it must be cut, then cut much at once; or let a summary replace all of it.",
     check=check,
     min_reread=64,
+    is_habit=True,
 )

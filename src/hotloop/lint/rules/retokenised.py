@@ -6,17 +6,22 @@ from math import gcd
 from hotloop.lint.cause import Cause, changes_by
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.part import Part
-from hotloop.lint.rules.rule import Rule, quote
+from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import Run, Step
 
+_SHOWN = 10  # characters before what differs
+_QUOTED = 40
 _MAX_BLOCK = 256
 _SLACK = 8  # tokens that end a turn are the template's to write
 
 
 def check(run: Run) -> Iterator[Finding]:
     for step, change in changes_by(run, Cause.REWORDED):
+        assert change.old and change.new
         what = "arguments" if change.part.kind == "call" else "words"
-        words = f"the model's {what} were sent back as {quote(change.new_words)}, not as it wrote them"
+        begin = max(0, change.begin - _SHOWN)
+        words = f"the model's {what} {change.old.text[begin:][:_QUOTED]!r} "
+        words += f"were sent back as {change.new.text[begin:][:_QUOTED]!r}, not as it wrote them"
         yield RULE.found(step.place_of(change), words, step.waste_of(change))
     yield from _missed(run)
 
@@ -71,4 +76,5 @@ RULE = Rule(
     mend="Keep answers and the arguments of calls as text, exactly as they came; parse a copy.",
     check=check,
     min_reread=64,
+    is_habit=True,
 )

@@ -13,7 +13,9 @@ _MAX_QUOTED = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`min_reread`: findings that cost fewer tokens in their run are notes."""
+    """`min_reread`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to one
+    message it does to all of them, so that all it does in a run is one finding.
+    """
 
     id: str
     name: str
@@ -22,6 +24,7 @@ class Rule:
     mend: str
     check: Check
     min_reread: int = 0
+    is_habit: bool = False
 
     def found(
         self, place: Place, words: str, waste: Waste | None = None, *, severity: Severity | None = None, mend: str = ""

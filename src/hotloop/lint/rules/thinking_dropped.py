@@ -18,8 +18,9 @@ def check(run: Run) -> Iterator[Finding]:
 
 def _is_in_loop(step: Step, change: Change) -> bool:
     """Until the user speaks again a model goes on with its own thoughts; then most templates drop them anyway."""
-    behind = (part for part in step.asked.parts[change.position :] if part.kind in ("text", "result"))
-    return next((part.kind == "result" for part in behind if part.role != "assistant"), False)
+    behind = [part for part in step.asked.parts[change.position :] if part.role != "assistant"]
+    with_results = {part.message for part in behind if part.kind == "result"}
+    return bool(with_results) and all(part.message in with_results for part in behind if part.kind == "text")
 
 
 RULE = Rule(
@@ -29,4 +30,5 @@ RULE = Rule(
     summary="Thinking is left out when its answer is sent back with the results of its calls.",
     mend="Send the blocks of an answer back as they came, thinking and signatures too, until the user speaks again.",
     check=check,
+    is_habit=True,
 )

@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 
 from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
+from hotloop.lint.likeness import Texts
 from hotloop.lint.rules.rule import Rule, quote
 from hotloop.lint.run import Run
+
+_MIN_KEPT = 0.2  # of a system text that is still the same agent's
 
 
 def check(run: Run) -> Iterator[Finding]:
@@ -17,10 +21,19 @@ def check(run: Run) -> Iterator[Finding]:
         else:
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
         words += "; all behind it is read again"
+        is_meant = step.has_shrunk or _is_another(change)
         if step.is_first:  # another conversation may be another agent's
             yield RULE.found(step.place_of(change), words, severity=Severity.NOTE)
         else:
-            yield RULE.found(step.place_of(change), words, step.waste_of(change))
+            severity = Severity.NOTE if is_meant else None
+            yield RULE.found(step.place_of(change), words, step.waste_of(change), severity=severity)
+
+
+def _is_another(change: Change) -> bool:
+    """Whether another agent took over, with instructions of its own."""
+    if change.part.kind != "system" or not change.old or not change.new:
+        return False
+    return Texts([change.old]).share(Texts([change.new])) < _MIN_KEPT
 
 
 RULE = Rule(

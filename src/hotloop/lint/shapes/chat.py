@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from hotloop.lint.part import Json, Kind, Part, listing, mapping, picture_of, strip_breakpoint, text_of
+from hotloop.lint.part import PICTURE, Json, Kind, Part, listing, mapping, picture_of, strip_breakpoint, text_of
 
 _SYSTEM = ("system", "developer")
 
@@ -46,15 +46,13 @@ def message_parts(message: Json, index: int) -> Iterator[Part]:
 def content_parts(content: Any, kind: Kind, path: str, role: str, index: int) -> Iterator[Part]:
     """A text, or a list of pieces; one that is no text is known by a digest."""
     if isinstance(content, str):
-        if content:
+        if content or kind == "result":
             yield Part(kind, path, content, role, message=index)
         return
     for i, piece in enumerate(map(mapping, listing(content))):
         has_breakpoint = "cache_control" in piece
         text = piece.get("text")
         if not isinstance(text, str):
-            yield Part(
-                kind, f"{path}[{i}]", picture_of(strip_breakpoint(piece)), role, "picture", index, has_breakpoint
-            )
+            yield Part(kind, f"{path}[{i}]", picture_of(strip_breakpoint(piece)), role, PICTURE, index, has_breakpoint)
         elif text:
             yield Part(kind, f"{path}[{i}].text", text, role, "", index, has_breakpoint)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hotloop.lint.part import Json, Part, listing, mapping, picture_of, strip_breakpoint, text_of
+from hotloop.lint.part import PICTURE, Json, Part, listing, mapping, picture_of, strip_breakpoint, text_of
 from hotloop.lint.shapes.chat import content_parts, tool_part
 
 
@@ -42,7 +42,7 @@ def _block_parts(block: Json, path: str, role: str, index: int) -> Iterator[Part
             yield Part("result", f"{path}.content", _result_text(block.get("content")), role, "", index, has_breakpoint)
         case _:
             digest = picture_of(strip_breakpoint(block))
-            yield Part("text", path, digest, role, "picture", index, has_breakpoint)
+            yield Part("text", path, digest, role, PICTURE, index, has_breakpoint)
 
 
 def _result_text(content: Any) -> str:

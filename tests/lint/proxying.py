@@ -1,0 +1,45 @@
+"""Servers in threads: a proxy that lints, and APIs for it to stand before."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import uvicorn
+
+from hotloop.lint.live import Watch
+from hotloop.lint.meter import Meter
+from hotloop.lint.proxy import LintProxy, ProxyServer
+from hotloop.lint.rules import RULES
+
+
+@contextmanager
+def serving(server, scheme="http"):
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@contextmanager
+def watching(upstream, tell=lambda finding: None):
+    watch = Watch(RULES, tell, meter=Meter())
+    with serving(ProxyServer(LintProxy(upstream, watch.see))) as url:
+        yield url, watch
+
+
+def an_api(app, **settings):
+    return uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", **settings))
+
+
+async def body_of(receive):
+    body = b""
+    while True:
+        event = await receive()
+        body += event.get("body", b"")
+        if not event.get("more_body"):
+            return body
