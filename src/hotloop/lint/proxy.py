@@ -187,6 +187,7 @@ class ProxyServer(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 log_level="critical",
+                timeout_keep_alive=75,  # as long as tools take, as with the servers
                 access_log=False,
                 server_header=False,
                 date_header=False,
