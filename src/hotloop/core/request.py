@@ -33,6 +33,11 @@ class Priority(IntEnum):
         """How long a request may be held back, while more urgent work runs, to join others in a batch."""
         return (0.010, 0.050, 0.500)[self]
 
+    @property
+    def max_share(self) -> float:
+        """How much of the time goes into reading its prompts while more urgent work runs."""
+        return (1.0, 0.3, 0.1)[self]
+
 
 class FinishReason(StrEnum):
     """Why a request ended. `ABORT` and `ERROR` never reach an OpenAI client as finish reasons."""

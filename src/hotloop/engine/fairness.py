@@ -47,7 +47,8 @@ class Fairness:
         """
         by_class: dict[int, list[Request]] = {}
         for request in waiting:
-            request.rank = max(0, request.priority - int((self.now - request.waiting_since) / PROMOTE_S))
+            num_promoted = max(0, int((self.now - request.waiting_since) / PROMOTE_S))
+            request.rank = max(0, request.priority - num_promoted)
             by_class.setdefault(request.rank, []).append(request)
         most_urgent = min((request.rank for request in running), default=None)
         ordered: list[Request] = []

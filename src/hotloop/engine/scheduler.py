@@ -2,8 +2,9 @@
 
 One rule: a request's computed tokens catch up with its tokens. A step first gives every request that has read its
 prompt what it lacks, a token or a few forced ones (so decoding never starves), then fills its token budget with chunks
-of whoever lacks more. Before it computes anything a request follows the prefix tree as far as it goes, so that of many
-with the same prompt one reads it and the others adopt its blocks, even while it is still reading.
+of whoever lacks more; with small ones, where somebody more urgent waits for the step (`Courtesy`). Before it computes
+anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the
+others adopt its blocks, even while it is still reading.
 
 Those who come back to a prefix that was kept for them go first, and newcomers do not take the room of those who are
 still away, unless it is time to (`Retention.may_break`): else all would read everything again at every turn.
@@ -21,6 +22,7 @@ from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.changes import Changes, Emptied
+from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
@@ -78,6 +80,7 @@ class Scheduler:
         self._changes = changes
         self.tree = RadixTree(self.pool, block_size, self.retention, changes)
         self.fairness = Fairness()
+        self.courtesy = Courtesy(block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -107,6 +110,7 @@ class Scheduler:
         """The next step; empty if there is nothing to do."""
         self._measure(now - self.fairness.now)
         self.fairness.now = self.retention.now = now
+        self.courtesy.begin((request.rank for request in self.running.values()), now, self.retention.token_s)
         plan = _Plan()
         behind = []
         for request in list(self.running.values()):
@@ -118,8 +122,12 @@ class Scheduler:
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         budget = max(self.block_size, self.config.max_step_tokens - num_granted)
         for request in self._queue(behind):
-            if budget > 0 and (request.id in self.running or self._admit(plan, request)):
-                budget -= self._advance(plan, request, budget)
+            room = int(min(budget, self.courtesy.room(request.rank)))
+            if room > 0 and (request.id in self.running or self._admit(plan, request)):
+                num_tokens = self._advance(plan, request, room)
+                budget -= num_tokens
+                self.courtesy.see(request.rank)
+                self.courtesy.take(request.rank, num_tokens)
         self._num_scheduled = sum(part.num_tokens for part in plan.slices.values())
         return Step(list(plan.slices.values()))
 

@@ -37,17 +37,20 @@ class Shared:
         return percentile(self.latencies_s, 0.5)
 
 
-async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str) -> Shared:
-    """The user's turns one after the other, while the fleet, in this class, works without end."""
+async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str, way: str = "") -> Shared:
+    """The user's turns one after the other, while the fleet, in this class, works without end. What was read the same
+    way need not be read again; what others have read is not found.
+    """
     await client.find_model()
     shared = Shared()
-    workers = [asyncio.create_task(_work(client, job, priority, shared)) for job in fleet]
+    options = {**_OPTIONS, "cache_salt": way} if way else _OPTIONS
+    workers = [asyncio.create_task(_work(client, job, priority, options, shared)) for job in fleet]
     began_at = time.perf_counter()
     try:
         for turn in user.turns:
             asked_at = time.perf_counter()
-            options = {"max_tokens": turn.num_output, **_OPTIONS}
-            answer = await client.ask(turn.messages, session_id=user.id, priority="interactive", **options)
+            asked: dict[str, Any] = {"session_id": user.id, "priority": "interactive", "max_tokens": turn.num_output}
+            answer = await client.ask(turn.messages, **asked, **options)
             shared.latencies_s.append(time.perf_counter() - asked_at)
             shared.num_tokens += answer.usage.num_output
         shared.wall_s = time.perf_counter() - began_at
@@ -61,12 +64,12 @@ async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: s
     return shared
 
 
-async def _work(client: ChatClient, job: Job, priority: str, shared: Shared) -> None:
+async def _work(client: ChatClient, job: Job, priority: str, options: Mapping[str, Any], shared: Shared) -> None:
     """Counted piece by piece: the last answer is not waited for."""
     while True:
         for turn in job.turns:
-            options = {"max_tokens": turn.num_output, **_OPTIONS}
-            async for delta in client.stream(turn.messages, session_id=job.id, priority=priority, **options):
+            asked: dict[str, Any] = {"session_id": job.id, "priority": priority, "max_tokens": turn.num_output}
+            async for delta in client.stream(turn.messages, **asked, **options):
                 shared.num_tokens += bool(delta.text)
 
 
@@ -75,9 +78,12 @@ def measure_priority(num_turns: int, num_workers: int) -> Row:
 
     async def run(url: str) -> list[Shared]:
         async with ChatClient(url) as client:
-            await share(client, user, [], "interactive")  # reads what all of them share
-            ways: Sequence[tuple[Sequence[Job], str]] = ((), ""), (fleet, "background"), (fleet, "interactive")
-            return [await share(client, user, jobs, name) for jobs, name in ways]
+            ways: Sequence[tuple[Sequence[Job], str]] = ((), "alone"), (fleet, "background"), (fleet, "interactive")
+            seen = []
+            for jobs, name in ways:
+                await share(client, user, [], name, name)  # reads what all of them share
+                seen.append(await share(client, user, jobs, name, name))
+            return seen
 
     with ChildServer(_FLAGS) as server:
         alone, in_classes, in_one = asyncio.run(run(server.url))
