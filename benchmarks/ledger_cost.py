@@ -1,9 +1,10 @@
-"""What does recording the ledger cost? One server with `--trace FILE` and one without replay the same jobs in turn.
+"""What does recording the ledger cost? One server with `--trace FILE` and two without replay the same jobs in turn.
 
     python -m benchmarks.ledger_cost [--data RUNS.jsonl.gz] [--rounds N] [--agents N] [--jobs N] [--json]
 
-Each round begins with the other of the two. Tokens a second swing with the machine, so the ratio is taken round by
-round, and beside it stands the processor time that each server spent for the same work, which swings less.
+Each round begins with another of the three. Tokens a second swing with the machine, so ratios are taken round by round,
+and the second server without a trace shows how far two swing apart that are alike: a cost that is no larger than that
+cannot be told from none. Drafts are off: they learn from what they have seen, so that every round would be another.
 """
 
 import json
@@ -13,7 +14,8 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -24,12 +26,13 @@ from hotloop.bench.workload import Job, generate_jobs, read_jobs
 from hotloop.trace.store import TraceStore
 
 MAX_CHARS = 26_000
+_FLAGS = ("--no-drafts",)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Lane:
-    """One of the two servers, round by round."""
+    """One of the servers, round by round."""
 
     label: str
     tokens_per_s: list[float] = field(default_factory=list)
@@ -48,26 +51,46 @@ def _cpu_s(server: ChildServer) -> float:
     return (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
 
 
-def measure(jobs: Sequence[Job], *, num_rounds: int, num_agents: int) -> tuple[Lane, Lane, int]:
-    """Without, with, and how many spans were recorded. A first round of both is thrown away: caches are cold."""
-    off, on = Lane("off"), Lane("on")
+def measure(jobs: Sequence[Job], *, num_rounds: int, num_agents: int) -> tuple[list[Lane], int]:
+    """Without, without again, with; and how many spans were recorded. A first round is thrown away: caches are cold."""
+    lanes = [Lane("off"), Lane("off again"), Lane("on")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.db"
-        with ChildServer() as plain, ChildServer(("--trace", str(path))) as traced:
-            lanes = [(off, plain), (on, traced)]
+        more: Sequence[Sequence[str]] = ((), (), ("--trace", str(path)))
+        with ExitStack() as stack:
+            servers = [stack.enter_context(ChildServer((*_FLAGS, *flags))) for flags in more]
             for number in range(num_rounds + 1):
-                for lane, server in lanes if number % 2 else reversed(lanes):
-                    lane.run(server, jobs, num_agents)
+                order = [(number + i) % len(lanes) for i in range(len(lanes))]
+                for i in order:
+                    lanes[i].run(servers[i], jobs, num_agents)
         with TraceStore(path) as store:
             num_spans = sum(run.num_spans for run in store.runs(limit=1_000_000))
-    for lane in (off, on):
+    for lane in lanes:
         del lane.tokens_per_s[0], lane.cpu_s[0]
-    return off, on, num_spans
+    return lanes, num_spans
 
 
-def costs(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """How much more of it, round by round."""
-    return [b / a - 1 for a, b in zip(before, after, strict=True)]
+@dataclass(frozen=True)
+class Cost:
+    """Shares lost or added, round by round, of one lane against the first."""
+
+    label: str
+    shares: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.shares)
+
+    @property
+    def error(self) -> float:
+        """Of the mean: twice its standard error."""
+        return 2 * statistics.stdev(self.shares) / len(self.shares) ** 0.5 if len(self.shares) > 1 else 0.0
+
+
+def compare(off: Lane, other: Lane) -> list[Cost]:
+    slower = [1 - b / a for a, b in zip(off.tokens_per_s, other.tokens_per_s, strict=True)]
+    busier = [b / a - 1 for a, b in zip(off.cpu_s, other.cpu_s, strict=True)]
+    return [Cost(f"throughput lost, {other.label}", slower), Cost(f"processor time added, {other.label}", busier)]
 
 
 def main() -> int:
@@ -78,37 +101,33 @@ def main() -> int:
         if flags.data
         else generate_jobs(num_jobs=flags.jobs, num_turns=6, num_output=32)
     )
-    with Console(stderr=True).status(f"{flags.rounds + 1} rounds of two servers ..."):
-        off, on, num_spans = measure(jobs, num_rounds=flags.rounds, num_agents=flags.agents)
-    slower = [-cost for cost in costs(off.tokens_per_s, on.tokens_per_s)]
-    busier = costs(off.cpu_s, on.cpu_s)
+    with Console(stderr=True).status(f"{flags.rounds + 1} rounds of three servers ..."):
+        lanes, num_spans = measure(jobs, num_rounds=flags.rounds, num_agents=flags.agents)
+    costs = [cost for lane in lanes[1:] for cost in compare(lanes[0], lane)]
     if flags.json:
-        lanes = {lane.label: {"tokens_per_s": lane.tokens_per_s, "cpu_s": lane.cpu_s} for lane in (off, on)}
-        print(json.dumps({**lanes, "throughput_lost": slower, "cpu_added": busier, "num_spans": num_spans}))
+        told = {cost.label: {"mean": cost.mean, "error": cost.error, "rounds": cost.shares} for cost in costs}
+        print(json.dumps({**told, "num_spans": num_spans, "lanes": [asdict(lane) for lane in lanes]}))
     else:
-        Console(highlight=False, soft_wrap=True).print(_table(off, on, slower, busier), f"{num_spans} spans recorded")
+        Console(highlight=False, soft_wrap=True).print(_table(costs), f"{num_spans} spans recorded")
     return 0
 
 
-def _table(off: Lane, on: Lane, slower: Sequence[float], busier: Sequence[float]) -> Table:
+def _table(costs: Sequence[Cost]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("", "off", "on", "cost, median of rounds", "least", "most"):
-        table.add_column(title, justify="right" if title else "left")
-    for name, form, a, b, lost in (
-        ("output tokens/s", "{:.1f}", off.tokens_per_s, on.tokens_per_s, slower),
-        ("processor time a round", "{:.2f} s", off.cpu_s, on.cpu_s, busier),
-    ):
-        shares = (f"{value:+.1%}" for value in (statistics.median(lost), min(lost), max(lost)))
-        table.add_row(name, form.format(statistics.median(a)), form.format(statistics.median(b)), *shares)
+    for title in ("against the first server", "mean of rounds", "give or take", "least", "most"):
+        table.add_column(title, justify="left" if title.startswith("against") else "right")
+    for cost in costs:
+        shares = (f"{cost.mean:+.2%}", f"{cost.error:.2%}", f"{min(cost.shares):+.1%}", f"{max(cost.shares):+.1%}")
+        table.add_row(cost.label, *shares)
     return table
 
 
 def _parse() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="recorded transcripts; generated jobs if not given")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--agents", type=int, default=4)
-    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
