@@ -195,3 +195,11 @@ async def test_what_was_foreseen_is_told_used_or_wasted(tracer: ListTracer) -> N
     told = build_ledger(tracer.spans).turns
     assert [turn.num_foreseen for turn in told] == [1, 1, 1, 1]
     assert [turn.num_wasted for turn in told] == [0, 0, 0, 1]
+
+
+async def test_what_cannot_be_written_down_ends_no_run() -> None:
+    tracer = ListTracer(keeps_content=True)
+    result = await Agent(ScriptedModel(["Fine."]), tracer=tracer).run("half \ud83d of a pair")
+    assert result.output == "Fine."
+    [chat] = named(tracer, names.CHAT)
+    assert "of a pair" in chat.attributes[names.CONTENT_REQUEST]

@@ -189,6 +189,10 @@ def test_anything_fits_a_terminal(spans: list[Span], tmp_path: Path, capsys: pyt
     ("argv", "reason"),
     [
         (["ls", "--since", "yesterday"], "--since must be"),
+        (["ls", "--since", "9999-12-31"], "too large"),
+        (["ls", "--limit", "99999999999999999999"], "too large"),
+        (["ls", "--session", "\udcff"], "surrogates"),
+        (["show", "\udcff"], "surrogates"),
         (["show", "f"], "there is no run 'f'"),
         (["show", "a1", "--turns", "x"], "--turns must be"),
         (["show", "a1", "--turns", "7-9"], "the run has 2 turns, and no 7-9"),

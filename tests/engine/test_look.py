@@ -168,6 +168,24 @@ class TestAsking:
             assert look.totals.num_output >= 1
             listener.wait("r")
 
+    def test_who_waits_no_longer_takes_it_from_nobody(self):
+        begun, may_end = threading.Event(), threading.Event()
+
+        def hold(batch: Batch) -> None:
+            begun.set()
+            assert may_end.wait(30)
+
+        with make_engine(on_run=hold) as engine:
+            listener = Listener()
+            engine.submit([make_request([1] * BLOCK, "r")], listener)
+            assert begun.wait(30)
+            asked = engine.look()
+            assert not asked.cancel()
+            may_end.set()
+            assert asked.result(30).requests
+            listener.wait("r")
+            assert listener.events["r"][-1].error is None
+
     def test_an_engine_that_does_not_run_is_looked_at_as_it_is(self):
         engine = make_engine()
         assert engine.look().result(0).requests == ()

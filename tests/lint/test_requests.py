@@ -90,6 +90,15 @@ def span(name, body, **attributes):
     )
 
 
+@pytest.mark.parametrize("said", [7, None, ["a"], "\ud800", "{"])
+def test_a_recorded_request_that_is_none_is_left_out(said: object):
+    span = Span(
+        trace_id="1" * 32, span_id="2" * 16, parent_id=None, name=names.REQUEST, service="s", start_ns=1, end_ns=2,
+        attributes={names.CONTENT_REQUEST: said},
+    )  # fmt: skip
+    assert [*read_spans([span])] == []
+
+
 def test_a_recorded_run_as_its_client_saw_it():
     body = bodies()[0][0]
     told = {names.NUM_PROMPT: 9, names.NUM_CACHED: 4, names.NUM_OUTPUT: 2, names.FIRST_TOKEN_NS: 10**9 + 5_000_000}

@@ -8,6 +8,8 @@ from tests.router.conftest import MESSAGES, Router, running
 
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig
+from hotloop.trace import names
+from hotloop.trace.tracer import ListTracer
 
 TIERS = [
     {"name": "small", "model": "fast", "input_price": 1.0, "output_price": 2.0},
@@ -85,3 +87,14 @@ async def test_tiers_are_read_again_with_the_file(mirror):
         router.server.app.reload(replace(config, tables=tables))
         answer = await ask(router)
     assert answer.headers["x-hotloop-tier"].startswith("tier=small; ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_trace_knows_which_answer_a_cascade_took(mirror, stream):
+    tracer = ListTracer()
+    mirror.reply = (200, completion('{"a": 1}'))
+    async with running(fleet(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}}), tracer) as router:
+        await ask(router, stream=stream, stream_options={"include_usage": True} if stream else None)
+    [route] = tracer.spans
+    told = route.attributes
+    assert (told[names.ANSWER_ID], told[names.NUM_PROMPT], told[names.NUM_OUTPUT]) == ("c-1", 1000, 100)

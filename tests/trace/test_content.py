@@ -31,3 +31,39 @@ def test_a_span_without_content_is_left_alone():
 def test_a_pattern_that_is_none_is_named():
     with pytest.raises(ConfigError, match="trace_redact has a pattern that is none"):
         Content.parse(True, ["("])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r'{"content": "\u0073k\u002d123"}',
+        r'{"arguments": "{\"key\": \"\\u0073k-123\"}"}',
+        r'{"\u0073k-123": 1}',
+        r'{"lone": "\ud800", "content": "\u0073k-123"}',
+    ],
+)
+def test_what_is_written_with_escapes_is_redacted_as_well(said):
+    content = Content.parse(True, [r"sk-\w+"])
+    cleaned = content.clean(span(names.REQUEST, 0, 1, **{names.CONTENT_REQUEST: said}))
+    told = cleaned.attributes[names.CONTENT_REQUEST]
+    assert BLOT in told
+    assert "123" not in told
+
+
+def test_what_matches_nothing_stays_as_it_was_written():
+    said = r'{ "content": "caf\u00e9 \n" }'
+    cleaned = Content.parse(True, ["sk-"]).clean(span(names.REQUEST, 0, 1, **{names.CONTENT_REQUEST: said}))
+    assert cleaned.attributes[names.CONTENT_REQUEST] == said
+
+
+@pytest.mark.parametrize("side", ["previous", "current"])
+def test_secrets_that_part_within_themselves_are_redacted(side):
+    words = {"before": "the key is sk-", "previous": "", "current": "", side: "123, and so on"}
+    cleaned = Content.parse(True, [r"sk-\w+"]).clean(span(names.REQUEST, 0, 1, **{names.CONTENT_WORDS: [words, None]}))
+    assert cleaned.attributes[names.CONTENT_WORDS] == [dict.fromkeys(words, BLOT), None]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_error_that_quotes_a_secret_is_redacted(is_kept):
+    cleaned = Content.parse(is_kept, [r"sk-\w+"]).clean(span(names.TOOL, 0, 1, error="the key sk-123 is unknown"))
+    assert cleaned.error == f"the key {BLOT} is unknown"

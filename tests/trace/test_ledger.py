@@ -1,3 +1,4 @@
+import json
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -186,6 +187,33 @@ def test_a_hosted_model_costs_money():
     assert build_ledger([paid]).money == 3.0
 
 
+def test_an_agent_that_pays_for_itself_is_paid_for_once():
+    run = span(names.RUN, 0, 90, end="done", money=3.0)
+    turn = span(names.TURN, 0, 90, run)
+    inner = span(names.RUN, 20, 60, turn, end="done", money=2.0)
+    its_turn = span(names.TURN, 20, 60, inner)
+    chats = [span(names.CHAT, 0, 10, turn, money=3.0), span(names.CHAT, 20, 40, its_turn, money=2.0)]
+    ledger = build_ledger([run, turn, inner, its_turn, *chats])
+    assert ledger.money == sum(each.money for each in ledger.turns) == 5.0
+
+
+NONSENSE = [5, -5, 10**400, 1e308, "x", "", None, True, [], [1, "a", None, {}], {"a": 1}, [[{"reason": "x"}]]]
+NAMES = [
+    names.CAUSES, names.CONTENT_WORDS, names.NUM_PROMPT, names.NUM_CACHED, names.MONEY, names.FIRST_TOKEN_NS,
+    names.DISPATCHED_NS, names.QUEUE_NS, names.ANSWER_ID, names.INDEX, names.NUM_TRIES, names.AGENT, names.END,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=range(len(NONSENSE)))
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_made_up_file_says_there_is_an_account_of_it(name: str, nonsense: Any):
+    run = span(names.RUN, 0, 90, end="done")
+    spans = [replace(each, attributes={**each.attributes, name: nonsense}) for each in (run, *a_turn(run, 0))]
+    ledger = build_ledger(spans)
+    check(ledger)
+    assert json.dumps(ledger.to_json(), allow_nan=False)
+
+
 def test_a_request_that_was_asked_twice_is_counted_by_who_answered():
     chat = span(names.CHAT, 0, 60, model="m")
     lost = a_request(1, 30, chat)
@@ -201,6 +229,26 @@ def test_what_a_cascade_asked_besides_is_no_part_of_the_answer():
         each[0] = replace(each[0], attributes={**each[0].attributes, names.ANSWER_ID: answer_id})
     ledger = build_ledger([chat, *requests[0], *requests[1]])
     assert (ledger.tokens.prompt, ledger.lost.prompt) == (100, 100)
+
+
+def test_an_id_that_a_router_translated_is_the_same_answer():
+    chat = span(names.CHAT, 0, 60, model="m", answer_id="msg_good", num_prompt=100)
+    requests = [a_request(1, 20, chat, answer_id="chatcmpl-bad"), a_request(22, 50, chat, answer_id="chatcmpl-good")]
+    ledger = build_ledger([chat, *requests[0], *requests[1]])
+    assert (ledger.tokens.prompt, ledger.lost.prompt) == (100, 100)
+
+
+def test_where_anothers_model_answers_after_ours_was_asked_ours_is_lost():
+    chat = span(names.CHAT, 0, 60, model="m", answer_id="msg_theirs", num_prompt=700, num_cached=600, num_output=9)
+    ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
+    assert (ledger.tokens.prompt, ledger.tokens.cached, ledger.tokens.output) == (700, 600, 9)
+    assert (ledger.lost.prompt, ledger.lost.output) == (100, 20)
+
+
+def test_an_answer_that_somebody_between_has_renamed_is_still_ours():
+    chat = span(names.CHAT, 0, 60, model="m", answer_id="gen-1", num_prompt=100, num_output=20)
+    ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
+    assert (ledger.tokens.prompt, ledger.tokens.again, ledger.lost) == (100, 10, Tokens())
 
 
 def test_what_was_asked_and_not_waited_for_is_lost():

@@ -1,5 +1,6 @@
 """Spans as a collector receives them: a real one, over HTTP, that decodes what comes."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -140,3 +141,16 @@ def test_a_run_that_goes_on_is_told_of_once_when_it_is_over() -> None:
         tracer.close()
         otel.send([begun, TURN], running.url)
     assert [told.name for _, told in running.spans] == ["invoke_agent scout", "hotloop.turn"]
+
+
+@pytest.mark.parametrize("nonsense", ["x", None, [1], 1.5, -7])
+def test_tokens_that_are_no_number_are_none(nonsense: Any):
+    sent = otel.as_otel(span(names.REQUEST, 0, 1, num_prompt=nonsense))
+    assert sent.attributes[names.OTEL_CACHE_WRITE_TOKENS] == 0
+
+
+def test_a_collector_that_is_not_there_keeps_nobody_from_ending():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it lets in, and says nothing
+        tracer = otel.OtelTracer(f"http://127.0.0.1:{silent.getsockname()[1]}", patience_s=0.0)
+        tracer.record(CHAT)
+        tracer.close()

@@ -1,4 +1,4 @@
-from hotloop.trace.sessions import MAX_SESSIONS, RecentTraces
+from hotloop.trace.sessions import MAX_REQUESTS, MAX_SESSIONS, RecentTraces
 from hotloop.trace.span import TraceContext, render_traceparent
 
 GIVEN = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
@@ -50,3 +50,9 @@ def test_only_so_many_are_remembered():
     for number in range(MAX_SESSIONS):
         recent.join(None, str(number))
     assert recent.join(None, "first")[0].trace_id != first.trace_id
+
+
+def test_a_session_that_never_ends_has_traces_of_a_size_that_can_be_drawn():
+    recent = RecentTraces()
+    trace_ids = [recent.join(None, "everybody")[0].trace_id for _ in range(2 * MAX_REQUESTS)]
+    assert [trace_ids.count(trace_id) for trace_id in dict.fromkeys(trace_ids)] == [MAX_REQUESTS, MAX_REQUESTS]

@@ -337,3 +337,45 @@ def test_what_is_no_store_is_one_line(tmp_path):
         TraceStore(tmp_path / "none.db")
     with pytest.raises(ConfigError, match="cannot open the trace store"):
         StoreTracer(text / "inside.db")
+
+
+def test_another_programs_database_is_left_alone(tmp_path):
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(ConfigError, match="a database of another program"):
+        StoreTracer(other)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    connection.close()
+
+
+@pytest.mark.parametrize("max_age_days", [1e6, float("inf")])
+def test_runs_may_be_kept_for_ever(path, max_age_days):
+    tracer = StoreTracer(path, bounds=Bounds(max_age_days=max_age_days))
+    for one in a_run(), a_run(100):
+        for each in one:
+            tracer.record(each)
+        assert tracer.flush()
+    tracer.close()
+    assert tracer.losses == Losses()
+
+
+def test_a_span_that_is_none_does_not_end_what_others_record(path, caplog):
+    tracer = StoreTracer(path)
+    tracer.record(replace(span(names.TOOL, 0, 1), session=None))
+    assert tracer.flush()
+    tracer.record(span(names.TOOL, 0, 1))
+    tracer.close()
+    assert tracer.losses == Losses(num_dropped=1)
+    assert "could not be told of 1 spans" in caplog.text
+    with TraceStore(path) as reader:
+        assert len(reader.spans(TRACE)) == 1
+
+
+def test_numbers_beside_what_no_json_can_say_still_count(path):
+    tracer = StoreTracer(path)
+    tracer.record(span(names.CHAT, 0, 1, num_prompt=7, model="m", **{names.CONTENT_REQUEST: "half \ud800"}))
+    tracer.close()
+    with TraceStore(path) as reader:
+        [one] = reader.spans(TRACE)
+    assert one.attributes == {"num_prompt": 7, "model": "m"}

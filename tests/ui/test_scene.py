@@ -149,3 +149,11 @@ class TestUnfinished:
             ]
         )
         assert run["turns"] == []
+
+
+@pytest.mark.parametrize("causes", [5, "x", [1, "x", None], [{"reason": 1}], {"reason": "x"}])
+@pytest.mark.parametrize("words", [5, "x", [5], ["x"]])
+def test_causes_that_are_none_are_passed_over(causes: object, words: object):
+    told = {names.CAUSES: causes, names.CONTENT_WORDS: words}
+    [turn] = draw_run([span(names.REQUEST, "1", None, 0, 10, **told)])["turns"]
+    assert turn["causes"] == []

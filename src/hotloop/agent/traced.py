@@ -9,6 +9,7 @@ A run is told of when it begins, so that it can be watched, and once more when i
 tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
 """
 
+import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -261,9 +262,16 @@ class TracedModel:
         assert ask.trace
         chat.facts[names.MODEL] = self._model.name
         if self._trace.tracer.keeps_content:
-            body = msgspec.json.encode(render_ask(ask, self._model.name), enc_hook=repr)
-            chat.facts[names.CONTENT_REQUEST] = body.decode()
+            chat.facts[names.CONTENT_REQUEST] = _render_body(render_ask(ask, self._model.name))
         self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic(), error)
+
+
+def _render_body(body: Json) -> str:
+    """As JSON. What JSON has no word for, such as half of a pair of surrogates, ends no run for being recorded."""
+    try:
+        return msgspec.json.encode(body, enc_hook=repr).decode()
+    except (ValueError, TypeError, OverflowError):
+        return json.dumps(body, default=repr, skipkeys=True)
 
 
 def _render_usage(usage: ModelUsage) -> Json:

@@ -190,22 +190,13 @@ def _describe_rereads(turn: TurnLedger, node: Node) -> Iterator[Text]:
 
 
 def _rereads(turn: Node) -> Iterator[Reread]:
-    """What the server told of the turn's answers. From a file, it may be anything."""
+    """What the server told of the turn's answers."""
     for call in turn.calls():
         for node in call.walk():
-            causes = node.span.attributes.get(names.CAUSES)
-            words = node.span.attributes.get(names.CONTENT_WORDS)
-            told = words if isinstance(words, list) else []
-            for number, cause in enumerate(causes if isinstance(causes, list) else ()):
-                if reread := _parse_cause(cause, told[number] if number < len(told) else None):
-                    yield reread
-
-
-def _parse_cause(cause: Any, words: Any) -> Reread | None:
-    match cause:
-        case {"reason": str(reason), "num_tokens": int(num_tokens)} if num_tokens > 0 and reason != "cold":
-            return Reread(shorten(reason, _NAME_CHARS), num_tokens, _place(cause), _quote(words))
-    return None
+            for cause, words in node.causes():
+                if cause["reason"] != "cold":
+                    reason = shorten(cause["reason"], _NAME_CHARS)
+                    yield Reread(reason, cause["num_tokens"], _place(cause), _quote(words))
 
 
 def _place(cause: Mapping[str, Any]) -> str:

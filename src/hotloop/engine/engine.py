@@ -246,7 +246,7 @@ class Engine:
 
     def look(self) -> "Future[Look]":
         """What goes on and who has which part of the cache, seen between two steps: it may take as long as one."""
-        return self._lookout.ask(self._post if self._thread.is_alive() else lambda command: command())
+        return self._lookout.ask(self._do)
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, wait for what runs, abort what is left after that time."""
@@ -315,6 +315,16 @@ class Engine:
         with self._wake:
             self._inbox.append(command)
             self._wake.notify()
+
+    def _do(self, command: Callable[[], None]) -> None:
+        """Have this done on the engine's thread, or here where that takes no more commands."""
+        with self._wake:
+            is_taken = self._thread.is_alive() and not self._is_stopped
+            if is_taken:
+                self._inbox.append(command)
+                self._wake.notify()
+        if not is_taken:
+            command()
 
     def _run(self) -> None:
         """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""

@@ -60,6 +60,7 @@ class Lookout:
             if asked is not None and (not asked.done() or _is_fresh(asked)):
                 return asked
             asked = self._asked = Future()
+            asked.set_running_or_notify_cancel()  # who waits no longer takes it from nobody else
         post(lambda: self._answer(asked))
         return asked
 

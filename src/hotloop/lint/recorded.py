@@ -29,8 +29,8 @@ def read_spans(spans: Sequence[Span]) -> Iterator[Exchange]:
 def _exchange(span: Span) -> Iterator[Exchange]:
     told = span.attributes
     try:
-        body = mapping(msgspec.json.decode(told[names.CONTENT_REQUEST]))
-    except msgspec.MsgspecError:  # redaction may have cut into it
+        body = mapping(msgspec.json.decode(str(told[names.CONTENT_REQUEST])))
+    except (msgspec.MsgspecError, UnicodeEncodeError):  # redaction may have cut into it, or somebody made it up
         return
     api = find_api(body, str(told.get(names.ENDPOINT, "")))
     if api is None:

@@ -111,6 +111,7 @@ class RouterApp:
             settled = await self._tiered.settle(asked, way)
             if settled.answer is not None:
                 await _send_settled(send, settled, request_id)
+                way.settle(settled.answer)
                 return
             await self._relay(settled.asked, way, target, request_id, send, settled.choice)
         else:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from hotloop.core.request import Priority
 from hotloop.router.asked import Asked
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.told import Told
+from hotloop.router.proxy.told import Told, read_end, read_id
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
@@ -111,6 +111,12 @@ class Way:
         self.facts |= {name: value for name, value in said.items() if value is not None}
         self._error = "the answer broke off" if told.is_broken else ""
         self._is_told = True
+
+    def settle(self, answer: bytes) -> None:
+        """An answer that was there whole, before the client was told any of it."""
+        told = Told(answer_id=read_id(answer))
+        read_end(answer, told, is_messages=False)
+        self.learn(told)
 
     def _tell(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str

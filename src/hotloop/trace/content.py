@@ -1,7 +1,9 @@
 """What was said, as far as it may be recorded. Every span on its way out of the process passes here: unless it is asked
-for, no attribute of `names.CONTENT` gets through; where it is, what the patterns match is blotted out.
+for, no attribute of `names.CONTENT` gets through; where it is, what the patterns match is blotted out, and so it is in
+what went wrong, which may quote anything.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ class Content:
         return cls(is_kept, tuple(map(_compile, patterns)))
 
     def clean(self, span: Span) -> Span:
+        if self.redact and span.error:
+            span = replace(span, error=self._blot(span.error))
         if not any(name.startswith(names.CONTENT) for name in span.attributes):
             return span
         kept = {name: self._clean(name, value) for name, value in span.attributes.items() if self._may_pass(name)}
@@ -38,16 +42,42 @@ class Content:
         return self.is_kept or not name.startswith(names.CONTENT)
 
     def _clean(self, name: str, value: Any) -> Any:
-        return self._blot(value) if self.redact and name.startswith(names.CONTENT) else value
+        if not self.redact or not name.startswith(names.CONTENT):
+            return value
+        if name == names.CONTENT_WORDS and isinstance(value, list):
+            value = [self._blot_seam(words) if isinstance(words, dict) else words for words in value]
+        return self._blot(value)
 
     def _blot(self, value: Any) -> Any:
         if isinstance(value, str):
-            for pattern in self.redact:
-                value = pattern.sub(BLOT, value)
-            return value
+            return self._blot_text(value)
         if isinstance(value, dict):
-            return {name: self._blot(each) for name, each in value.items()}
+            return {self._blot(name): self._blot(each) for name, each in value.items()}
         return [self._blot(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _blot_text(self, text: str) -> str:
+        """JSON, as the body of a request is, hides words behind escapes: it is read, and written anew if need be."""
+        if "\\" in text:
+            try:
+                said = json.loads(text)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                blotted = self._blot(said)
+                text = text if blotted == said else json.dumps(blotted, ensure_ascii=False, separators=(",", ":"))
+        for pattern in self.redact:
+            text = pattern.sub(BLOT, text)
+        return text
+
+    def _blot_seam(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Two secrets part within themselves: neither half would match alone."""
+        before = str(words.get("before", ""))
+        for side in ("previous", "current"):
+            whole = before + str(words.get(side, ""))
+            found = (match for pattern in self.redact for match in pattern.finditer(whole))
+            if any(match.start() < len(before) < match.end() for match in found):
+                return dict.fromkeys(words, BLOT)
+        return words
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ one of ours tells; else those the client was told of. What was told to the clien
 for an answer that nobody got are told apart; together they are all that the engines did.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -174,7 +175,7 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
         tokens=_sum(map(_tokens, calls)),
         read_ahead=_sum(map(_read_ahead, calls)),
         lost=_sum(map(_lost, calls)),
-        money=_number(run, names.MONEY) or sum(turn.money for turn in turns),
+        money=sum(_money(call, prices) for call in calls) or (run.amount(names.MONEY) if run else 0.0),
         critical_path=_path(segments),
         model_idle_s=(end - begin - length_of(models)) / 1e9,
         tool_idle_s=(end - begin - length_of(tools)) / 1e9,
@@ -248,9 +249,10 @@ def _tokens(call: Node) -> Tokens:
     """Of an answer that was given, as the server counted them."""
     if call.is_reading or call.span.error:
         return Tokens()
-    if call.is_served:
-        return _sum(map(_counted, _givers(call)))
-    teller = next((node for node in call.walk() if node.count(names.NUM_PROMPT)), call)
+    if givers := _givers(call):
+        return _sum(map(_counted, givers))
+    told = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
+    teller = next(told, call)
     num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
     num_cached = min(teller.count(names.NUM_CACHED), num_prompt)
     return Tokens(
@@ -270,12 +272,25 @@ def _lost(call: Node) -> Tokens:
 
 
 def _givers(call: Node) -> list[Node]:
-    """Of the requests that were made for an answer, those that gave it: by its id, else all that went well."""
+    """Of the requests that were made for an answer, those that gave it: by its id, else all that went well. There may
+    be none: another's model answered, after one of ours was asked what kind of a task it is, or answered badly.
+    """
     if call.span.error:
         return []
-    requests, answer_id = _requests(call), _word(call, names.ANSWER_ID)
-    named = [request for request in requests if answer_id and _word(request, names.ANSWER_ID) == answer_id]
-    return named or [request for request in requests if not request.span.error]
+    requests, stem = _requests(call), _stem(call)
+    named = [request for request in requests if stem and _stem(request) == stem]
+    return named or [request for request in requests if not request.span.error and not _is_other(request, call)]
+
+
+def _is_other(request: Node, call: Node) -> bool:
+    """Whether it gave another answer: neither the id nor the prompt is the one that was told of."""
+    told, counted = call.count(names.NUM_PROMPT), request.count(names.NUM_PROMPT)
+    return bool(_stem(call) and _stem(request) and told and told != counted)
+
+
+def _stem(node: Node) -> str:
+    """An answer's id without what its API begins ids with: a router that translates changes no more than that."""
+    return re.sub(r"^[a-z]+[-_]", "", _word(node, names.ANSWER_ID))
 
 
 def _requests(call: Node) -> list[Node]:
@@ -302,10 +317,8 @@ def _counted(request: Node) -> Tokens:
 
 def _causes(request: Node) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for cause in request.span.attributes.get(names.CAUSES) or ():
-        match cause:
-            case {"reason": str(reason), "num_tokens": int(num_tokens)} if num_tokens > 0:
-                sums[reason] = sums.get(reason, 0) + num_tokens
+    for cause, _ in request.causes():
+        sums[cause["reason"]] = sums.get(cause["reason"], 0) + cause["num_tokens"]
     return sums
 
 
@@ -321,7 +334,7 @@ def _first_token_s(call: Node) -> float | None:
 def _money(call: Node, prices: PriceTable) -> float:
     """As the agent reckoned, or by the table."""
     tokens, model = _tokens(call), _first_word(list(call.walk()), names.MODEL)
-    return _number(call, names.MONEY) or prices.cost(
+    return call.amount(names.MONEY) or prices.cost(
         model, num_prompt=tokens.prompt, num_cached=tokens.cached, num_output=tokens.output
     )
 
@@ -367,8 +380,3 @@ def _word(node: Node | None, name: str) -> str:
 
 def _first_word(nodes: Sequence[Node], name: str) -> str:
     return next((word for node in nodes if (word := _word(node, name))), "")
-
-
-def _number(node: Node | None, name: str) -> float:
-    value = node.span.attributes.get(name) if node else None
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

@@ -5,6 +5,7 @@ conventions for generative AI have it. Of the spans that tell of one question on
 that nobody adds them up twice. Ids, parents and times are the same as in the store.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,12 +22,14 @@ from hotloop.trace import names
 from hotloop.trace.content import Content
 from hotloop.trace.span import Span
 from hotloop.trace.tracer import Losses
-from hotloop.trace.tree import is_open
+from hotloop.trace.tree import Node, is_open
 
 _PATH = "/v1/traces"
 _SCOPE = InstrumentationScope("hotloop")
 _KINDS = {names.CHAT: SpanKind.CLIENT, names.ROUTE: SpanKind.SERVER, names.REQUEST: SpanKind.SERVER}
 _PROVIDER = "hotloop"
+_PATIENCE_S = 5.0
+"""How long the last spans may take to be sent."""
 
 Value = str | bool | int | float | Sequence[str]
 
@@ -36,7 +39,8 @@ class OtelTracer:
 
     is_on = True
 
-    def __init__(self, endpoint: str, *, content: Content | None = None) -> None:
+    def __init__(self, endpoint: str, *, content: Content | None = None, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._content = content or Content()
         processor = BatchSpanProcessor(_exporter(endpoint))
         self._end: Callable[[ReadableSpan], None] = processor.on_end
@@ -55,7 +59,10 @@ class OtelTracer:
             self._end(as_otel(self._content.clean(span)))
 
     def close(self) -> None:
-        self._stop()
+        """A collector that is not there is tried again and again, which nobody who stops a server waits for."""
+        stopping = threading.Thread(target=self._stop, name="hotloop-otel", daemon=True)
+        stopping.start()
+        stopping.join(self._patience_s)
 
 
 def send(spans: Iterable[Span], endpoint: str) -> None:
@@ -134,7 +141,8 @@ def _attributes(span: Span) -> dict[str, Value]:
 
 def _num_written(span: Span) -> int:
     """All that is computed of a prompt is kept."""
-    return int(span.attributes.get(names.NUM_PROMPT, 0)) - int(span.attributes.get(names.NUM_CACHED, 0))
+    request = Node(span)
+    return max(request.count(names.NUM_PROMPT) - request.count(names.NUM_CACHED), 0)
 
 
 def _plain(value: Any) -> Value:

@@ -1,6 +1,7 @@
 """Which trace a client's turns belong to that sends no trace context: those of one session, while it goes on, are one.
 
-Bounded: of the sessions seen lately the longest unused is forgotten, and begins a new trace if it comes back.
+Bounded: of the sessions seen lately the longest unused is forgotten, and begins a new trace if it comes back; and one
+that never ends, such as one that all users share, begins another after so many requests.
 """
 
 import time
@@ -12,6 +13,8 @@ from hotloop.trace.span import TraceContext, new_span_id, new_trace_id, parse_tr
 MAX_IDLE_S = 1800.0
 """Who comes back later than this begins anew."""
 MAX_SESSIONS = 4096
+MAX_REQUESTS = 1000
+"""In one trace: it is drawn, and in the end given up, as a whole."""
 
 
 class RecentTraces:
@@ -20,7 +23,7 @@ class RecentTraces:
     def __init__(self, *, max_idle_s: float = MAX_IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_idle_s = max_idle_s
         self._clock = clock
-        self._traces: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._traces: OrderedDict[str, tuple[str, float, int]] = OrderedDict()
 
     def join(self, header: str | None, session: str) -> tuple[TraceContext, str | None]:
         """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone."""
@@ -31,10 +34,10 @@ class RecentTraces:
 
     def _find(self, session: str) -> str:
         now = self._clock()
-        trace_id, used_at = self._traces.pop(session, ("", 0.0))
-        if not trace_id or now - used_at > self._max_idle_s:
-            trace_id = new_trace_id()
-        self._traces[session] = trace_id, now
+        trace_id, used_at, num_requests = self._traces.pop(session, ("", 0.0, 0))
+        if not trace_id or now - used_at > self._max_idle_s or num_requests >= MAX_REQUESTS:
+            trace_id, num_requests = new_trace_id(), 0
+        self._traces[session] = trace_id, now, num_requests + 1
         if len(self._traces) > MAX_SESSIONS:
             self._traces.popitem(last=False)
         return trace_id

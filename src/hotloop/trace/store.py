@@ -131,6 +131,10 @@ class StoreTracer:
             self._has_failed = True
             self._num_failed += 1
             return False
+        except Exception:  # the top of this thread: who tells nonsense must not end what others record
+            log.exception("the trace could not be told of %d spans", len(self._batch))
+            self._num_dropped += len(self._batch)
+            self._batch.clear()
         return True
 
 
@@ -149,7 +153,8 @@ def add_spans(path: Path | str, spans: Iterable[Span]) -> int:
 
 def bound(connection: sqlite3.Connection, bounds: Bounds) -> None:
     """Delete what is too old, then the oldest until what is left is small enough. Each run is a transaction."""
-    horizon_ns = time.time_ns() - int(bounds.max_age_days * _DAY_NS)
+    now_ns = time.time_ns()
+    horizon_ns = now_ns - int(min(bounds.max_age_days * _DAY_NS, now_ns))  # they may be kept for ever
     for (trace_id,) in connection.execute("SELECT trace_id FROM runs WHERE end_ns < ?", (horizon_ns,)).fetchall():
         _delete(connection, trace_id)
     has_shrunk = False
@@ -281,7 +286,7 @@ class TraceStore:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:  # the others: of what was asked
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:

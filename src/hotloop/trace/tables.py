@@ -72,6 +72,7 @@ money = money + excluded.money, {", ".join(f"{name} = {name} + excluded.{name}" 
 """
 
 _MAX_NUMBER = 2**53
+_UNSAYABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -122,6 +123,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {16 << 20}")
     with transaction(connection):  # two processes may find it empty at once
+        if not _version(connection) and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise ConfigError(f"{path} is a database of another program: name another file")
         while change := {0: _SCHEMA, **_MIGRATIONS}.get(_version(connection)):
             for statement in change.split(";"):
                 connection.execute(statement)
@@ -184,8 +187,17 @@ def _as_row(span: Span) -> tuple[Any, ...]:
 def _encode(attributes: Mapping[str, Any]) -> str:
     try:
         return msgspec.json.encode(attributes).decode()
-    except (ValueError, TypeError, OverflowError, RecursionError):  # a tool may say what no JSON can
-        return msgspec.json.encode({str(name): _text(repr(value)) for name, value in attributes.items()}).decode()
+    except _UNSAYABLE:  # a tool may say what no JSON can
+        return msgspec.json.encode({_text(str(name)): _sayable(value) for name, value in attributes.items()}).decode()
+
+
+def _sayable(value: Any) -> Any:
+    """What can be said is told as it is: the numbers beside such a word still count."""
+    try:
+        msgspec.json.encode(value)
+    except _UNSAYABLE:
+        return _text(value if isinstance(value, str) else repr(value))
+    return value
 
 
 def _tidy(span: Span) -> Span:

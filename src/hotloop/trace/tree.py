@@ -5,8 +5,9 @@ run's. Where a span's process has another clock than its parent's, so that it wo
 outside of it, it is moved into the middle of it, with all below; lengths are never changed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,6 +18,10 @@ _SKEW_NS = 1_000_000
 """Clocks of one machine agree better than this."""
 
 _CALLS = frozenset({names.CHAT, names.ROUTE, names.REQUEST})
+
+_MAX_MOMENT = 2**63
+_MAX_COUNT = 2**53
+"""More than this is in no run, only in a file that somebody made up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,12 +50,26 @@ class Node:
     def moment(self, name: str) -> int | None:
         """An attribute that is a moment, on the common clock."""
         value = self.span.attributes.get(name)
-        return value + self.shift_ns if isinstance(value, int) else None
+        return value + self.shift_ns if isinstance(value, int) and 0 <= value < _MAX_MOMENT else None
 
     def count(self, name: str) -> int:
         """An attribute that is a number of something; whatever else stands there is none."""
         value = self.span.attributes.get(name)
-        return value if isinstance(value, int) and value > 0 else 0
+        return value if isinstance(value, int) and 0 < value < _MAX_COUNT else 0
+
+    def amount(self, name: str) -> float:
+        """The same of what need not be whole, such as money."""
+        value = self.span.attributes.get(name)
+        return float(value) if isinstance(value, int | float) and 0 < value < _MAX_COUNT else 0.0
+
+    def causes(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Why tokens were read again: each cause that says so, and the words where the prompts part, if it has any."""
+        causes, words = (self.span.attributes.get(name) for name in (names.CAUSES, names.CONTENT_WORDS))
+        told = words if isinstance(words, list) else []
+        for i, cause in enumerate(causes if isinstance(causes, list) else ()):
+            match cause:
+                case {"reason": str(), "num_tokens": int(num_tokens)} if 0 < num_tokens < _MAX_COUNT:
+                    yield cause, told[i] if i < len(told) and isinstance(told[i], dict) else {}
 
     def walk(self) -> Iterator["Node"]:
         """This one and all below, parents first."""

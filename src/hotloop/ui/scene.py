@@ -181,10 +181,7 @@ def _answer(turn: Node) -> str | None:
 def _causes(call: Node) -> Iterator[Json]:
     """Why tokens were read again, with the words where they are recorded."""
     for node in call.walk():
-        causes = node.span.attributes.get(names.CAUSES) or []
-        words = node.span.attributes.get(names.CONTENT_WORDS) or []
-        for i, cause in enumerate(causes):
-            said = words[i] if i < len(words) and words[i] else {}
+        for cause, said in node.causes():
             yield {**cause, **{name: _cut(text) for name, text in said.items()}}
 
 
