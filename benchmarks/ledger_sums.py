@@ -26,10 +26,10 @@ from itertools import chain, islice
 from pathlib import Path
 
 import httpx
-from benchmarks.twelve_agents import NUM_RECORDED, Company, Ran, make_up_jobs
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.twelve_agents import NUM_RECORDED, Company, Ran, make_up_jobs
 from hotloop.agent.model import ModelUsage
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.agent.recorded import AgentJob, read_agent_jobs
