@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.trace.spans import DAWN_NS, MS, span
+from tests.trace.spans import DAWN_NS, MS, SERVER, a_request, span
 
 from hotloop.core.prices import Prices
 from hotloop.trace import names
@@ -16,34 +16,9 @@ from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.sweep import Part
 
-SERVER = "server:m@1"
-USAGE = {
-    "num_prompt": 100,
-    "num_cached": 60,
-    "num_new": 30,
-    "num_again": 10,
-    "num_output": 20,
-    "num_forced": 4,
-    "num_accepted": 6,
-    "num_drafted": 9,
-    "causes": [{"reason": "diverged", "num_tokens": 8}, {"reason": "block", "num_tokens": 2}],
-}
-
 
 def parts_ms(ledger: Any) -> dict[str, float]:
     return {part.value: round(seconds * 1000, 3) for part, seconds in ledger.parts.items()}
-
-
-def a_request(begin: int, end: int, parent: Span | None = None, **facts: Any) -> list[Span]:
-    """2 ms to prepare, 3 in the queue, 10 to read, the rest but for 1 to write."""
-    request = span(names.REQUEST, begin, end, parent, service=SERVER, **{**USAGE, **facts})
-    inside = {"parent": request, "service": SERVER}
-    return [
-        request,
-        span(names.QUEUE, begin + 2, begin + 5, **inside),
-        span(names.PREFILL, begin + 5, begin + 15, **inside),
-        span(names.DECODE, begin + 15, end - 1, **inside),
-    ]
 
 
 def a_turn(run: Span, begin: int) -> list[Span]:
@@ -212,53 +187,6 @@ def test_whatever_a_made_up_file_says_there_is_an_account_of_it(name: str, nonse
     ledger = build_ledger(spans)
     check(ledger)
     assert json.dumps(ledger.to_json(), allow_nan=False)
-
-
-def test_a_request_that_was_asked_twice_is_counted_by_who_answered():
-    chat = span(names.CHAT, 0, 60, model="m")
-    lost = a_request(1, 30, chat)
-    lost[0] = replace(lost[0], error="abort")
-    ledger = build_ledger([chat, *lost, *a_request(2, 50, chat)])
-    assert ledger.tokens.prompt == ledger.lost.prompt == ledger.turns[0].lost.prompt == 100
-
-
-def test_what_a_cascade_asked_besides_is_no_part_of_the_answer():
-    chat = span(names.CHAT, 0, 60, model="m", answer_id="good", num_prompt=100)
-    requests = [a_request(1, 20, chat), a_request(22, 50, chat)]
-    for each, answer_id in zip(requests, ("other", "good"), strict=True):
-        each[0] = replace(each[0], attributes={**each[0].attributes, names.ANSWER_ID: answer_id})
-    ledger = build_ledger([chat, *requests[0], *requests[1]])
-    assert (ledger.tokens.prompt, ledger.lost.prompt) == (100, 100)
-
-
-def test_an_id_that_a_router_translated_is_the_same_answer():
-    chat = span(names.CHAT, 0, 60, model="m", answer_id="msg_good", num_prompt=100)
-    requests = [a_request(1, 20, chat, answer_id="chatcmpl-bad"), a_request(22, 50, chat, answer_id="chatcmpl-good")]
-    ledger = build_ledger([chat, *requests[0], *requests[1]])
-    assert (ledger.tokens.prompt, ledger.lost.prompt) == (100, 100)
-
-
-def test_where_anothers_model_answers_after_ours_was_asked_ours_is_lost():
-    chat = span(names.CHAT, 0, 60, model="m", answer_id="msg_theirs", num_prompt=700, num_cached=600, num_output=9)
-    ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
-    assert (ledger.tokens.prompt, ledger.tokens.cached, ledger.tokens.output) == (700, 600, 9)
-    assert (ledger.lost.prompt, ledger.lost.output) == (100, 20)
-
-
-def test_an_answer_that_somebody_between_has_renamed_is_still_ours():
-    chat = span(names.CHAT, 0, 60, model="m", answer_id="gen-1", num_prompt=100, num_output=20)
-    ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
-    assert (ledger.tokens.prompt, ledger.tokens.again, ledger.lost) == (100, 10, Tokens())
-
-
-def test_what_was_asked_and_not_waited_for_is_lost():
-    run = span(names.RUN, 0, 60, end="cancelled", error="the run was cancelled")
-    turn = span(names.TURN, 0, 60, run, error="the run was cancelled")
-    chat = span(names.CHAT, 0, 60, turn, model="m", error="broken off")
-    ledger = build_ledger([run, turn, chat, *a_request(1, 50, chat)])
-    assert ledger.tokens == ledger.turns[0].tokens == Tokens()
-    assert ledger.lost == ledger.turns[0].lost
-    assert ledger.lost.prompt == 100
 
 
 def test_a_run_that_goes_on_has_an_account_so_far():
