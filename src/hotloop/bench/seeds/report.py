@@ -22,7 +22,8 @@ _INTRODUCTION = """## What the field claims, and what comes out here
 hotloop bench seeds --out docs/benchmarks.md
 ```
 Claims are as they were published, on other machines and with other models; the figures beside them are of this machine,
-with the default model on its CPU, from one run. *Times* is how many times better it is with the trick than without."""
+with the default model on its CPU, from one run. *Times* is how many times better it is with the trick than without.
+Recorded runs are those of `--data`, or generated ones; `tiers` needs two models, `--small` and `--large`."""
 _HEAD = "| seed | claimed | measured | times | what was measured |\n|---|---|---|---|---|"
 
 
