@@ -36,7 +36,7 @@ class Priority(IntEnum):
     @property
     def max_share(self) -> float:
         """How much of the time goes into reading its prompts while more urgent work runs."""
-        return (1.0, 0.3, 0.1)[self]
+        return (1.0, 0.5, 0.1)[self]
 
 
 class FinishReason(StrEnum):
