@@ -65,7 +65,7 @@ class RemoteServer:
         timeout: httpx.Timeout = TIMEOUT,
         retries: Retries | None = None,
     ) -> None:
-        self.url = _check_url(base_url)
+        self.url = check_url(base_url)
         self._headers = _check_headers(headers or {})
         self._secret = secret
         self._timeout = timeout
@@ -220,7 +220,7 @@ async def _drain(pieces: AsyncIterator[bytes]) -> None:
                 pass
 
 
-def _check_url(base_url: str) -> str:
+def check_url(base_url: str) -> str:
     """The address as it may be shown: what is secret belongs into a header."""
     try:
         url = httpx.URL(base_url)
@@ -229,7 +229,7 @@ def _check_url(base_url: str) -> str:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"not the address of a server: {base_url!r}; it begins with http:// or https://")
     if url.userinfo:
-        raise ConfigError("the address of a server has a password in it; give it as api_key")
+        raise ConfigError("the address of a server has a password in it, which would be shown; give it as the API key")
     return base_url.rstrip("/")
 
 

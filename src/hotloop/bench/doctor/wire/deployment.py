@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from hotloop.agent.wire.http import check_url
 from hotloop.bench.client import ServerFailed
 from hotloop.bench.doctor.facts import Heard
 from hotloop.bench.doctor.wire.hearing import Hearing
@@ -26,7 +27,7 @@ from hotloop.bench.doctor.wire.reading import (
     read_whole,
     read_words,
 )
-from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.translate import Translation, translate
 
@@ -75,7 +76,7 @@ class Deployment:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, api: Api = "chat", limit: str = ""
     ) -> None:
-        self.url = _check_url(url)
+        self.url = check_url(url).removesuffix("/v1")
         self.api = api
         self.headers: Mapping[str, str] = {}
         """Of the latest answer."""
@@ -269,18 +270,6 @@ class Deployment:
     def _hide(self, said: str) -> str:
         """What is said may be quoted from the deployment, and some quote the key."""
         return said.replace(self._api_key, "***") if self._api_key else said
-
-
-def _check_url(given: str) -> str:
-    try:
-        url = httpx.URL(given)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"not the address of a deployment: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"not the address of a deployment: {given!r}; it begins with http:// or https://")
-    if url.userinfo:
-        raise ConfigError("the address has a password in it, which would be shown; give a key with `--api-key`")
-    return given.rstrip("/").removesuffix("/v1")
 
 
 def _bearer(api_key: str) -> dict[str, str]:
