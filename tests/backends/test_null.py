@@ -35,8 +35,8 @@ def test_a_token_that_was_never_computed_is_noticed() -> None:
 def test_blocks_can_be_taken_out_and_put_back_elsewhere() -> None:
     backend = NullBackend(block_size=2, num_blocks=8, vocab_size=100)
     whole = backend.run(batch([5, 6, 7, 8, 9], 0, [0, 1, 2])).argmax()
-    kept = backend.read_blocks([0, 1])
+    kept = backend.read_blocks([0, 1]).wait()
     assert kept.nbytes == 2 * backend.block_bytes
     other = NullBackend(block_size=2, num_blocks=8, vocab_size=100)
-    other.write_blocks([6, 4], kept.data)
+    other.write_blocks([6, 4], kept)
     assert other.run(batch([9], 4, [6, 4, 5])).argmax() == whole

@@ -19,6 +19,8 @@ from tests.engine.tiny import (
     until_idle,
 )
 
+from hotloop.backends.backend import Row, Sampling
+from hotloop.backends.host import HostChosen
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, SamplingParams
@@ -26,8 +28,7 @@ from hotloop.core.schema import json_schema
 from hotloop.engine.decode import Decoder
 from hotloop.engine.engine import Completion, Engine
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.sampler import Rows
-from hotloop.engine.scheduler import Slice
+from hotloop.engine.step import Slice
 
 SCHEMA = {
     "type": "object",
@@ -181,7 +182,8 @@ def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) 
     decoder.open(request, matcher)
     matcher.error = "too many states"
     part = Slice(request, 0, 3, wants_token=True)
-    outcome = decoder.decode(part, Rows(np.ones((1, VOCAB_SIZE), np.float32)), 0)
+    logits = np.ones((1, VOCAB_SIZE), np.float32)
+    outcome = decoder.decode(part, HostChosen(logits, Sampling([Row(request, 3)]), 0.0), 0)
     assert isinstance(outcome.error, RequestError)
     assert (outcome.tokens, part.has_failed, request.num_output) == ([], True, 0)
 

@@ -22,7 +22,7 @@ from tests.engine.tiny import (
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError, EngineClosed
+from hotloop.core.errors import BackendError, DeviceLost, EngineClosed
 from hotloop.core.request import FinishReason, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
@@ -67,6 +67,24 @@ def test_a_failed_step_ends_its_requests_and_the_next_one_works(failure: Any, me
         assert engine.stats().num_finished[FinishReason.ERROR] == 1
     assert after.token_ids == before.token_ids
     assert after.usage.num_cached == 0, "nothing computed before the failure is trusted"
+
+
+def test_a_device_that_is_gone_ends_everything_with_its_error() -> None:
+    def lose(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise DeviceLost("the GPU failed: an illegal memory access was encountered")
+
+    backend = FailingBackend(block_size=BLOCK_SIZE, num_blocks=64, vocab_size=VOCAB_SIZE)
+    backend.failure = lose
+    listener = Listener()
+    with Engine(TOKENIZER, backend, EngineConfig(max_running=1)) as engine:
+        engine.submit([make_request([1, 2], "runs"), make_request([3, 4], "waits")], listener)
+        listener.wait("runs", "waits")
+        assert isinstance(listener.last("runs").error, DeviceLost)
+        assert isinstance(listener.last("waits").error, DeviceLost)
+        engine._thread.join(30)
+        assert engine.has_failed
+        with pytest.raises(EngineClosed, match="has failed"):
+            engine.generate([1, 2], greedy())
 
 
 POISON = 255

@@ -50,7 +50,7 @@ class TestTotals:
         engine = Turned(max_step_tokens=8)
         engine.ask("r", list(range(20)), max_tokens=6)
         seen = []
-        while not engine.core.is_idle:
+        while engine.core.scheduler.has_work:
             engine.core.step()
             totals = engine.look().totals
             seen.append((totals.num_prompt, totals.num_output))

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.engine.tiny import BLOCK_SIZE
-from tests.engine.turning import Loop, make_scheduler, prompt
+from tests.engine.turning import STEP_S, Loop, make_scheduler, prompt
 
 from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.core.retention import Hold, HoldKind
@@ -27,9 +27,10 @@ def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> N
     loop.finish(first)
     request = loop.add("second", prompt(8))
     step = loop.scheduler.schedule(loop.now)
-    loop.scheduler.extend(step.slices[0], [70, 71, 72, 73, 74, 75], [True] * 6)
+    loop.scheduler.extend(step.slices[0], [70, 71, 72, 73, 74, 75], [1] * 6)
+    loop.scheduler.advance(step)
     request.token_ids.extend(range(8, 24))  # one sampled, and a run of forced ones that the tree knows
-    loop.scheduler.update(step, loop.now)
+    loop.scheduler.settle(step, loop.now, STEP_S)
     loop.scheduler.check()
     known = loop.scheduler.tree.match(request.token_ids[:20])
     assert loop.step() == {"second": (20, 24)}

@@ -131,7 +131,7 @@ def test_the_time_to_read_is_learnt_from_full_steps_without_the_time_between_the
     loop = Loop(make_scheduler(num_blocks=64, max_step_tokens=64))
     for i in range(50):
         request = loop.add(f"r{i}", prompt(60, 100 * i))
+        loop.step(1000.0, took_s=0.6)
         loop.step(1000.0)
-        loop.step(0.6)
         loop.finish(request)
     assert loop.scheduler.turnover_s == pytest.approx(0.01 * 64 * BLOCK_SIZE, rel=0.01)

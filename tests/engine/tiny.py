@@ -40,8 +40,12 @@ def make_request(prompt: Sequence[int], name: str = "r", **changes: Any) -> Requ
     return Request(name, prompt, changes.pop("sampling", greedy()), **changes)
 
 
-def make_engine(num_blocks: int = 256, on_run: Callable[[Batch], None] | None = None, **settings: Any) -> Engine:
-    backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, on_run=on_run)
+def make_engine(
+    num_blocks: int = 256, on_run: Callable[[Batch], None] | None = None, depth: int = 1, **settings: Any
+) -> Engine:
+    backend = NullBackend(
+        block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, depth=depth, on_run=on_run
+    )
     return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
 
 

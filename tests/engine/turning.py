@@ -6,11 +6,15 @@ from tests.engine.tiny import BLOCK_SIZE, make_request
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request
-from hotloop.engine.scheduler import Scheduler, Step
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.step import Step
 
 
 def make_scheduler(num_blocks: int = 64, **changes: Any) -> Scheduler:
     return Scheduler(EngineConfig(**changes), block_size=BLOCK_SIZE, num_blocks=num_blocks)
+
+
+STEP_S = 0.001
 
 
 class Loop:
@@ -25,19 +29,20 @@ class Loop:
         self.scheduler.add(request)
         return request
 
-    def step(self, seconds: float = 0.001) -> dict[str, tuple[int, int]]:
-        """What each request computed."""
+    def step(self, seconds: float = STEP_S, took_s: float = STEP_S) -> dict[str, tuple[int, int]]:
+        """What each request computed, so long after the last step."""
         self.now += seconds
         step = self.scheduler.schedule(self.now)
         self.scheduler.check()
-        self.update(step)
+        self.compute(step, took_s)
         return {part.request.id: (part.begin, part.end) for part in step.slices}
 
-    def update(self, step: Step) -> None:
+    def compute(self, step: Step, took_s: float = STEP_S) -> None:
+        self.scheduler.advance(step)
         for part in step.slices:
             if part.wants_token:
                 part.request.token_ids.append(part.request.num_tokens)
-        self.scheduler.update(step, self.now)
+        self.scheduler.settle(step, self.now, took_s)
         self.scheduler.check()
 
     def finish(self, request: Request) -> None:

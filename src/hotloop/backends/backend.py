@@ -1,11 +1,25 @@
-"""The seam to the hardware: one ragged batch in, the wanted rows of logits out."""
+"""The seam to the hardware: batches are launched, the tokens chosen after them are waited for.
 
-from collections.abc import Sequence
+    launch(batch) ──> Flight ── sample(sampling) ──> wait() ──> Chosen
+                        │ the forward pass runs         │ the only synchronisation
+                        └ masks are made meanwhile      └ token ids, not logits
+
+Whatever is launched or copied takes effect in the order of the calls, so a block may be given to somebody else as soon
+as its last user was launched. `depth` is how many batches may be in flight: with two, a row of the second may be a
+token that the first has yet to choose.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hotloop.core.request import Request, TokenLogprob
+
+Mask = NDArray[np.uint8]
+"""One bit a token of the vocabulary, the lowest bit of the first byte first: 1 may come next, 0 may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +27,11 @@ class Batch:
     """One step as arrays. Sequence i computes its tokens [past_lens[i], past_lens[i] + its share of `token_ids`).
 
     token_ids   [ a a a a a | b | c c c ]     a: a chunk, b: one token, c: a token and its drafts
+    sources     [ - - - - - | 3 | - - - ]     b is what the batch before chooses after its wanted row 3; -1: it is known
     begins      [ 0           5   6       9 ]
     block_ids   [ a0 a1 a2 | b0 b1 | c0 ]     the blocks that hold each sequence, new tokens included
     block_begins[ 0          3       5    6 ]
-    wanted      [ 4, 5, 6, 7, 8 ]             rows of `token_ids` whose logits are wanted
+    wanted      [ 4, 5, 6, 7, 8 ]             rows of `token_ids` after which a token is chosen
     """
 
     token_ids: NDArray[np.int64]
@@ -26,11 +41,100 @@ class Batch:
     block_ids: NDArray[np.int32]
     block_begins: NDArray[np.int32]
     wanted: NDArray[np.int64]
+    sources: NDArray[np.int32] | None = None
+    """None: every token is known."""
+
+
+class Allowed(Protocol):
+    """Which tokens may come next."""
+
+    error: str | None
+
+    def allows(self, token_id: int) -> bool: ...
+    def mask(self) -> Mask: ...
+
+
+@dataclass(slots=True)
+class Row:
+    """A token to be chosen: the one at `position` of this request.
+
+    known to the request  [ token_ids ........ ]
+    before this token     [ token_ids ........ | drafts ][ position ]
+    """
+
+    request: Request
+    position: int
+    drafts: Sequence[int] = ()
+    """The tokens before it that are guessed; how many of them the request has meanwhile made its own may change."""
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens of the answer come before it."""
+        return self.position - self.request.num_prompt
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """All tokens before it."""
+        known = np.array(self.request.token_ids, np.int32)[: self.position]
+        num_guessed = self.position - len(known)
+        return np.append(known, np.array(self.drafts, np.int32)[len(self.drafts) - num_guessed :])
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of a batch are chosen: a row for each wanted one, and which of them a grammar restricts."""
+
+    rows: Sequence[Row]
+    eos_ids: frozenset[int] = frozenset()
+    """What an answer may not end with while it is too short."""
+    masks: Callable[[], Iterable[tuple[int, Mask]]] = tuple
+    """Makes the masks, by row. A host flight has no use for them: it asks `Chosen.token`'s `allowed` instead."""
+
+
+class Chosen(Protocol):
+    """What came of a batch. Rows are numbered as wanted."""
+
+    device_s: float
+    """How long the hardware took for it."""
+
+    def token(self, row: int, allowed: Allowed | None = None) -> int:
+        """The token of a row. `allowed` is its grammar, which a device that was given masks has obeyed already.
+
+        Raises BackendError if the model computed no numbers, RequestError if the grammar fails.
+        """
+        ...
+
+    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        """From the model's own distribution, before temperature, penalties and cuts; only where it was asked for."""
+        ...
+
+
+class Flight(Protocol):
+    """A batch under way."""
+
+    def sample(self, sampling: Sampling) -> None:
+        """Say how its tokens are chosen; once, before `wait` and before the next launch."""
+        ...
+
+    def wait(self) -> Chosen:
+        """What was chosen. Raises BackendError if the hardware failed."""
+        ...
+
+
+class Copy(Protocol):
+    """Bytes on their way to the host."""
+
+    def wait(self) -> memoryview:
+        """On any thread."""
+        ...
 
 
 class Backend(Protocol):
     """Hardware that holds `num_blocks` KV blocks of `block_size` tokens each and computes batches over them."""
 
+    depth: int
+    """Most batches in flight: 1, or 2 where a row may be a token that is still to be chosen."""
+    step_tokens: int
+    """How many tokens a step should have at most, unless somebody knows better."""
     block_size: int
     num_blocks: int
     vocab_size: int
@@ -39,19 +143,16 @@ class Backend(Protocol):
     kv_layout: str
     """What the bytes of a block depend on beside its tokens: the model, the precision, who computes and stores them."""
 
-    def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Write the KV of every token of the batch into its blocks; return logits [len(wanted), vocab_size].
-
-        The array is valid until the next call. Raises BackendError if the hardware fails.
-        """
+    def launch(self, batch: Batch) -> Flight:
+        """Begin to write the KV of every token into its blocks. Raises BackendError if the hardware fails."""
         ...
 
-    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
-        """A copy of these blocks' KV, `block_bytes` each, in an order of the backend's own."""
+    def read_blocks(self, block_ids: Sequence[int]) -> Copy:
+        """A copy of these blocks' KV as it is after all that was launched, in an order of the backend's own."""
         ...
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        """Put back what `read_blocks` gave, into as many blocks."""
+        """Put back what `read_blocks` gave, into as many blocks, before whatever is launched next."""
         ...
 
     def close(self) -> None:

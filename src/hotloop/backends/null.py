@@ -2,14 +2,22 @@
 
 Its "model" is a pure function of the tokens it can see in its KV: the next token is a hash of the sequence's last few
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
+
+With a depth of two it behaves as a device does: batches are computed some time after they were launched, in order, the
+tokens are chosen under the masks that were handed over, and a row may be a token of the batch before.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Allowed, Batch, Chosen, Flight, Mask, Sampling
+from hotloop.backends.host import NOT_NUMBERS, HostChosen, HostCopy, HostFlight
+from hotloop.backends.sampler import is_allowed
+from hotloop.core.errors import BackendError, HotloopError
+from hotloop.core.request import TokenLogprob
 
 
 class NullBackend:
@@ -17,6 +25,7 @@ class NullBackend:
 
     WINDOW = 64
     LIKELIEST = 10.0  # its logit; all others have less than 1
+    step_tokens = 512
 
     def __init__(
         self,
@@ -25,39 +34,73 @@ class NullBackend:
         num_blocks: int = 1024,
         vocab_size: int = 1000,
         max_context: int = 1 << 20,
+        depth: int = 1,
         on_run: Callable[[Batch], None] | None = None,
+        is_late: Callable[[], bool] = lambda: True,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.max_context = max_context
+        self.depth = depth
         self.block_bytes = block_size * np.dtype(np.int64).itemsize
         self.kv_layout = f"null {block_size}"
         self._on_run = on_run
+        self._is_late = is_late  # whether a batch, with a depth of two, is computed only when somebody needs it
+        self._queue: deque[_DeviceFlight] = deque()
+        self._chosen_ids: list[int] = []  # of the batch that was computed last
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
         self._noise = np.random.default_rng(0).random(vocab_size, np.float32)  # logits as uneven as a model's
         self._logits = np.zeros((0, vocab_size), np.float32)
         self._likeliest: list[int] = []
 
+    def launch(self, batch: Batch) -> Flight:
+        if self.depth == 1:
+            return HostFlight(lambda: self.run(batch))
+        self._catch_up(self.depth - 1)
+        flight = _DeviceFlight(batch, self._catch_up)
+        self._queue.append(flight)
+        return flight
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [wanted, vocabulary], valid until the next call."""
         if self._on_run:
             self._on_run(batch)
         tables = [batch.block_ids[a:b] for a, b in zip(batch.block_begins, batch.block_begins[1:], strict=False)]
+        token_ids = self._token_ids(batch)
         for i, table in enumerate(tables):
             begin, end = batch.begins[i], batch.begins[i + 1]
             positions = batch.positions[begin:end]
-            self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
+            self._kv[table[positions // self.block_size], positions % self.block_size] = token_ids[begin:end]
         return self._point_at([*self._next_tokens(batch, tables)])
 
-    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
+    def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
+        self._catch_up()
         copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
-        return copy.view(np.uint8).reshape(-1)
+        return HostCopy(copy.view(np.uint8).reshape(-1).data)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        self._catch_up()
         self._kv[np.array(block_ids)] = np.frombuffer(data, np.int64).reshape(-1, self.block_size)
 
     def close(self) -> None:
         self._kv = self._kv[:0]
+
+    def _catch_up(self, num_left: int = 0) -> None:
+        """Compute what was launched until so many are left; a device in a hurry leaves none."""
+        while self._queue and (len(self._queue) > num_left or not self._is_late()):
+            flight = self._queue.popleft()
+            self._chosen_ids = flight.compute(self.run)
+            if flight.error:  # what was launched after it fails with it
+                for later in self._queue:
+                    later.error = flight.error
+                self._queue.clear()
+
+    def _token_ids(self, batch: Batch) -> NDArray[np.int64]:
+        if batch.sources is None:
+            return batch.token_ids
+        chosen_ids = np.array([*self._chosen_ids, -1])
+        return np.where(batch.sources >= 0, chosen_ids[batch.sources], batch.token_ids)
 
     def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
         owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
@@ -78,3 +121,79 @@ class NullBackend:
             self._logits[row, token_id] = self.LIKELIEST
         self._likeliest = token_ids
         return self._logits[: len(token_ids)]
+
+
+class _DeviceFlight:
+    """A batch in the queue of a device: its tokens are chosen when it is computed, not when they are asked for."""
+
+    def __init__(self, batch: Batch, catch_up: Callable[[], None]) -> None:
+        self._batch = batch
+        self._catch_up = catch_up
+        self._sampling = Sampling(())
+        self._masks: dict[int, Mask] = {}
+        self._chosen: _DeviceChosen | None = None
+        self.error: BackendError | None = None
+
+    def sample(self, sampling: Sampling) -> None:
+        assert len(sampling.rows) == len(self._batch.wanted)
+        self._sampling = sampling
+        self._masks = dict(sampling.masks())
+
+    def compute(self, run: Callable[[Batch], NDArray[np.float32]]) -> list[int]:
+        """Run it; the tokens chosen, for the batch after it."""
+        try:
+            host = HostChosen(run(self._batch).copy(), self._sampling, 0.0)
+        except BackendError as error:
+            self.error = error
+            return []
+        self._chosen = _DeviceChosen(host, [self._choose(host, row) for row in range(len(self._batch.wanted))])
+        return [choice if isinstance(choice, int) else 0 for choice in self._chosen.choices]
+
+    def wait(self) -> Chosen:
+        if self._chosen is None and self.error is None:
+            self._catch_up()
+        if self.error:
+            raise self.error
+        assert self._chosen is not None
+        return self._chosen
+
+    def _choose(self, host: HostChosen, row: int) -> int | HotloopError:
+        mask = self._masks.get(row)
+        if mask is not None and not mask.any():  # the row after a draft that ends the answer
+            return BackendError(NOT_NUMBERS)
+        try:
+            return host.token(row, None if mask is None else _Masked(mask))
+        except HotloopError as error:
+            return error
+
+
+class _DeviceChosen:
+    device_s = 0.0
+
+    def __init__(self, host: HostChosen, choices: list[int | HotloopError]) -> None:
+        self.choices = choices
+        self._host = host
+
+    def token(self, row: int, allowed: Allowed | None = None) -> int:
+        choice = self.choices[row]
+        if not isinstance(choice, int):
+            raise choice
+        return choice
+
+    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        return self._host.logprob(row, token_id, num_top)
+
+
+class _Masked:
+    """A mask that was handed over, as a grammar."""
+
+    error: str | None = None
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+
+    def allows(self, token_id: int) -> bool:
+        return is_allowed(self._mask, token_id)
+
+    def mask(self) -> Mask:
+        return self._mask

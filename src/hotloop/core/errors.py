@@ -9,6 +9,7 @@ HotloopError
 ├── Overloaded           too much is waiting already: try again later
 ├── EngineClosed         the engine is shutting down or has shut down
 ├── BackendError         the hardware failed under a step
+│   └── DeviceLost       and will not run again in this process
 └── RemoteError          a server elsewhere could not be reached, refused, or broke off
 
 `None` means "not now", an `assert` means "our bug"; one of these means the caller or the world.
@@ -66,6 +67,10 @@ class EngineClosed(HotloopError):
 
 class BackendError(HotloopError):
     """The hardware failed under a step; every request of that step ends with this."""
+
+
+class DeviceLost(BackendError):
+    """The device refuses everything from now on, as CUDA does after a bad access: only a new process can use it."""
 
 
 class RemoteError(HotloopError):

@@ -3,8 +3,9 @@
 `Request` is the only long-lived object in the engine: the scheduler moves it, the sampler reads it, nobody copies it.
 There is no prefill phase and no decode phase, only `num_computed` catching up with the tokens:
 
-    token_ids     [ prompt ........................ | output ...... ]
-    num_computed  [ KV is in blocks ......... |  still to compute   ]
+    token_ids     [ prompt ........................ | output ...... ]-- num_pending --]  chosen, their values unknown
+    num_computed  [ launched ............................. |  still to compute        ]
+    num_settled   [ KV is in blocks ......... | in flight  |
     num_cached    [ found in the tree .. |
 """
 
@@ -172,6 +173,13 @@ class Request:
 
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0
+    num_settled: int = 0
+    num_pending: int = 0
+    """Tokens that a step in flight is choosing."""
+    pending_row: int = 0
+    """Which wanted row of that step chooses it."""
+    has_guess: bool = False
+    """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
     num_cached: int = 0
     num_restored: int = 0
     eviction: Eviction | None = None
@@ -219,6 +227,16 @@ class Request:
     @property
     def output_ids(self) -> "array[int]":
         return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that no step computes yet."""
+        return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether its next token can be computed before the value of the last is known."""
+        return not (self.has_guess or self.grammar or self.sampling.has_penalties)
 
     @property
     def is_finished(self) -> bool:

@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.engine.scheduler import Slice, Step
+from hotloop.engine.step import Slice, Step
+
+_UNKNOWN = array("i", [0]).tobytes()
 
 
 def make_batch(step: Step, block_size: int) -> Batch:
+    """Tokens whose values are not known yet are named by the row of the step before that chooses them."""
     slices = step.slices
     lengths = [part.num_tokens for part in slices]
     tables = [part.request.block_ids[: -(-(part.begin + part.num_tokens) // block_size)] for part in slices]
@@ -25,12 +28,25 @@ def make_batch(step: Step, block_size: int) -> Batch:
         block_ids=_join(table.tobytes() for table in tables),
         block_begins=_begins(map(len, tables)),
         wanted=_wanted(slices, begins),
+        sources=_sources(slices, begins),
     )
 
 
 def _token_bytes(part: Slice) -> bytes:
     computed = part.request.token_ids[part.begin : part.end].tobytes()
+    if part.end > part.request.num_tokens:
+        return computed + _UNKNOWN
     return computed + array("i", part.draft_ids).tobytes() if part.draft_ids else computed
+
+
+def _sources(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int32] | None:
+    """Where the last token of a slice comes from, if its request does not have it."""
+    pending = [i for i, part in enumerate(slices) if part.end > part.request.num_tokens]
+    if not pending:
+        return None
+    sources = np.full(begins[-1], -1, np.int32)
+    sources[begins[1:][pending] - 1] = [slices[i].request.pending_row for i in pending]
+    return sources
 
 
 def _wanted(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -1,26 +1,31 @@
-"""One step of the engine, and what it tells whom. Runs on one thread and never waits.
+"""One step of the engine, and what it tells whom. Runs on one thread and waits for nothing but the backend.
 
-Every request ends in exactly one terminal event: finished, aborted, or failed with its step.
+    launch N+1 | tell of N-1 | masks of N+1 | wait for N, settle it
+
+With a depth of two step N+1 runs while N is settled; with one it is the same step that is launched and waited for.
+Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are told in the
+order in which they came to be.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotloop.backends.backend import Backend
+from hotloop.backends.backend import Backend, Flight, Row, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Changes
-from hotloop.engine.decode import Decoder, Outcome
+from hotloop.engine.decode import Decoder, Outcome, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.sampler import Rows, Sampled
-from hotloop.engine.scheduler import Scheduler, Slice, Step
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
@@ -29,10 +34,12 @@ OnEvent = Callable[[TokenEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did and what it took; `overhead_s` is everything but the backend."""
+    """What one step did and what it took; `overhead_s` is the time that the hardware had nothing to do with."""
 
     duration_s: float
     overhead_s: float
+    host_s: float
+    """What the host did for it, the hardware busy or not."""
     num_requests: int
     num_tokens: int
     num_output: int
@@ -63,8 +70,16 @@ class _Listener:
     """Tokens that were certain before the first step; told with the first one it gives."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step in flight."""
+
+    step: Step
+    flight: Flight
+
+
 class EngineCore:
-    """Scheduler, backend and sampler, turned one step at a time."""
+    """Scheduler, backend and decoder, turned one step at a time."""
 
     def __init__(
         self,
@@ -81,7 +96,11 @@ class EngineCore:
         self.config = config
         self.totals = Totals()
         self.scheduler = Scheduler(
-            config, block_size=backend.block_size, num_blocks=backend.num_blocks, changes=changes
+            config,
+            block_size=backend.block_size,
+            num_blocks=backend.num_blocks,
+            step_tokens=backend.step_tokens,
+            changes=changes,
         )
         self._tokenizer = tokenizer
         self._backend = backend
@@ -92,6 +111,9 @@ class EngineCore:
         )
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
+        self._flights: deque[_Launched] = deque()
+        self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not told yet
+        self._settled_at = clock()  # or when the first step after an idle time began
         self._clock = clock
         self._finished_at = clock()
         self.finish_interval_s = 1.0  # from one request's end to the next, lately and on average, while there is work
@@ -114,8 +136,13 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits or runs."""
-        return not self._listeners
+        """Whether nobody waits or runs, and everybody was told of everything."""
+        return not (self._listeners or self._flights or self._events)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do."""
+        return self.scheduler.has_work or bool(self._flights or self._events)
 
     def disk_stats(self) -> DiskStats:
         return self._disk.stats() if self._disk else DiskStats()
@@ -126,32 +153,17 @@ class EngineCore:
             self._disk.check()
 
     def step(self) -> StepReport | None:
-        """Compute one step and tell everybody; None if there was nothing to do."""
+        """Launch a step, tell the world of the one before, settle the oldest in flight if it is time for that."""
         began_at = self._clock()
         if self._disk:
             self._disk.poll(began_at)
-        step = self.scheduler.schedule(began_at)
-        if not step.slices:
-            return None
-        if self._speculator:
-            self._speculator.draft(step, self.scheduler)
-        batch = make_batch(step, self.scheduler.block_size)
-        ran_at = self._clock()
-        logits = self._backend.run(batch)
-        backend_s = self._clock() - ran_at
-        outcomes = self._decode(step, Rows(logits))
-        now = self._clock()
-        self.scheduler.update(step, now)
-        if self._disk:
-            self._disk.save(step.slices)
-        if self._speculator:
-            self._speculator.learn(step, now - began_at)
-        for part, outcome in outcomes:
-            self._deliver(part.request, outcome, now)
-        self.totals.num_steps += 1
-        duration_s = self._clock() - began_at
-        num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
-        return StepReport(duration_s, duration_s - backend_s, len(step.slices), len(batch.token_ids), num_output)
+        launched = self._launch(began_at)
+        self._tell_all()
+        if launched:
+            launched.flight.sample(self._sampling(launched.step))
+        if self._flights and (not launched or len(self._flights) >= self._backend.depth):
+            return self._settle(self._flights.popleft())
+        return None
 
     def abort(self, *request_ids: str) -> None:
         """End requests now, if they have not ended already."""
@@ -166,8 +178,10 @@ class EngineCore:
 
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
+        self._flights.clear()
         for request in self.scheduler.reset():
             self._close(request, _event(request, error=error))
+        self._tell_all()
 
     def close(self) -> None:
         if self._speculator:
@@ -179,23 +193,64 @@ class EngineCore:
         """Nothing will run any more: end the waiting too."""
         if self._disk:
             self._disk.let_all_go()
-        while self.scheduler.has_work:
+        while self.has_work:
             self.fail(error)
 
     def _find(self, request_id: str) -> Request | None:
         return self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
 
-    def _decode(self, step: Step, rows: Rows) -> list[tuple[Slice, Outcome]]:
-        """The new tokens of every level slice; its rows lie one after the other."""
-        index = 0
-        outcomes = []
+    def _launch(self, now: float) -> _Launched | None:
+        step = self.scheduler.schedule(now)
+        if not step.slices:
+            return None
+        if self._speculator:
+            self._speculator.draft(step, self.scheduler)
+        launched = _Launched(step, self._backend.launch(make_batch(step, self.scheduler.block_size)))
+        self._flights.append(launched)
+        if len(self._flights) == 1:
+            self._settled_at = now  # what lay idle before is no part of its time
+        self.scheduler.advance(step)
+        return launched
+
+    def _sampling(self, step: Step) -> Sampling:
+        """A row for each token that may be chosen; drafts go before it."""
+        rows = []
         for part in step.slices:
             if part.wants_token:
-                outcomes.append((part, self._decoder.decode(part, rows, index)))
-                index += 1 + len(part.draft_ids)
-                part.request.num_drafted += sum(part.is_guess)
+                rows.append(Row(part.request, part.end))
+            count = len(part.draft_ids)
+            rows += [Row(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
+        return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
+
+    def _settle(self, launched: _Launched) -> StepReport:
+        """Wait for a step, give the requests their tokens, share what it computed."""
+        step = launched.step
+        waits_at = self._clock()
+        chosen = launched.flight.wait()
+        waited_s = self._clock() - waits_at
+        outcomes = [
+            (part, self._decoder.decode(part, chosen, part.first_row))
+            for part in step.slices
+            if part.wants_token and not part.request.is_finished
+        ]
+        now = self._clock()
+        self.scheduler.settle(step, now, chosen.device_s)
+        if self._disk:
+            self._disk.save(step.slices)
+        for part, outcome in outcomes:
+            if part.draft_ids:
+                part.request.num_drafted += part.num_guesses
                 part.request.num_accepted += part.num_right
-        return outcomes
+            self._deliver(part.request, outcome, now)
+        if self._speculator:
+            self._speculator.learn(step, now - self._settled_at)
+        self.totals.num_steps += 1
+        num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
+        now, settled_at = self._clock(), self._settled_at
+        self._settled_at = now
+        duration_s = now - settled_at
+        overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
+        return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 
     def _deliver(self, request: Request, outcome: Outcome, now: float) -> None:
         """Tokens arrived: does one end the request, and what text do they make certain? An error ends this one only."""
@@ -221,7 +276,7 @@ class EngineCore:
                 texts.append("" if piece.stop is not None else listener.text.finish())
                 self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
                 return
-        self._tell(listener, _event(request, tokens, "".join(texts)))
+        self._events.append((listener, _event(request, tokens, "".join(texts))))
 
     def _verdict(
         self, request: Request, token_id: int, num_output: int, stop: str | None
@@ -275,7 +330,11 @@ class EngineCore:
         self._decoder.close(request)
         if self._speculator:
             self._speculator.forget(request)
-        self._tell(self._listeners.pop(request.id), event)
+        self._events.append((self._listeners.pop(request.id), event))
+
+    def _tell_all(self) -> None:
+        while self._events:
+            self._tell(*self._events.popleft())
 
     def _tell(self, listener: _Listener, event: TokenEvent) -> None:
         """A listener that fails has gone away: its request ends, the others go on."""
@@ -303,7 +362,7 @@ def _event(
         token_ids=tuple(token.token_id for token in tokens),
         text=text,
         usage=request.usage,
-        logprobs=tuple(token.logprob for token in tokens if token.logprob),
+        logprobs=() if request.sampling.logprobs is None else tuple(token.logprob for token in tokens if token.logprob),
         finish_reason=request.finish_reason,
         stop_match=stop_match,
         error=error,

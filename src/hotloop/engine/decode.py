@@ -9,20 +9,30 @@ only decide how many rows a step has, and forcing only whether a certain token w
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hotloop.core.errors import BackendError, HotloopError, RequestError
-from hotloop.core.request import Request
-from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.sampler import Rows, Sampled, Sampler
-from hotloop.engine.scheduler import Slice
+from hotloop.backends.backend import Chosen, Mask
+from hotloop.core.errors import HotloopError
+from hotloop.core.request import Request, TokenLogprob
+from hotloop.engine.grammar.matcher import Matcher, masks_of
+from hotloop.engine.step import Slice
 
 _MAX_CERTAIN = 512  # tokens foreseen at a time; the loop waits for no more than that
 _FAR = 512  # tokens left, from where on the room is watched
 _NEAR = 8  # tokens to spare, below which each further one is looked at before it is taken
 _MAX_RESERVED = 16  # tokens kept for what the model has still to choose when something must be closed
 _LARGE = 3  # certain tokens after a sampled one that tell that something with parts has begun
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A chosen token, with its logprobs where they were asked for."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    is_forced: bool = False
+    """Whether it was certain without a look at any logits."""
 
 
 @dataclass(slots=True)
@@ -51,8 +61,7 @@ class Decoder:
     """Holds the guides of the requests that have a grammar."""
 
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
-        self._eos_ids = frozenset(eos_ids)
-        self._sampler = Sampler(self._eos_ids)
+        self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force
         self._guides: dict[str, Guide] = {}
 
@@ -71,19 +80,32 @@ class Decoder:
     def close(self, request: Request) -> None:
         self._guides.pop(request.id, None)
 
-    def decode(self, part: Slice, rows: Rows, index: int) -> Outcome:
+    def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
+        """Which tokens grammars allow after the rows of level slices, but where a token is certain already. A matcher
+        walks along the drafts and comes back.
+        """
+        guides = ((part, self._guides.get(part.request.id)) for part in parts if part.wants_token)
+        guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.certain]
+        for (part, matcher), mask in zip(guided, masks_of([matcher for _, matcher in guided]), strict=True):
+            yield part.first_row, mask
+            for i, token_id in enumerate(part.draft_ids, 1):
+                matcher.advance(token_id)
+                yield part.first_row + i, matcher.mask()
+            matcher.rollback(len(part.draft_ids))
+
+    def decode(self, part: Slice, chosen: Chosen, index: int) -> Outcome:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
+        num_known = request.num_tokens
         tokens: list[Sampled] = []
         while len(tokens) <= len(draft):
-            row = index + len(tokens)
-            if not rows.is_sound[row]:
-                return _failed(part, BackendError("the model computed logits that are not numbers"))
             try:
-                tokens += self._next(request, guide, rows, row)
-            except RequestError as error:
-                return _failed(part, error)
-            if tokens[-1].token_id in self._eos_ids or not self._is_as_drafted(part, tokens):
+                tokens += self._next(request, guide, chosen, index + len(tokens))
+            except HotloopError as error:  # nothing of this step counts
+                part.has_failed = True
+                del request.token_ids[num_known:]
+                return Outcome([], error)
+            if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
         return Outcome(tokens)
 
@@ -93,25 +115,22 @@ class Decoder:
             is_drafted = part.num_accepted < len(part.draft_ids)
             if not is_drafted or part.draft_ids[part.num_accepted] != tokens[part.num_accepted].token_id:
                 return False
-            part.num_right += part.is_guess[part.num_accepted]
+            part.num_right += part.kinds[part.num_accepted] is not None
             part.num_accepted += 1
         return True
 
-    def _next(self, request: Request, guide: Guide | None, rows: Rows, row: int) -> list[Sampled]:
+    def _next(self, request: Request, guide: Guide | None, chosen: Chosen, row: int) -> list[Sampled]:
         """One token from a row, and those that are certain after it."""
         if guide is None:
-            token = self._sampler.sample(rows, row, request)
-            request.token_ids.append(token.token_id)
-            return [token]
-        if guide.certain:
-            token = self._sampler.given(rows, row, request, guide.certain.popleft())
+            token_id = chosen.token(row)
+        elif guide.certain:
+            token_id = guide.certain.popleft()
         else:
-            token = self._sampler.sample(rows, row, request, guide.matcher)
-            token_id = self._take(request, guide, token.token_id)
-            if token_id != token.token_id:
-                token = self._sampler.given(rows, row, request, token_id)
-        request.token_ids.append(token.token_id)
-        if not self._forces(request):
+            token_id = self._take(request, guide, chosen.token(row, guide.matcher))
+        num_top = request.sampling.logprobs
+        token = Sampled(token_id, None if num_top is None else chosen.logprob(row, token_id, num_top))
+        request.token_ids.append(token_id)
+        if guide is None or not self._forces(request):
             return [token]
         forced = [self._append(request, token_id) for token_id in guide.certain]
         guide.certain.clear()
@@ -173,10 +192,3 @@ class Decoder:
     def _forces(self, request: Request) -> bool:
         """Logprobs need a row for each token."""
         return self._can_force and request.sampling.shortcuts and request.sampling.logprobs is None
-
-
-def _failed(part: Slice, error: HotloopError) -> Outcome:
-    """Nothing of this step counts."""
-    part.has_failed = True
-    del part.request.token_ids[part.end :]
-    return Outcome([], error)

@@ -19,8 +19,8 @@ from typing import Self, TypeVar
 import numpy as np
 
 from hotloop.backends.backend import Backend
-from hotloop.core.config import DEFAULT_MODEL, EngineConfig, Precision, WeightFormat
-from hotloop.core.errors import BackendError, EngineClosed, Overloaded, PromptTooLong, RequestError
+from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
@@ -68,6 +68,8 @@ class Engine:
         store: KvStore | None = None,
     ) -> None:
         self.name = name
+        self.device_note = ""
+        """Which device it runs on, and why."""
         self.tokenizer = tokenizer
         self.template = template
         self.config = config or EngineConfig()
@@ -110,18 +112,25 @@ class Engine:
         *,
         weights: WeightFormat = "int8",
         precision: Precision = "fast",
+        device: Device = "auto",
+        load_format: LoadFormat = "auto",
     ) -> "Engine":
-        """The model of that name or path, on this machine's CPU. Not started yet."""
-        from hotloop.backends.openvino.runner import open_backend  # noqa: PLC0415 - half a second, and not for everyone
+        """The model of that name or path, on this machine's GPU if it has one. Not started yet."""
+        from hotloop.backends.open import choose_device, open_backend  # noqa: PLC0415 - half a second, and not for all
         from hotloop.models.model import load_model  # noqa: PLC0415
 
         config = config or EngineConfig()
-        loaded = load_model(model)
+        choice = choose_device(device)
+        loaded = load_model(model, load_format=load_format)
         for note in loaded.notes:
             log.warning("%s: %s", loaded.name, note)
-        backend = open_backend(loaded, config, weight_format=weights, precision=precision)
-        drafter = open_drafter(loaded.tokenizer, backend.vocab_size, config, weights=weights, precision=precision)
-        return cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template, drafter=drafter)
+        backend = open_backend(loaded, config, device=choice.device, weight_format=weights, precision=precision)
+        drafter = open_drafter(
+            loaded.tokenizer, backend.vocab_size, config, device=choice.device, weights=weights, precision=precision
+        )
+        engine = cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template, drafter=drafter)
+        engine.device_note = choice.note
+        return engine
 
     def start(self) -> Self:
         self._thread.start()
@@ -350,9 +359,12 @@ class Engine:
             self._report(report, self.on_step)
 
     def _attempt(self, what: str, act: Callable[[], T]) -> T | None:
-        """Whatever goes wrong ends the requests that ran, never the engine."""
+        """Whatever goes wrong ends the requests that ran, and the engine only if its device is gone."""
         try:
             return act()
+        except DeviceLost as error:
+            self._core.fail_all(error)
+            raise
         except Exception as error:
             log.exception("%s failed", what)
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))
@@ -368,7 +380,7 @@ class Engine:
     def _take_inbox(self) -> bool:
         """Do what callers asked; waits while there is no work. False when it is time to stop."""
         with self._wake:
-            while not self._inbox and not self._is_stopped and not self._core.scheduler.has_work:
+            while not self._inbox and not self._is_stopped and not self._core.has_work:
                 if self.config.debug_checks:
                     self._core.check()
                 if self._core.is_idle:

@@ -1,6 +1,8 @@
 """Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
 
-One rule: a request's computed tokens catch up with its tokens. A step first gives every request that has read its
+One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
+`settle` shares what it computed once the values are there; between the two a request may be launched again if it does
+not need them. A step first gives every request that has read its
 prompt what it lacks, a token or a few forced ones (so decoding never starves), then fills its token budget with chunks
 of whoever lacks more; with small ones, where somebody more urgent waits for the step (`Courtesy`). Before it computes
 anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the
@@ -14,6 +16,7 @@ whoever is next waits for those who are away a limited time.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -26,54 +29,27 @@ from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
+from hotloop.engine.step import Slice, Step
 
 MAX_PUT_OFF = 4
 SETTLE_S = 0.5
 WAIT_S = 60.0
 
 
-@dataclass(slots=True)
-class Slice:
-    """Tokens [begin, end) of one request, to be computed in one step, and what is guessed to follow them.
-
-    computed  [ begin ............ end | draft_ids ......... ]
-    kept      [ begin ............ end | num_accepted |
-    """
-
-    request: Request
-    begin: int
-    end: int
-    wants_token: bool
-    """Whether this brings the request level with its tokens, so that a new one can be sampled."""
-    draft_ids: list[int] = field(default_factory=list)
-    is_guess: list[bool] = field(default_factory=list)
-    """Which of the drafts are guesses; the others follow from them."""
-    num_accepted: int = 0
-    """How many of the drafts turned out to be the request's tokens."""
-    num_right: int = 0
-    """How many of those were guesses."""
-    has_failed: bool = False
-    """Whether what was computed is worthless; then it is shared with nobody, and the caller fails the request next."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.begin + len(self.draft_ids)
-
-
-@dataclass(slots=True)
-class Step:
-    """What one run of the backend computes."""
-
-    slices: list[Slice] = field(default_factory=list)
-
-
 class Scheduler:
     """Owns the waiting, the running, and the blocks they use."""
 
     def __init__(
-        self, config: EngineConfig, *, block_size: int, num_blocks: int, changes: Changes | None = None
+        self,
+        config: EngineConfig,
+        *,
+        block_size: int,
+        num_blocks: int,
+        step_tokens: int = 512,
+        changes: Changes | None = None,
     ) -> None:
         self.config = config
+        self.max_step_tokens = config.max_step_tokens or step_tokens
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
@@ -84,7 +60,7 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
-        self._num_scheduled = 0  # tokens in the last step
+        self._flying: deque[Step] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -98,8 +74,6 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
-        if not self.has_work:
-            self._num_scheduled = 0  # what came after it was no part of the last step
         request.is_awaited = self.tree.is_awaited(request.token_ids, request.salt)
         if request.is_awaited:  # nor is its prefix given up while it waits for a place
             hold = Hold(HoldKind.AWAY, self.retention.now + WAIT_S, WAIT_S, rank=request.priority)
@@ -107,20 +81,25 @@ class Scheduler:
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
-        """The next step; empty if there is nothing to do."""
-        self._measure(now - self.fairness.now)
+        """The next step; empty if there is nothing to do, or somebody needs values first that a step in flight brings:
+        without them he would only get every other step.
+        """
+        if any(request.num_pending and not request.can_overlap for request in self.running.values()):
+            return Step()
         self.fairness.now = self.retention.now = now
         self.courtesy.begin((request.rank for request in self.running.values()), now, self.retention.token_s)
         plan = _Plan()
         behind = []
         for request in list(self.running.values()):
-            missing = len(request.token_ids) - request.num_computed
+            if request.num_pending and _is_about_to_end(request):
+                continue
+            missing = request.num_missing
             if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
                 behind.append(request)
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, missing)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
-        budget = max(self.block_size, self.config.max_step_tokens - num_granted)
+        budget = max(self.block_size, self.max_step_tokens - num_granted)
         for request in self._queue(behind):
             room = int(min(budget, self.courtesy.room(request.rank)))
             if room > 0 and (request.id in self.running or self._admit(plan, request)):
@@ -128,28 +107,47 @@ class Scheduler:
                 budget -= num_tokens
                 self.courtesy.see(request.rank)
                 self.courtesy.take(request.rank, num_tokens)
-        self._num_scheduled = sum(part.num_tokens for part in plan.slices.values())
-        return Step(list(plan.slices.values()))
+        return Step(list(plan.slices.values()), plan.prefixes)
 
-    def extend(self, part: Slice, draft_ids: list[int], is_guess: list[bool]) -> None:
+    def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nobody gives way for a guess."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
         if num_missing > 0 and (block_ids := self._allocate(num_missing, request)):
             request.block_ids.extend(block_ids)
         room = len(request.block_ids) * self.block_size - part.end
-        part.draft_ids, part.is_guess = draft_ids[:room], is_guess[:room]
+        part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
-    def update(self, step: Step, now: float) -> None:
-        """The step was computed, and the requests have the tokens that were chosen after it."""
-        self.retention.now = now
+    def advance(self, step: Step) -> None:
+        """The step was launched."""
+        self._flying.append(step)
+        num_rows = 0
         for part in step.slices:
             request = part.request
-            self.fairness.charge(request, part.num_tokens)
-            if part.has_failed:
+            if request.session_id:
+                self.fairness.charge(request, part.num_tokens)
+            request.num_computed = part.end
+            part.epoch = request.num_preemptions
+            if part.wants_token:
+                request.num_pending += 1
+                request.pending_row = part.first_row = num_rows
+                num_rows += 1 + len(part.draft_ids)
+
+    def settle(self, step: Step, now: float, took_s: float) -> None:
+        """The step was computed, and the requests have the tokens that were chosen after it."""
+        assert self._flying.popleft() is step
+        self.retention.now = now
+        num_tokens = step.num_tokens
+        if 2 * num_tokens > self.max_step_tokens and took_s > 0:  # it did little else than read prompts
+            self.retention.learn(num_tokens, took_s)
+        for part in step.slices:
+            request = part.request
+            request.num_pending -= part.wants_token
+            if part.has_failed or not part.is_kept:
                 continue
-            request.num_computed = part.end + part.num_accepted
-            if request.num_computed // self.block_size > part.begin // self.block_size:
+            request.num_computed += part.num_accepted
+            request.num_settled = max(request.num_settled, part.end + part.num_accepted)
+            if request.num_settled // self.block_size > part.begin // self.block_size:
                 self._share(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -157,7 +155,7 @@ class Scheduler:
         caller has had time to say what becomes of it.
         """
         request.finish_reason = reason
-        request.num_read = request.num_computed
+        request.num_read = request.num_settled
         self._release(request)
         if reason is FinishReason.STOP:
             hold = Hold(HoldKind.AWAY, self.retention.now + SETTLE_S, rank=request.rank)
@@ -182,6 +180,9 @@ class Scheduler:
         lost.clear()
         for request in requests:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
+        for request in self.waiting.values():
+            request.num_pending = 0
+        self._flying.clear()
         num_evicted = self.tree.num_evicted
         self.pool = BlockPool(self.pool.num_blocks)
         self.tree = RadixTree(self.pool, self.block_size, self.retention, self._changes)
@@ -196,7 +197,8 @@ class Scheduler:
         users: dict[int, int] = {}
         for request in self.running.values():
             assert request.id not in self.waiting
-            assert request.num_computed < request.num_tokens
+            assert request.num_settled <= request.num_computed < request.num_tokens + request.num_pending
+            assert request.num_pending <= len(self._flying)
             assert len(request.block_ids) * self.block_size >= request.num_computed
             for block_id in request.block_ids:
                 users[block_id] = users.get(block_id, 0) + 1
@@ -213,14 +215,16 @@ class Scheduler:
     def _advance(self, plan: "_Plan", request: Request, budget: int) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
         self._adopt(request, self._known_blocks(request))
-        missing = request.num_tokens - request.num_computed
-        if missing > self.block_size and self._is_read_by_another(plan, request):
+        missing = request.num_missing
+        prefix = self._next_block(request) if missing > self.block_size else b""
+        if prefix and self._is_read_by_another(plan, prefix):
             return 0
         count = min(missing, budget)
         if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
             count -= (request.num_computed + count) % self.block_size
         if count <= 0 or not self._grant(plan, request, count):
             return 0
+        plan.prefixes.add(prefix)
         return count
 
     def _grant(self, plan: "_Plan", request: Request, count: int) -> bool:
@@ -237,13 +241,8 @@ class Scheduler:
             self._preempt(plan, victim)
             if victim is request:
                 return False
-        plan.slices[request.id] = Slice(request, begin, end, end == len(request.token_ids))
+        plan.slices[request.id] = Slice(request, begin, end, end == request.num_tokens + request.num_pending)
         return True
-
-    def _measure(self, duration_s: float) -> None:
-        """Learn from the last step how long reading takes, if it did little else."""
-        if 2 * self._num_scheduled > self.config.max_step_tokens and duration_s > 0:
-            self.retention.learn(self._num_scheduled, duration_s)
 
     def _allocate(self, count: int, request: Request) -> list[int] | None:
         if count > self.pool.num_free:
@@ -252,7 +251,7 @@ class Scheduler:
 
     def _admit(self, plan: "_Plan", request: Request) -> bool:
         """Let one who waits run, if there is room."""
-        if plan.is_closed or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
+        if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
         known = self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
         staying = [other for other in self.running.values() if other.rank <= request.rank]
@@ -317,24 +316,25 @@ class Scheduler:
         del request.block_ids[num_own:]
         self.pool.use(adopted)
         request.block_ids.extend(adopted)
-        request.num_computed = len(request.block_ids) * self.block_size
+        request.num_computed = request.num_settled = len(request.block_ids) * self.block_size
         if not request.num_preemptions:  # of the prompt, that is: what is forced after it may be known as well
             request.num_cached = min(request.num_cached + len(adopted) * self.block_size, request.num_prompt)
 
-    def _is_read_by_another(self, plan: "_Plan", request: Request) -> bool:
-        """Whether this step already computes the block this request needs next: then it waits and follows."""
+    def _next_block(self, request: Request) -> bytes:
+        """The block this request needs next, with all before it; nothing if others could not use it."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
-            return False
-        prefix = request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
-        is_known = prefix in plan.prefixes
-        plan.prefixes.add(prefix)
-        return is_known
+            return b""
+        return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
+
+    def _is_read_by_another(self, plan: "_Plan", prefix: bytes) -> bool:
+        """Whether this step or one in flight computes a block already: then whoever needs it waits and follows."""
+        return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
     def _share(self, request: Request) -> None:
         """Put the request's full blocks into the tree; where the tree had them already, use those instead."""
         if not self.config.prefix_cache:
             return
-        num_full = request.num_computed // self.block_size
+        num_full = request.num_settled // self.block_size
         own = request.block_ids[:num_full].tolist()
         tokens = request.token_ids[: num_full * self.block_size]
         shared = self.tree.insert(tokens, own, request.salt, request.session_id)
@@ -361,7 +361,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_ids)
         request.block_ids = array("i")
-        request.num_computed = 0
+        request.num_computed = request.num_settled = 0
 
 
 @dataclass(slots=True)
@@ -376,6 +376,11 @@ class _Plan:
     """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
     and must not come straight back.
     """
+
+
+def _is_about_to_end(request: Request) -> bool:
+    """Whether the token it is waiting for is the last it may have."""
+    return request.num_output + request.num_pending >= request.max_tokens
 
 
 def _rank(request: Request) -> int:

@@ -40,6 +40,7 @@ class Tokenizer:
         eos_ids: Iterable[int] = (),
         wants_bos: bool = False,
     ) -> None:
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._inner = inner
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id = bos_id
@@ -92,11 +93,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for; none for special tokens and for ids that have no token."""
+        known = self._bytes.get(token_id)
+        if known is None and 0 <= token_id < self.vocab_size:
+            known = self._bytes[token_id] = self._spell(token_id)
+        return known or b""
+
+    def _spell(self, token_id: int) -> bytes:
         if token_id in self._special:
             return b""
         if token_id in self._verbatim:
             return self._verbatim[token_id].encode()
-        piece = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        piece = self._inner.id_to_token(token_id)
         if piece is None:
             return b""
         if self._is_byte_level:

@@ -5,6 +5,7 @@ import os
 import threading
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def data(number: int) -> memoryview:
 
 def fill(store: KvStore, numbers: Sequence[int]) -> None:
     for number in numbers:
-        store.save(key(number), data(number), depth=0)
+        store.save(key(number), partial(data, number), depth=0)
     assert store.flush()
 
 
@@ -115,7 +116,7 @@ def test_the_folder_is_bounded_and_the_longest_unused_goes(tmp_path: Path) -> No
 def test_of_a_prefix_the_end_goes_first(tmp_path: Path) -> None:
     first = make_store(tmp_path)
     for number in range(20):
-        first.save(key(number), data(number), depth=number)
+        first.save(key(number), partial(data, number), depth=number)
     first.close()
     second = make_store(tmp_path, max_bytes=16 * FILE_BYTES)
     num_left = len(segments_in(tmp_path))
@@ -138,7 +139,7 @@ def test_two_stores_on_one_folder_share_it_and_its_bound(tmp_path: Path) -> None
         thread.join()
     slack = 2 * (64 // 16 + 1)  # what each may write before it looks again
     assert len(segments_in(tmp_path)) <= 64 + slack
-    stores[0].save(key(7777), data(1), depth=0)
+    stores[0].save(key(7777), partial(data, 1), depth=0)
     assert stores[0].flush()
     for store in stores:
         for number in range(150):
@@ -227,7 +228,7 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
     store = make_store(folder, max_queued_bytes=3 * SIZE)
     for number in range(3):
         assert store.has_room
-        store.save(key(number), data(number), depth=0)
+        store.save(key(number), partial(data, number), depth=0)
         assert store.has(key(number))
     assert not store.has_room
     assert store.num_leading([key(0)]) == 0, "it cannot be read yet"

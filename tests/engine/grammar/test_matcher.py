@@ -13,10 +13,11 @@ from tests.models.tiny import tiny_tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, normalizers
 
+from hotloop.backends.sampler import apply_mask, is_allowed
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.schema import json_schema
-from hotloop.engine.grammar.matcher import Grammars, Matcher, apply_mask, is_allowed
+from hotloop.engine.grammar.matcher import Grammars, Matcher, masks_of
 from hotloop.models.tokenizer import Tokenizer
 
 WORDS = Tokenizer(tiny_tokenizer())
@@ -356,3 +357,17 @@ def test_a_model_without_an_end_cannot_be_bound():
     assert not endless.eos_ids
     with pytest.raises(RequestError, match="no token that ends"):
         Grammars(endless, endless.vocab_size).matcher(Grammar("regex", "a"))
+
+
+def test_the_masks_of_many_are_those_of_each() -> None:
+    """Of grammars that leave a choice, that force something, that have ended, and that have failed."""
+    grammars = Grammars(TOKENIZER, VOCAB_SIZE)
+    texts = ["[a-z]+", "abc", "[ab]?", "(yes|no)", "[0-9]{3}"]
+    matchers = [grammars.matcher(Grammar("regex", text)) for text in 4 * texts]
+    matchers[7].advance(TOKENIZER.encode("a")[0])
+    matchers[2].advance(EOS_ID)
+    matchers[15].error = "too many states"
+    wanted = [matcher.mask().tolist() for matcher in matchers]
+    assert [mask.tolist() for mask in masks_of(matchers)] == wanted
+    assert [mask.tolist() for mask in masks_of(matchers[:3])] == wanted[:3]
+    assert masks_of([]) == []

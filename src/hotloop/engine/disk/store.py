@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from hotloop.core.errors import BackendError
 from hotloop.engine.disk.folder import HEADER_BYTES, KEY_BYTES, Folder
 
 log = logging.getLogger(__name__)
@@ -137,11 +138,10 @@ class KvStore:
         has_room = (len(self._queued) + 1) * self.segment_bytes <= self._max_queued_bytes
         return has_room and time.monotonic() >= self._paused_until
 
-    def save(self, key: bytes, data: memoryview, depth: int) -> None:
-        """Write a segment; `depth` is how many come before it."""
-        assert len(data) == self.segment_bytes
+    def save(self, key: bytes, copy: Callable[[], memoryview], depth: int) -> None:
+        """Write a segment once it is copied; `depth` is how many come before it."""
         self._queued.add(key)
-        self._writer.put(lambda: self._write(key, data, _use_of(depth)))
+        self._writer.put(lambda: self._write(key, copy, _use_of(depth)))
 
     def read(self, key: bytes, on_data: OnData) -> None:
         """Read a segment; `on_data` hears of it on another thread, in the order of the calls. None: it is lost."""
@@ -177,14 +177,18 @@ class KvStore:
         with suppress(OSError):  # a folder that cannot be written to may still be read
             self._look_through(self._max_bytes)
 
-    def _write(self, key: bytes, data: memoryview, used_at: float) -> None:
+    def _write(self, key: bytes, copy: Callable[[], memoryview], used_at: float) -> None:
         try:
             if self._is_closing or time.monotonic() < self._paused_until:
                 self.totals.num_dropped += 1
             else:
+                data = copy()
+                assert len(data) == self.segment_bytes
                 self._make_room(HEADER_BYTES + len(data))
                 self._folder.write(key, data, used_at)
                 self._note_written(key, used_at)
+        except BackendError:  # what was to be saved is lost with the step that computed it
+            self.totals.num_dropped += 1
         except OSError as error:
             self.totals.num_dropped += 1
             self._pause(error)

@@ -21,7 +21,8 @@ from hotloop.core.errors import ConfigError
 from hotloop.core.request import Request
 from hotloop.engine.disk.folder import HEADER_BYTES, Folder
 from hotloop.engine.disk.store import SEGMENT_TOKENS, DiskStats, Keys, KvStore
-from hotloop.engine.scheduler import Scheduler, Slice
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.step import Slice
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class DiskTier:
 
     def save(self, slices: Iterable[Slice]) -> None:
         """Copy what these slices completed, and a little of what was not copied when it could have been."""
-        parts = [part for part in slices if not part.has_failed]
+        parts = [part for part in slices if part.is_kept and not part.has_failed]
         budget = 2 + sum(part.num_tokens for part in parts) // self.store.segment_tokens
         for part in parts:
             budget -= self._save(part.request, budget)
@@ -159,7 +160,7 @@ class DiskTier:
     def _save(self, request: Request, budget: int) -> int:
         """Copy at most that many segments; returns how many it were."""
         progress = self._progress[request.id]
-        progress.num_full = request.num_computed // self.store.segment_tokens
+        progress.num_full = request.num_settled // self.store.segment_tokens
         if progress.num_saved >= progress.num_full:
             return 0
         num_copied = 0
@@ -169,7 +170,7 @@ class DiskTier:
                     break
                 begin = progress.num_saved * self._segment_blocks
                 block_ids = request.block_ids[begin : begin + self._segment_blocks]
-                self.store.save(key, self._backend.read_blocks(block_ids).data, progress.num_saved)
+                self.store.save(key, self._backend.read_blocks(block_ids).wait, progress.num_saved)
                 num_copied += 1
             progress.num_saved += 1
         return num_copied

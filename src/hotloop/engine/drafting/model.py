@@ -9,23 +9,23 @@ Whatever goes wrong here costs guesses, never an answer.
 """
 
 import logging
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hotloop.backends.backend import Backend
-from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.backends.backend import Backend, Row, Sampling
+from hotloop.core.config import Device, EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ModelError
-from hotloop.core.request import Request
+from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter, Guess, Want
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.radix import RadixTree
-from hotloop.engine.scheduler import Slice, Step
+from hotloop.engine.step import Slice, Step
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,22 @@ log = logging.getLogger(__name__)
 MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model's
 MAX_TAIL = 1024  # tokens that one of two vocabularies may have beyond the other: padding, and markers added later
 
+_LIKELIEST = SamplingParams(temperature=0, logprobs=0)
+
 
 def open_drafter(
-    target: Tokenizer, vocab_size: int, config: EngineConfig, *, weights: WeightFormat, precision: Precision
+    target: Tokenizer,
+    vocab_size: int,
+    config: EngineConfig,
+    *,
+    device: Device,
+    weights: WeightFormat,
+    precision: Precision,
 ) -> Drafter | None:
     """The draft model, if there is to be one, asked where the past has nothing like it."""
     if config.draft_model is None:
         return None
-    model = open_draft_model(config.draft_model, target, config, weights=weights, precision=precision)
+    model = open_draft_model(config.draft_model, target, config, device=device, weights=weights, precision=precision)
     if not config.drafts:
         return model
     return EitherDrafter(PastDrafter(target, vocab_size, config.draft_history_tokens, min_match=MIN_MATCH), model)
@@ -51,17 +59,18 @@ def open_draft_model(
     target: Tokenizer,
     config: EngineConfig,
     *,
+    device: Device = "cpu",
     weights: WeightFormat = "int8",
     precision: Precision = "fast",
 ) -> "ModelDrafter":
     """The model of that name or path as a drafter, with a quarter of the KV memory beside the real model's."""
-    from hotloop.backends.openvino.runner import open_backend  # noqa: PLC0415 - half a second, and not for everyone
+    from hotloop.backends.open import open_backend  # noqa: PLC0415 - half a second, and not for everyone
     from hotloop.models.model import load_model  # noqa: PLC0415
 
     model = load_model(name)
     check_same_vocabulary(target, model.tokenizer)
     own = replace(config, kv_memory=f"{config.kv_memory_bytes // 4}B")
-    backend = open_backend(model, own, weight_format=weights, precision=precision)
+    backend = open_backend(model, own, device=device, weight_format=weights, precision=precision)
     return ModelDrafter(backend, target)
 
 
@@ -98,7 +107,7 @@ class _Shadow:
 
 def _shadow(want: Want) -> _Shadow:
     request = want.request
-    return _Shadow(Request(request.id, want.token_ids, request.sampling, salt=request.salt))
+    return _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
 
 
 class ModelDrafter:
@@ -196,12 +205,16 @@ class ModelDrafter:
 
     def _step(self, slices: list[Slice]) -> None:
         """Compute these and add the likeliest token to those who are level, if it is likely enough."""
-        logits = self._backend.run(make_batch(Step(slices), self._block_size))
+        level = [part.request for part in slices if part.wants_token]
+        flight = self._backend.launch(make_batch(Step(slices), self._block_size))
+        flight.sample(Sampling([Row(copy, copy.num_tokens) for copy in level]))
+        chosen = flight.wait()
         for part in slices:
             part.request.num_computed = part.end
-        level = [part.request for part in slices if part.wants_token]
-        for copy, token_id, chance in zip(level, *_likeliest(logits[:, : self._num_known]), strict=True):
-            if chance >= self._least_chance:
+        for row, copy in enumerate(level):
+            token_id = chosen.token(row)
+            chance = math.exp(chosen.logprob(row, token_id, 0).logprob)
+            if token_id < self._num_known and chance >= self._least_chance:
                 copy.token_ids.append(token_id)
 
     def _may_go_on(self, shadow: _Shadow) -> bool:
@@ -266,10 +279,3 @@ def _level(copy: Request, token_ids: "array[int]") -> None:
     num_agreed = int(differs[0]) if len(differs) else size
     copy.num_computed = min(copy.num_computed, num_agreed, len(token_ids) - 1)
     copy.token_ids = token_ids[:]
-
-
-def _likeliest(rows: NDArray[np.float32]) -> tuple[list[int], list[float]]:
-    """The likeliest token of each row, and how likely it is."""
-    best = rows.argmax(-1)
-    chances = 1 / np.exp(rows - rows.max(-1, keepdims=True)).sum(-1)
-    return best.tolist(), chances.tolist()

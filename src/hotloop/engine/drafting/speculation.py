@@ -18,13 +18,16 @@ from hotloop.core.request import Request
 from hotloop.engine.decode import Decoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.scheduler import Scheduler, Slice, Step
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.step import Slice, Step
 
 _HOPE = 0.7  # for guesses nothing is known about: how often they will be right
 _MEMORY = 30  # guesses that an old opinion counts for
 _MAX_ROUNDS = 3  # a guess, and others after what the grammar made certain
 _MAX_CERTAIN = 24  # tokens of one draft that the grammar made certain
 _MAX_ASKED = 32  # requests to guess for in one step
+_MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
+_GOOD = 0.5  # how often such a guess must be right
 
 
 class Pace:
@@ -150,13 +153,12 @@ class Speculator:
         self._max_draft_tokens = max_draft_tokens
         self._pace = Pace()
         self._odds = Odds()
-        self._drafts: list[Draft] = []
 
     def draft(self, step: Step, scheduler: Scheduler) -> None:
         """Extend the slices of a step by what is worth computing ahead."""
-        num_tokens = sum(part.num_tokens for part in step.slices)
+        num_tokens = step.num_tokens
         level = [part for part in step.slices if part.wants_token]
-        self._drafts = drafts = self._promising(level, num_tokens)
+        drafts = self._promising([part for part in level if not part.request.num_pending], len(level), num_tokens)
         for _ in range(_MAX_ROUNDS):
             asked = [draft for draft in drafts if draft.is_open]
             if not asked:
@@ -167,19 +169,20 @@ class Speculator:
             draft.undo()
             count = min(worth, draft.max_tokens)
             if count:
-                is_guess = [kind is not None for kind in draft.kinds[:count]]
-                scheduler.extend(draft.part, draft.token_ids[:count], is_guess)
+                scheduler.extend(draft.part, draft.token_ids[:count], draft.kinds[:count])
+        for part in level:
+            part.request.has_guess = bool(part.draft_ids)
 
     def learn(self, step: Step, duration_s: float) -> None:
         """What the step took, and which guesses were right."""
-        self._pace.observe(sum(part.num_tokens for part in step.slices), duration_s)
+        self._pace.observe(step.num_tokens, duration_s)
         self._odds.relax()
-        for draft in self._drafts:
-            num_tried = min(draft.part.num_accepted + 1, len(draft.part.draft_ids))
-            for i, kind in enumerate(draft.kinds[:num_tried]):
+        for part in step.slices:
+            num_tried = min(part.num_accepted + 1, len(part.draft_ids))
+            for i, kind in enumerate(part.kinds[:num_tried]):
                 if kind is not None:
-                    self._odds.observe(kind, is_right=i < draft.part.num_accepted)
-        self._drafts = []
+                    self._odds.observe(kind, is_right=i < part.num_accepted)
+        self._look_ahead([part for part in step.slices if part.wants_token])
 
     def forget(self, request: Request) -> None:
         """The request has ended: what it read and wrote may be what others write next."""
@@ -188,11 +191,22 @@ class Speculator:
     def close(self) -> None:
         self._drafter.close()
 
-    def _promising(self, level: Sequence[Slice], num_tokens: int) -> list[Draft]:
+    def _look_ahead(self, level: Sequence[Slice]) -> None:
+        """Requests that run ahead of their values are never level, so nothing is guessed for them. Where one repeats
+        something, and few run, it is better to wait for its values and guess.
+        """
+        ahead = [part.request for part in level if part.request.num_pending and part.request.sampling.shortcuts]
+        if not ahead or len(level) > _MAX_AHEAD:
+            return
+        wants = [Want(request, request.token_ids, 1) for request in ahead]
+        for request, guess in zip(ahead, self._drafter.propose(wants), strict=True):
+            request.has_guess = bool(guess.token_ids) and self._odds[guess.match] > _GOOD
+
+    def _promising(self, parts: Sequence[Slice], num_level: int, num_tokens: int) -> list[Draft]:
         """Those to guess for, if the best of guesses would pay for any."""
-        if not level or self._odds.best / len(level) <= self._pace.marginal(num_tokens):
+        if not parts or self._odds.best / num_level <= self._pace.marginal(num_tokens):
             return []
-        drafts = [self._open(part) for part in level]
+        drafts = [self._open(part) for part in parts]
         return [draft for draft in drafts if draft][:_MAX_ASKED]
 
     def _open(self, part: Slice) -> Draft | None:

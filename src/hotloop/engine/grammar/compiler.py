@@ -33,6 +33,7 @@ class Compiler:
         self._inner = LLTokenizer(
             TokenizerWrapper(spelling), eos_token=[self.eos_id, *sorted(self.eos_ids - {self.eos_id})]
         )
+        self.num_mask_words = (self._inner.vocab_size + 31) // 32
         spelling.inner = self._inner
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)

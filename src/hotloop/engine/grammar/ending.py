@@ -48,7 +48,7 @@ class Endings:
 
         self._eos_ids = compiler.eos_ids
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
-        self._values, self._text = words(_VALUES), words(_TEXT)
+        self._values, self._text = _Words(words(_VALUES)), _Words(words(_TEXT))
         [self._quote, self._letter] = [tuple(compiler.spell(text)) for text in '"x']
 
     def find(self, walker: Walker, max_tokens: int) -> list[int] | None:
@@ -90,9 +90,22 @@ class Endings:
         sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is not None:
             return sure
-        likely = [word for word in (self._text if is_text else self._values) if _begins(mask, word)]
+        likely = (self._text if is_text else self._values).beginning(mask)
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
+
+
+class _Words:
+    """Many words, whose first tokens are looked up together."""
+
+    def __init__(self, words: list[Word]) -> None:
+        self._words = words
+        self._first_ids = np.array([word[0] for word in words], np.int64)
+
+    def beginning(self, mask: NDArray[np.uint8]) -> list[Word]:
+        """Those whose first token may come."""
+        is_allowed = mask[self._first_ids >> 3] >> (self._first_ids & 7) & 1
+        return [self._words[i] for i in np.flatnonzero(is_allowed)]
 
 
 def _begins(mask: NDArray[np.uint8], word: Word) -> bool:

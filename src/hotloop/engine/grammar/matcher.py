@@ -8,33 +8,23 @@ Knows nothing of requests, of what a logit means, or of what a tool call looks l
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
-from llguidance import LLMatcher
-from numpy.typing import NDArray
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask_par
 
+from hotloop.backends.backend import Mask
+from hotloop.backends.sampler import is_allowed
 from hotloop.core.grammar import Grammar
 from hotloop.engine.grammar.compiler import Compiler, first_line
 from hotloop.engine.grammar.ending import Endings
 from hotloop.models.tokenizer import Tokenizer
 
-Mask = NDArray[np.uint8]
-"""One bit a token of the vocabulary, the lowest bit of the first byte first: 1 may come next, 0 may not."""
-
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_CEILINGS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of eight logits, for each byte of a mask
-
-
-def apply_mask(row: NDArray[np.float32], mask: Mask) -> None:
-    """Put the logits of tokens that may not come at minus infinity; ten times as fast as indexing with booleans."""
-    np.minimum(row, np.take(_CEILINGS, mask, axis=0).reshape(-1)[: len(row)], out=row)
-
-
-def is_allowed(mask: Mask, token_id: int) -> bool:
-    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+_MANY = 8  # masks, from which on it pays to share them out
 
 
 class Matcher:
@@ -69,12 +59,17 @@ class Matcher:
 
     def mask(self) -> Mask:
         """Which tokens may come next."""
+        known = self._known_mask()
+        return self._checked(np.frombuffer(self._inner.compute_bitmask(), np.uint8)) if known is None else known
+
+    def _known_mask(self) -> Mask | None:
+        """The mask, if no look at the vocabulary is needed for it."""
         run = self._forced_run()
         if self.error or self._has_ended:
             return self._only()
-        if run:
-            return self._only(run[self._at])
-        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
+        return self._only(run[self._at]) if run else None
+
+    def _checked(self, bits: Mask) -> Mask:
         return self._only() if self._has_failed() else bits[: (self._compiler.vocab_size + 7) // 8]
 
     def allows(self, token_id: int) -> bool:
@@ -162,6 +157,24 @@ class Matcher:
             self.error = first_line(self._inner.get_error())
             self._forget()  # its copies share what has failed
         return self.error is not None
+
+
+def masks_of(matchers: Sequence[Matcher]) -> list[Mask]:
+    """The masks of many, all of one vocabulary, made by all cores."""
+    masks = [matcher._known_mask() for matcher in matchers]
+    asked = [(matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None]
+    if len(asked) < _MANY:
+        return [matcher.mask() if mask is None else mask for matcher, mask in zip(matchers, masks, strict=True)]
+    bits = np.zeros((len(matchers), matchers[0]._compiler.num_mask_words), np.int32)
+    fill_next_token_bitmask_par(_executor(), asked, bits)
+    for _, i in asked:
+        masks[i] = matchers[i]._checked(bits[i].view(np.uint8))
+    return [mask for mask in masks if mask is not None]
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor()
 
 
 @dataclass(slots=True, eq=False)

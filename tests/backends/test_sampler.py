@@ -9,13 +9,15 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.tiny import EOS_ID, make_request
 
+from hotloop.backends.backend import Row
+from hotloop.backends.sampler import Rows, _shape, choose, logprob, uniform
+from hotloop.backends.sampler import sample as sample_row
 from hotloop.core.request import Request, SamplingParams
-from hotloop.engine.sampler import Rows, Sampled, Sampler, choose, uniform
 
 VOCAB = 300
 RNG = np.random.default_rng(7)
 LOGITS = (3 * RNG.standard_normal((8, VOCAB))).astype(np.float32)
-SAMPLER = Sampler([EOS_ID])
+EOS_IDS = frozenset([EOS_ID])
 
 
 def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **params: Any) -> Request:
@@ -25,14 +27,18 @@ def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **
     return made
 
 
-def sample_all(logits: NDArray[np.float32], requests: list[Request], sampler: Sampler = SAMPLER) -> list[Sampled]:
+def row_of(made: Request) -> Row:
+    return Row(made, made.num_tokens)
+
+
+def sample_all(logits: NDArray[np.float32], requests: list[Request]) -> list[int]:
     rows = Rows(logits)
-    return [sampler.sample(rows, i, made) for i, made in enumerate(requests)]
+    return [sample_row(rows, i, row_of(made), None, EOS_IDS) for i, made in enumerate(requests)]
 
 
 def sample(row: NDArray[np.float32], made: Request) -> int:
-    [sampled] = sample_all(row[None], [made])
-    return sampled.token_id
+    [token_id] = sample_all(row[None], [made])
+    return token_id
 
 
 def support(row: NDArray[np.float32], **params: Any) -> set[int]:
@@ -48,7 +54,7 @@ def softmax(row: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.fl
 
 def test_greedy_takes_the_likeliest() -> None:
     requests = [request(temperature=0) for _ in LOGITS]
-    assert [s.token_id for s in sample_all(LOGITS, requests)] == LOGITS.argmax(-1).tolist()
+    assert sample_all(LOGITS, requests) == LOGITS.argmax(-1).tolist()
     assert sample(LOGITS[0], request(temperature=1e-9)) == LOGITS[0].argmax()
 
 
@@ -59,7 +65,7 @@ def test_nothing_wanted_nothing_sampled() -> None:
 def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
     def draw(order: list[int]) -> dict[int, int]:
         requests = [request(seed=i, top_p=0.9) for i in order]
-        return {i: s.token_id for i, s in zip(order, sample_all(LOGITS[order], requests), strict=True)}
+        return dict(zip(order, sample_all(LOGITS[order], requests), strict=True))
 
     together = draw([0, 1, 2, 3, 4, 5, 6, 7])
     assert draw([7, 6, 5, 4, 3, 2, 1, 0]) == together
@@ -139,7 +145,7 @@ def test_penalties_follow_their_definitions() -> None:
     made = request(
         5, 5, 9, 200, 5, prompt=(1, 9, 9), repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.25
     )
-    shaped = SAMPLER._shape(LOGITS[4], made)
+    shaped = _shape(LOGITS[4], row_of(made), EOS_IDS)
     np.testing.assert_allclose(shaped, penalised(LOGITS[4], made), rtol=1e-5, atol=1e-5)
 
 
@@ -169,25 +175,17 @@ def test_a_row_where_everything_is_forbidden_still_gives_a_token() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    [sampled] = sample_all(LOGITS[6:7], [request(seed=1, temperature=3.0, logprobs=5, logit_bias={0: 50})])
+    found = logprob(LOGITS[6], 0, 5)
     expected = np.log(softmax(LOGITS[6]))
-    assert sampled
-    assert sampled.token_id == 0
-    assert sampled.logprob
-    assert sampled.logprob.logprob == pytest.approx(expected[0])
-    assert [token_id for token_id, _ in sampled.logprob.top] == np.argsort(-expected)[:5].tolist()
-    assert [logprob for _, logprob in sampled.logprob.top] == pytest.approx(np.sort(expected)[::-1][:5].tolist())
+    assert found.token_id == 0
+    assert found.logprob == pytest.approx(expected[0])
+    assert [token_id for token_id, _ in found.top] == np.argsort(-expected)[:5].tolist()
+    assert [each for _, each in found.top] == pytest.approx(np.sort(expected)[::-1][:5].tolist())
 
 
 def test_logprobs_of_a_vocabulary_smaller_than_asked_for() -> None:
-    [sampled] = sample_all(LOGITS[:1, :3], [request(temperature=0, logprobs=20)], Sampler([]))
-    assert sampled
-    assert sampled.logprob
-    assert len(sampled.logprob.top) == 3
-    [sampled] = sample_all(LOGITS[:1], [request(temperature=0, logprobs=0)])
-    assert sampled
-    assert sampled.logprob
-    assert sampled.logprob.top == ()
+    assert len(logprob(LOGITS[0, :3], 1, 20).top) == 3
+    assert logprob(LOGITS[0], 1, 0).top == ()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -196,8 +194,19 @@ def test_a_row_that_is_not_numbers_is_known_and_spoils_no_other(value: float) ->
     logits[1, 7] = value
     rows = Rows(logits)
     assert rows.is_sound == [True, False, True]
-    assert SAMPLER.sample(rows, 2, request(temperature=0)) == Sampled(int(LOGITS[2].argmax()))
+    assert sample_row(rows, 2, row_of(request(temperature=0)), None, EOS_IDS) == LOGITS[2].argmax()
 
 
 def test_a_row_of_nothing_is_not_sound() -> None:
     assert Rows(np.full((1, VOCAB), -np.inf, np.float32)).is_sound == [False]
+
+
+def test_a_row_knows_the_tokens_before_it_whoever_has_them() -> None:
+    made = request(5, 6)
+    row = Row(made, 8, [7, 8, 9])
+    assert row.token_ids().tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
+    made.token_ids.extend([7, 8])  # two of the drafts were right
+    assert row.token_ids().tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
+    made.token_ids.extend([9, 10])
+    assert row.token_ids().tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert row.num_output == 5

@@ -1,4 +1,4 @@
-"""From a row of logits to a token. A token depends on the row, the request and its position, never on the batch.
+"""From a row of logits to a token, on the host. It depends on the row, the request and its position, never the batch.
 
 Randomness is addressed, not streamed: the number drawn for a position is a hash of (seed, position), so a request that
 was preempted, batched differently or verified as a draft draws the same number again.
@@ -6,18 +6,17 @@ was preempted, batched differently or verified as a draft draws the same number 
 
 import math
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.backends.backend import Allowed, Mask, Row
 from hotloop.core.errors import RequestError
-from hotloop.core.request import Request, SamplingParams, TokenLogprob
-from hotloop.engine.grammar.matcher import Matcher, apply_mask
+from hotloop.core.request import SamplingParams, TokenLogprob
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
+"""One row of them."""
 
 _FORBIDDEN = np.float32(-1e30)  # finite, so that a row of nothing else still is a distribution
 _BLOCK = 256
@@ -26,14 +25,8 @@ _num_cores = os.cpu_count() or 1
 _helpers = ThreadPoolExecutor(_num_cores, thread_name_prefix="hotloop-sampler")
 
 
-@dataclass(slots=True)
-class Sampled:
-    """A chosen token, with its logprobs where they were asked for."""
-
-    token_id: int
-    logprob: TokenLogprob | None = None
-    is_forced: bool = False
-    """Whether it was certain without a look at any logits."""
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_CEILINGS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of eight logits, for each byte of a mask
 
 
 class Rows:
@@ -47,52 +40,47 @@ class Rows:
         self.logits = logits
 
 
-class Sampler:
-    """Chooses one token from a row. Holds nothing but the ids that end a turn."""
+def sample(rows: Rows, index: int, row: Row, allowed: Allowed | None, eos_ids: frozenset[int]) -> int:
+    """The token of this row, among those allowed. Raises RequestError if the grammar fails."""
+    params = row.request.sampling
+    likeliest = rows.likeliest[index]
+    if _is_plain_greedy(row) and (allowed is None or allowed.allows(likeliest)):
+        return likeliest
+    raw: Logits = rows.logits[index]
+    logits = _shape(raw, row, eos_ids)
+    if allowed is not None:
+        logits = logits.copy() if logits is raw else logits
+        apply_mask(logits, allowed.mask())
+        if allowed.error:
+            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
+    if params.is_greedy:
+        return int(logits.argmax())
+    return choose(logits, params, uniform(row.request.seed, row.position))
 
-    def __init__(self, eos_ids: Iterable[int]) -> None:
-        self._eos_ids = frozenset(eos_ids)
 
-    def sample(self, rows: Rows, index: int, request: Request, matcher: Matcher | None = None) -> Sampled:
-        """The request's next token, from this row and among those the matcher allows.
+def apply_mask(logits: Logits, mask: Mask) -> None:
+    """Put the logits of tokens that may not come at minus infinity; ten times as fast as indexing with booleans."""
+    np.minimum(logits, np.take(_CEILINGS, mask, axis=0).reshape(-1)[: len(logits)], out=logits)
 
-        Raises RequestError if the matcher fails.
-        """
-        params = request.sampling
-        likeliest = rows.likeliest[index]
-        if _is_plain_greedy(request) and (matcher is None or matcher.allows(likeliest)):
-            return Sampled(likeliest)
-        raw: Row = rows.logits[index]
-        row = self._shape(raw, request)
-        if matcher is not None:
-            row = row.copy() if row is raw else row
-            apply_mask(row, matcher.mask())
-            if matcher.error:
-                raise RequestError(f"the grammar failed: {matcher.error}", param="grammar")
-        if params.is_greedy:
-            token_id = int(row.argmax())
-        else:
-            token_id = choose(row, params, uniform(request.seed, request.num_tokens))
-        return self.given(rows, index, request, token_id)
 
-    def given(self, rows: Rows, index: int, request: Request, token_id: int) -> Sampled:
-        """A token that is certain already, as if it had been chosen from this row."""
-        return Sampled(token_id, _logprob(rows.logits[index], token_id, request.sampling.logprobs))
+def is_allowed(mask: Mask, token_id: int) -> bool:
+    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
-    def _shape(self, raw: Row, request: Request) -> Row:
-        """Penalties, biases and forbidden ends, on a copy if there are any."""
-        params = request.sampling
-        is_too_short = request.num_output < params.min_tokens
-        if not (params.has_penalties or params.logit_bias or is_too_short):
-            return raw
-        row = raw.copy()
-        if params.has_penalties:
-            _penalise(row, request)
-        for token_id, bias in params.logit_bias.items():
-            row[token_id] += bias
-        if is_too_short:
-            row[list(self._eos_ids | params.stop_token_ids)] = _FORBIDDEN
-        return row
+
+def _shape(raw: Logits, row: Row, eos_ids: frozenset[int]) -> Logits:
+    """Penalties, biases and forbidden ends, on a copy if there are any."""
+    params = row.request.sampling
+    is_too_short = row.num_output < params.min_tokens
+    if not (params.has_penalties or params.logit_bias or is_too_short):
+        return raw
+    logits = raw.copy()
+    if params.has_penalties:
+        _penalise(logits, row)
+    for token_id, bias in params.logit_bias.items():
+        logits[token_id] += bias
+    if is_too_short:
+        logits[list(eos_ids | params.stop_token_ids)] = _FORBIDDEN
+    return logits
 
 
 def _argmax(logits: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -102,11 +90,11 @@ def _argmax(logits: NDArray[np.float32]) -> NDArray[np.intp]:
     return np.concatenate([*find(lambda rows: rows.argmax(-1), parts)])
 
 
-def choose(row: Row, params: SamplingParams, draw: float) -> int:
+def choose(row: Logits, params: SamplingParams, draw: float) -> int:
     """The token at `draw` (in [0, 1)) of the distribution the parameters leave of this row."""
     candidates = np.argpartition(row, -params.top_k)[-params.top_k :] if 0 < params.top_k < len(row) else None
     kept = row if candidates is None else row[candidates]
-    weights: Row = kept - kept.max()
+    weights: Logits = kept - kept.max()
     weights *= np.float32(1 / params.temperature)
     np.exp(weights, out=weights)  # in place: a fresh row costs more than the arithmetic
     if params.min_p > 0:
@@ -119,44 +107,38 @@ def choose(row: Row, params: SamplingParams, draw: float) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) for this seed and position: two rounds of splitmix64."""
-    mixed = _mix(_mix(seed & _MASK) + position)
+    mixed = mix(mix(seed & _MASK) + position)
     return (mixed >> 11) / (1 << 53)
 
 
 _MASK = (1 << 64) - 1
 
 
-def _mix(value: int) -> int:
+def mix(value: int) -> int:
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
-def _is_plain_greedy(request: Request) -> bool:
-    params = request.sampling
+def _is_plain_greedy(row: Row) -> bool:
+    params = row.request.sampling
     return (
-        params.is_greedy
-        and params.logprobs is None
-        and not params.has_penalties
-        and not params.logit_bias
-        and request.num_output >= params.min_tokens
+        params.is_greedy and not params.has_penalties and not params.logit_bias and row.num_output >= params.min_tokens
     )
 
 
-def _penalise(row: Row, request: Request) -> None:
+def _penalise(logits: Logits, row: Row) -> None:
     """Repetition counts the prompt too, as its inventors and others do; presence and frequency the output only."""
-    params = request.sampling
+    params, token_ids = row.request.sampling, row.token_ids()
     if params.repetition_penalty != 1:
-        seen = np.array(request.token_ids, np.int32)
-        values = row[seen]
-        row[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if request.num_output:
-        output, counts = np.unique(np.array(request.output_ids, np.int32), return_counts=True)
-        row[output] -= (counts * params.frequency_penalty + params.presence_penalty).astype(np.float32)
+        values = logits[token_ids]
+        logits[token_ids] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    output, counts = np.unique(token_ids[row.request.num_prompt :], return_counts=True)
+    logits[output] -= (counts * params.frequency_penalty + params.presence_penalty).astype(np.float32)
 
 
-def _cut_tail(weights: Row, top_p: float) -> Row:
+def _cut_tail(weights: Logits, top_p: float) -> Logits:
     """Keep the fewest likeliest tokens whose share reaches top_p, and those that weigh the same as the last of them.
 
     All tokens below an even share of what may be cut weigh less than that together, so only the others need sorting.
@@ -168,7 +150,7 @@ def _cut_tail(weights: Row, top_p: float) -> Row:
     return np.where(weights >= least, weights, np.float32(0))
 
 
-def _pick(weights: Row, draw: float) -> int:
+def _pick(weights: Logits, draw: float) -> int:
     """Where the running sum passes `draw` of the whole: its block first, so that few are summed in order."""
     num_blocks = len(weights) // _BLOCK
     whole, rest = weights[: num_blocks * _BLOCK], weights[num_blocks * _BLOCK :]
@@ -186,10 +168,8 @@ def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
     return int(np.searchsorted(cumulative, min(target, np.nextafter(cumulative[-1], 0)), side="right"))
 
 
-def _logprob(raw: Row, token_id: int, num_top: int | None) -> TokenLogprob | None:
+def logprob(raw: Logits, token_id: int, num_top: int) -> TokenLogprob:
     """From the model's own distribution: before temperature, penalties and cuts."""
-    if num_top is None:
-        return None
     shifted = raw - raw.max()
     log_total = math.log(np.exp(shifted).sum(dtype=np.float64))
     top: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,59 @@
+"""What one step computes, in integers: a slice for each request that takes part."""
+
+from dataclasses import dataclass, field
+
+from hotloop.core.request import Request
+
+
+@dataclass(slots=True)
+class Slice:
+    """Tokens [begin, end) of one request, to be computed in one step, and what is guessed to follow them.
+
+    computed  [ begin ............ end | draft_ids ......... ]
+    kept      [ begin ............ end | num_accepted |
+    """
+
+    request: Request
+    begin: int
+    end: int
+    wants_token: bool
+    """Whether this brings the request level with its tokens, so that a new one can be sampled."""
+    draft_ids: list[int] = field(default_factory=list)
+    kinds: list[int | None] = field(default_factory=list)
+    """For each draft how long a match it was copied from; None: it is no guess, but follows from those before it."""
+    num_accepted: int = 0
+    """How many of the drafts turned out to be the request's tokens."""
+    num_right: int = 0
+    """How many of those were guesses."""
+    has_failed: bool = False
+    """Whether what was computed is worthless; then it is shared with nobody, and the caller fails the request next."""
+    first_row: int = 0
+    """The first of the step's wanted rows that are this slice's."""
+    epoch: int = 0
+    """How often its request had given way when it was launched."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.begin + len(self.draft_ids)
+
+    @property
+    def num_guesses(self) -> int:
+        return len(self.kinds) - self.kinds.count(None)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the blocks it was computed into are still its request's."""
+        return not self.request.is_finished and self.epoch == self.request.num_preemptions
+
+
+@dataclass(slots=True)
+class Step:
+    """What one run of the backend computes."""
+
+    slices: list[Slice] = field(default_factory=list)
+    prefixes: set[bytes] = field(default_factory=set)
+    """The first block of each chunk that others may want as well, with all before it."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.slices)

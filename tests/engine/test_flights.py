@@ -1,0 +1,215 @@
+"""Steps in flight: nothing that happens meanwhile changes a token, loses a block, or ends a request twice or never."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from tests.engine.disk.fakes import make_store
+from tests.engine.drafting.test_speculation import Oracle
+from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_engine, make_request
+
+from hotloop.backends.backend import Batch
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import BackendError
+from hotloop.core.grammar import Grammar
+from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
+from hotloop.core.schema import json_schema
+from hotloop.engine.core import EngineCore
+from hotloop.engine.grammar.matcher import Grammars
+
+GRAMMARS = Grammars(TOKENIZER, VOCAB_SIZE)
+SHAPES: list[Grammar | None] = [
+    None,
+    json_schema({"type": "object", "properties": {"n": {"enum": ["one", "two"]}}, "required": ["n"]}),
+    Grammar("regex", "[a-c]{2,9}"),
+]
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 1, "seed": 5},
+    {"temperature": 1.5, "seed": 6, "top_p": 0.9, "frequency_penalty": 0.5},
+    {"temperature": 0, "repetition_penalty": 1.2, "min_tokens": 3},
+    {"temperature": 1, "seed": 9, "stop": ("a", "e")},
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 1, "seed": 2, "logit_bias": {7: 3.0}, "min_p": 0.01},
+]
+
+
+@cache
+def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int) -> tuple[int, ...]:
+    """What is answered where nothing is in flight, shared, guessed or forced."""
+    params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
+    with make_engine(prefix_cache=False, drafts=False, forced_tokens=False) as engine:
+        return engine.generate(prompt, params, grammar=SHAPES[shape]).token_ids
+
+
+class Turned:
+    """A core turned by hand over a device that takes its time, and what it said to whom."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        oracle: Oracle | None = None,
+        num_blocks: int = 40,
+        max_running: int = 6,
+        **changes: Any,
+    ) -> None:
+        self.rng = rng
+        self.backend = NullBackend(
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            vocab_size=VOCAB_SIZE,
+            depth=2,
+            on_run=self._run,
+            is_late=lambda: rng.random() < 0.7,
+        )
+        config = EngineConfig(max_step_tokens=16, max_running=max_running, drafts=False)
+        self.core = EngineCore(TOKENIZER, self.backend, config, drafter=oracle, **changes)
+        self.said: dict[str, list[TokenEvent]] = {}
+        self.priorities = [*Priority]
+        self.is_broken = False
+        self.num_failed = 0
+
+    def _run(self, batch: Batch) -> None:
+        if self.is_broken:
+            self.is_broken = False
+            raise BackendError("the device is gone")
+
+    def add(self, name: str, prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int) -> None:
+        params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
+        request = make_request(prompt, name, sampling=params, priority=self.rng.choice(self.priorities))
+        request.grammar, request.max_tokens, request.seed = SHAPES[shape], max_tokens, params.seed or 0
+        request.session_id = self.rng.choice(["", "s", "t"])
+        self.said[name] = []
+        self.core.add(request, self.said[name].append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
+
+    def turn(self) -> None:
+        try:
+            self.core.step()
+        except BackendError as error:
+            self.num_failed += 1
+            self.core.fail(error)
+        self.core.check()
+
+    def finish(self) -> None:
+        while not self.core.is_idle:
+            self.turn()
+        pool = self.core.scheduler.pool
+        assert pool.num_used == 0
+        assert pool.num_free + pool.num_idle == pool.num_blocks
+
+
+def tokens_of(events: list[TokenEvent]) -> tuple[int, ...]:
+    return tuple(token_id for event in events for token_id in event.token_ids)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
+def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
+    rng = random.Random(seed)
+    trunk = tuple(rng.randrange(250) for _ in range(30))
+    jobs = {}
+    for i in range(12):
+        prompt = (*trunk[: rng.randrange(31)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
+        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    answers = {job[0]: alone(*job) for job in jobs.values()}
+    engine = Turned(rng, Oracle(answers, 0.3) if has_drafts else None)
+    waiting, aborted = list(jobs), set()
+    while waiting or not engine.core.is_idle:
+        if waiting and rng.random() < 0.4:
+            engine.add(name := waiting.pop(), *jobs[name])
+        elif engine.said and rng.random() < 0.05:
+            aborted.add(name := rng.choice([*engine.said]))
+            engine.core.abort(name)
+        engine.is_broken = can_fail and rng.random() < 0.01
+        engine.turn()
+    engine.finish()
+    for name, events in engine.said.items():
+        assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
+        expected = alone(*jobs[name])
+        if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert tokens_of(events) == expected
+        else:
+            assert name in aborted if events[-1].finish_reason is FinishReason.ABORT else engine.num_failed
+            assert tokens_of(events) == expected[: len(tokens_of(events))]
+
+
+def test_plain_requests_overlap_and_those_that_need_values_do_not() -> None:
+    engine = Turned(random.Random(0))
+    engine.add("plain", (1, 2, 3), 1, 0, 8)
+    engine.core.step()
+    engine.core.step()
+    assert len(engine.core._flights) == 1, "one was settled, the next is on its way"
+    assert engine.core.scheduler.running["plain"].num_pending == 1
+    engine.finish()
+    engine.add("guided", (1, 2, 3), 0, 1, 30)
+    while engine.core.scheduler.has_work:
+        engine.core.step()
+        assert len(engine.core._flights) <= 1
+        assert all(
+            len(engine.core._flights) >= request.num_pending for request in engine.core.scheduler.running.values()
+        )
+    engine.finish()
+
+
+def test_a_request_launched_beyond_its_end_gives_back_what_it_used() -> None:
+    engine = Turned(random.Random(1))
+    engine.add("a", (5, 6, 7), 5, 0, 24)
+    engine.finish()
+    assert tokens_of(engine.said["a"]) == alone((5, 6, 7), 5, 0, 24)
+
+
+def test_one_who_gave_way_with_a_token_in_flight_goes_on_where_he_was() -> None:
+    engine = Turned(random.Random(2), num_blocks=12)
+    jobs = {f"r{i}": (tuple(range(10 * i, 10 * i + 8)), 1, 0, 20) for i in range(3)}
+    for name, job in jobs.items():
+        engine.add(name, *job)
+    engine.finish()
+    assert engine.core.scheduler.num_preemptions
+    assert {name: tokens_of(events) for name, events in engine.said.items()} == {n: alone(*j) for n, j in jobs.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_go_to_disk_and_come_back_with_steps_in_flight(seed: int, tmp_path: Path) -> None:
+    prompt = tuple(range(40))
+    for is_second in (False, True):
+        rng = random.Random(seed)
+        inbox: list[Any] = []
+        probe = NullBackend(block_size=BLOCK_SIZE)
+        engine = Turned(rng, num_blocks=30, store=make_store(tmp_path, probe), post=inbox.append)
+        for i in range(4):
+            engine.add(f"r{i}", (*prompt, i), 1, 0, 12)
+        while not engine.core.is_idle:
+            while inbox:
+                inbox.pop(0)()
+            engine.turn()
+        assert {tokens_of(engine.said[f"r{i}"]) for i in range(4)} == {alone((*prompt, i), 1, 0, 12) for i in range(4)}
+        assert engine.core._disk
+        assert engine.core._disk.store.flush()
+        assert bool(engine.core.totals.num_restored_tokens) is is_second
+        engine.core.close()
+
+
+def test_an_engine_over_a_device_answers_as_over_a_host() -> None:
+    with make_engine() as host, make_engine(depth=2) as device:
+        for prompt in range(5):
+            wanted = host.generate(list(range(prompt, 40)), greedy(20))
+            assert device.generate(list(range(prompt, 40)), greedy(20)).token_ids == wanted.token_ids
+
+
+def test_those_that_a_step_has_no_room_for_are_not_taken_for_being_computed() -> None:
+    """Twelve prompts, of which a step computes a few: all of them decode together soon, not one group after another."""
+    engine = Turned(random.Random(0), num_blocks=400, max_running=12)
+    engine.priorities = [Priority.INTERACTIVE]
+    for i in range(12):
+        engine.add(f"r{i}", tuple(range(20 * i, 20 * i + 12)), 1, 0, 80)
+    most = 0
+    while not engine.core.is_idle:
+        engine.core.step()
+        most = max(most, sum(bool(request.num_pending) for request in engine.core.scheduler.running.values()))
+    assert most == 12
