@@ -30,3 +30,10 @@ def test_the_memory_is_checked_when_it_is_set() -> None:
     assert EngineConfig(kv_memory="1GiB").kv_memory_bytes == 1 << 30
     with pytest.raises(ConfigError, match="lots"):
         EngineConfig(kv_memory="lots")
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
+def test_a_share_of_the_gpu_is_above_nothing_and_at_most_all(share: float) -> None:
+    assert EngineConfig(gpu_memory=1).gpu_memory == 1
+    with pytest.raises(ConfigError, match="gpu_memory must be above 0 and at most 1"):
+        EngineConfig(gpu_memory=share)

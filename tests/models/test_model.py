@@ -34,6 +34,9 @@ def test_both_formats_read_back_the_same_model(tmp_path: Path, family: Family) -
             assert read.dtype == np.float32
             assert read.flags.c_contiguous
             np.testing.assert_array_equal(read, tensor)
+            stored = model.weights.stored(name)
+            assert (stored.kind, stored.shape) == ("F32", tensor.shape)
+            np.testing.assert_array_equal(stored.data, tensor.view(np.uint8))
 
 
 def test_a_llama_with_biases_has_them_put_in_order_too(tmp_path: Path) -> None:

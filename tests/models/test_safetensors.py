@@ -43,6 +43,9 @@ def test_bfloat16_is_widened_exactly(folder: Path) -> None:
     read = SafetensorsWeights(folder, SPEC)
     for name, tensor in weights.items():
         np.testing.assert_array_equal(read.read(name), tensor)
+        stored = read.stored(name)
+        assert (stored.kind, stored.shape) == ("BF16", tensor.shape)
+        np.testing.assert_array_equal(stored.data.view("<u2"), tensor.view("<u4") >> 16)
 
 
 def test_float16_is_widened_exactly(folder: Path) -> None:

@@ -87,10 +87,17 @@ def tokenizer_metadata(tokenizer: Tokenizer, pre: str = "gpt-2") -> dict[str, An
     }
 
 
-def write_gguf(path: Path, spec: ModelSpec, tensors: Tensors, changes: Mapping[str, Any] = {}, arch: str = "") -> Path:
+def write_gguf(
+    path: Path,
+    spec: ModelSpec,
+    tensors: Mapping[str, NDArray[Any]],
+    changes: Mapping[str, Any] = {},
+    arch: str = "",
+    kind: gguf.GGMLQuantizationType | None = None,
+) -> Path:
     """Write a model as llama.cpp's converter would; a changed key that is None is left out.
 
-    A tensor given under a GGUF name goes in beside the rest, as it is.
+    A tensor given under a GGUF name goes in beside the rest, as it is; rows of bytes are blocks of that kind.
     """
     arch = arch or spec.family
     names = {place.name: place.gguf_name for place in tensor_places(spec)}
@@ -99,7 +106,8 @@ def write_gguf(path: Path, spec: ModelSpec, tensors: Tensors, changes: Mapping[s
     for key, value in metadata.items():
         add_value(writer, key, value)
     for name, tensor in tensors.items():
-        writer.add_tensor(names.get(name, name), interleave(tensor, spec, name))
+        raw = kind if tensor.dtype == np.uint8 else None
+        writer.add_tensor(names.get(name, name), interleave(tensor, spec, name), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -138,7 +146,7 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def interleave(tensor: NDArray[np.float32], spec: ModelSpec, name: str) -> NDArray[np.float32]:
+def interleave(tensor: NDArray[Any], spec: ModelSpec, name: str) -> NDArray[Any]:
     """The llama architecture is stored with each head's rotary halves as pairs: a0 b0 a1 b1 …"""
     num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}.get(name.rpartition(".")[2].removesuffix("_bias"))
     if spec.family != "llama" or num_heads is None:

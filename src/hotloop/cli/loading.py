@@ -41,4 +41,11 @@ def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
     with console.status(f"loading {model.model} ..."):
         from hotloop.engine.engine import Engine
 
-        return Engine.load(model.model, engine, weights=model.weights, precision=model.precision)
+        return Engine.load(
+            model.model,
+            engine,
+            weights=model.weights,
+            precision=model.precision,
+            device=model.device,
+            load_format=model.load_format,
+        )

@@ -38,7 +38,7 @@ def serve(
 
         def announce(url: str, curl: str) -> None:
             look = f"\nlook: {url}/ui" if store else ""
-            print(f"{name} is at {url}\n{_summary(loaded, model, engine)}{look}\ntry: {curl}", flush=True)
+            print(f"{name} is at {url}\n{_summary(loaded, model)}{look}\ntry: {curl}", flush=True)
 
         def show() -> "Awaitable[Live]":
             return live_of_engine(loaded, engine.max_running)
@@ -49,11 +49,9 @@ def serve(
         serve_engine(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining)
 
 
-def _summary(loaded: "Engine", model: ModelConfig, engine: EngineConfig) -> str:
-    return (
-        f"context {loaded.max_context:,} tokens, KV {engine.kv_memory} for {loaded.num_kv_tokens:,} tokens, "
-        f"weights {model.weights}, precision {model.precision}"
-    )
+def _summary(loaded: "Engine", model: ModelConfig) -> str:
+    context, kv = f"context {loaded.max_context:,} tokens", f"KV for {loaded.num_kv_tokens:,} tokens"
+    return f"{loaded.device_note}\n{context}, {kv}, precision {model.precision}"
 
 
 def _say_draining(num_running: int) -> None:

@@ -12,6 +12,8 @@ DEFAULT_MODEL = "smollm2-135m"
 
 WeightFormat = Literal["int8", "int4", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
 ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
 CacheIsolation = Literal["none", "key"]
@@ -37,9 +39,16 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     """A name `hotloop models` lists, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "int8"
-    """How weights are held; with AMX a small model's int8 weights are held in bf16 as well, to read prompts faster."""
+    """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to read prompts
+    faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
+    or in f32 if that is asked for."""
     precision: Precision = "fast"
-    """`fast` computes in bf16 where that is quick; `exact` in float32, so batching and caching never change a token."""
+    """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching never
+    change a token."""
+    device: Device = "auto"
+    """Where the model runs; `auto` takes the GPU where there is one that PyTorch can use, else the CPU."""
+    load_format: LoadFormat = "auto"
+    """`auto` reads the weights; `dummy` makes random ones for a folder's config.json, to measure speed without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,10 @@ class EngineConfig:
     """How requests share the hardware."""
 
     kv_memory: str = "2GiB"
-    """Memory for the KV cache, such as 512MiB or 4GiB; the pool of blocks is sized from it."""
+    """Memory for the KV cache on a CPU, such as 512MiB or 4GiB; the pool of blocks is sized from it. A GPU's is what
+    `gpu_memory` leaves."""
+    gpu_memory: float = 0.9
+    """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     kv_precision: KvPrecision = "auto"
     """Precision of the KV cache; `auto` follows the precision of the computation."""
     max_context: int | None = None
@@ -56,8 +68,9 @@ class EngineConfig:
     """Most requests in one batch."""
     max_waiting: int = 512
     """Most requests waiting for a place; one more is answered 429."""
-    max_step_tokens: int = 512
-    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode."""
+    max_step_tokens: int | None = None
+    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode.
+    If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
     kv_dir: str | None = None
@@ -94,6 +107,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.pinned_share <= 1:
             raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
+        if not 0 < self.gpu_memory <= 1:
+            raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
         if self.kv_dir and not self.prefix_cache:
             raise ConfigError("kv_dir needs prefix_cache: what is not shared is not kept either")
         if self.kv_events:

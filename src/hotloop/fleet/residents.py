@@ -118,7 +118,14 @@ def open_hotloop(config: HotloopConfig) -> HotloopResident:
     model = config.model
     if any(entry.name == model.model and not entry.is_pulled for entry in list_models()):
         pull(model.model)
-    engine = Engine.load(model.model, config.engine, weights=model.weights, precision=model.precision)
+    engine = Engine.load(
+        model.model,
+        config.engine,
+        weights=model.weights,
+        precision=model.precision,
+        device=model.device,
+        load_format=model.load_format,
+    )
     return HotloopResident(engine, config.server)
 
 

@@ -3,22 +3,23 @@
 Refuses what it would compute wrongly: other architectures, experts, shards, rotary scaling it does not know.
 """
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf_file import GgufFile
+from hotloop.models.gguf_file import GgufFile, widen
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_divisors
-from hotloop.models.spec import Family, ModelSpec, RopeScaling
+from hotloop.models.spec import Family, ModelSpec, RopeScaling, Stored
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 
 
 class GgufWeights:
-    """The tensors of one file, dequantised one at a time."""
+    """The tensors of one file, read one at a time."""
 
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         check_spec(file.path, spec, len(file.tensors))
@@ -31,15 +32,21 @@ class GgufWeights:
         self._interleaved = {"q": spec.num_heads, "k": spec.num_kv_heads} if spec.family == "llama" else {}
 
     def read(self, name: str) -> NDArray[np.float32]:
-        tensor = self._file.read(self._gguf_names[name])
+        return widen(self.stored(name))
+
+    def stored(self, name: str) -> Stored:
+        found = self._file.stored(self._gguf_names[name])
         num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
-        return deinterleave(tensor, num_heads) if num_heads else tensor
+        if not num_heads:
+            return found
+        rows = found.data if len(found.shape) > 1 else found.data.reshape(found.shape[0], -1)
+        return replace(found, data=deinterleave(rows, num_heads).reshape(found.data.shape))
 
 
-def deinterleave(tensor: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias is a matrix of one column."""
-    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(tensor.shape)
+def deinterleave(rows: NDArray[np.uint8], num_heads: int) -> NDArray[np.uint8]:
+    """Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number."""
+    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:

@@ -20,6 +20,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
+from hotloop.models.spec import Stored
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -77,9 +78,18 @@ class GgufFile:
 
     def read(self, name: str) -> NDArray[np.float32]:
         """One tensor as float32, whatever its type in the file."""
+        return widen(self.stored(name))
+
+    def stored(self, name: str) -> Stored:
         tensor = self.tensors[name]
         raw = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.byte_shape)
-        return np.ascontiguousarray(dequantize(raw, tensor.kind), np.float32).reshape(tensor.shape)
+        return Stored(raw, tensor.kind.name, tensor.shape)
+
+
+def widen(stored: Stored) -> NDArray[np.float32]:
+    """Stored rows, of any kind that a GGUF file may have, as float32."""
+    rows = dequantize(stored.data, GGMLQuantizationType[stored.kind])
+    return np.ascontiguousarray(rows, np.float32).reshape(stored.shape)
 
 
 def read_gguf_file(path: Path) -> GgufFile:

@@ -13,6 +13,12 @@ from hotloop.models.spec import ModelSpec
 
 MAX_CONTEXT = 1 << 24
 
+# our name: (in a GGUF, in Hugging Face's folder)
+_OUTER_NAMES = {
+    "embed": ("token_embd.weight", "model.embed_tokens.weight"),
+    "final_norm": ("output_norm.weight", "model.norm.weight"),
+    "head": ("output.weight", "lm_head.weight"),
+}
 # our name: (in a GGUF's blk.N, in Hugging Face's model.layers.N)
 _LAYER_NAMES = {
     "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
@@ -64,19 +70,24 @@ def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
 
 def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
     """Every tensor a model of this spec must have."""
-    table = (spec.vocab_size, spec.hidden_size)
-    yield TensorPlace("embed", table, "token_embd.weight", "model.embed_tokens.weight")
-    yield TensorPlace("final_norm", (spec.hidden_size,), "output_norm.weight", "model.norm.weight")
-    if not spec.has_tied_head:
-        yield TensorPlace("head", table, "output.weight", "lm_head.weight")
-    shapes = _layer_shapes(spec)
+    for name, shape in outer_shapes(spec).items():
+        yield TensorPlace(name, shape, *_OUTER_NAMES[name])
+    shapes = layer_shapes(spec)
     for i in range(spec.num_layers):
         for name, shape in shapes.items():
             gguf_name, hf_name = _LAYER_NAMES[name]
             yield TensorPlace(f"layers.{i}.{name}", shape, f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}")
 
 
-def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that are not a layer's."""
+    table = (spec.vocab_size, spec.hidden_size)
+    head = {} if spec.has_tied_head else {"head": table}
+    return {"embed": table, "final_norm": (spec.hidden_size,), **head}
+
+
+def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors of each layer."""
     hidden, mlp = spec.hidden_size, spec.intermediate_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}

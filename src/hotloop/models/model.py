@@ -5,11 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import locate
+from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.gguf import GgufWeights, gguf_spec, gguf_window
 from hotloop.models.gguf_file import GgufFile, read_gguf_file
 from hotloop.models.huggingface import folder_template, folder_tokenizer
+from hotloop.models.layout import check_spec
 from hotloop.models.safetensors import SafetensorsWeights, config_spec, config_window, weight_files
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
@@ -36,9 +39,10 @@ class Model:
     """What the user should know of how the model was read."""
 
 
-def load_model(name_or_path: str) -> Model:
+def load_model(name_or_path: str, load_format: LoadFormat = "auto") -> Model:
     """The model of that name, or the one in that GGUF file or Hugging Face folder."""
-    return read_model(*locate(name_or_path))
+    name, path = locate(name_or_path)
+    return _read_dummy(name, path) if load_format == "dummy" else read_model(name, path)
 
 
 def read_model(name: str, path: Path) -> Model:
@@ -69,8 +73,7 @@ def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _read_folder(name: str, path: Path) -> Model:
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is not a Hugging Face folder: config.json is missing")
+    _check_folder(path)
     spec = config_spec(path)
     weights = SafetensorsWeights(path, spec)
     tokenizer, template = folder_tokenizer(path), folder_template(path)
@@ -78,6 +81,24 @@ def _read_folder(name: str, path: Path) -> Model:
     files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
     size_bytes = sum(file.stat().st_size for file in files)
     return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, notes)
+
+
+def _read_dummy(name: str, path: Path) -> Model:
+    """A model of the folder's shape; its weights need not be there, nor its tokenizer."""
+    _check_folder(path)
+    spec = config_spec(path)
+    check_spec(path, spec, spec.num_layers)
+    has_tokenizer = (path / "tokenizer.json").is_file()
+    tokenizer = folder_tokenizer(path) if has_tokenizer else dummy_tokenizer(spec.vocab_size)
+    weights, template = DummyWeights(spec), folder_template(path)
+    spec, notes = _within_window(spec, config_window(path))
+    fingerprint = "dummy-" + _fingerprint([path / "config.json"])
+    return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, ("its weights are random", *notes))
+
+
+def _check_folder(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is not a Hugging Face folder: config.json is missing")
 
 
 def _within_window(spec: ModelSpec, window: int | None) -> tuple[ModelSpec, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
-from hotloop.models.spec import Family, ModelSpec
+from hotloop.models.spec import Family, ModelSpec, Stored
 
 T = TypeVar("T", int, float)
 
@@ -28,7 +28,7 @@ _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class _Location:
     """Where one tensor lies in one of the folder's files."""
 
     path: Path
@@ -38,23 +38,28 @@ class StoredTensor:
 
 
 class SafetensorsWeights:
-    """The tensors of a folder, read one at a time and widened to float32."""
+    """The tensors of a folder, read one at a time."""
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        stored = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
-        check_spec(folder, spec, len(stored))
+        located = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
+        check_spec(folder, spec, len(located))
         places = list(tensor_places(spec))
-        found = {name: tensor.shape for name, tensor in stored.items()}
+        found = {name: tensor.shape for name, tensor in located.items()}
         check_tensors(folder, {place.hf_name: place.shape for place in places}, found, _IGNORED)
-        self._stored = {place.name: stored[place.hf_name] for place in places}
+        self._locations = {place.name: located[place.hf_name] for place in places}
 
     def read(self, name: str) -> NDArray[np.float32]:
-        tensor = self._stored[name]
-        raw = np.memmap(tensor.path, _DTYPES[tensor.dtype], "r", tensor.offset, tensor.shape)
-        if tensor.dtype == "BF16":  # the upper half of a float32
+        stored = self.stored(name)
+        raw = stored.data.view(_DTYPES[stored.kind])
+        if stored.kind == "BF16":  # the upper half of a float32
             widened: NDArray[np.uint32] = np.left_shift(raw, 16, dtype=np.uint32)
             return widened.view(np.float32)
         return np.array(raw, np.float32)
+
+    def stored(self, name: str) -> Stored:
+        found = self._locations[name]
+        byte_shape = (*found.shape[:-1], found.shape[-1] * _DTYPES[found.dtype].itemsize)
+        return Stored(np.memmap(found.path, np.uint8, "r", found.offset, byte_shape), found.dtype, found.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -86,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
+def _read_header(path: Path) -> dict[str, _Location]:
     """Parse the header of one file and check that every tensor is wholly there.
 
     [ header length, 8 bytes | header, JSON | data .................. ]
@@ -101,12 +106,12 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         try:
             header = json.loads(file.read(header_bytes))
             header.pop("__metadata__", None)
-            return {name: _stored(path, name, entry, data_begin, size) for name, entry in header.items()}
+            return {name: _location(path, name, entry, data_begin, size) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path}: the header is damaged: {error}") from None
 
 
-def _stored(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> StoredTensor:
+def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> _Location:
     dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
     begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
     if dtype not in _DTYPES:
@@ -115,7 +120,7 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, si
         raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
     if end > size:
         raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {size}")
-    return StoredTensor(path, dtype, shape, begin)
+    return _Location(path, dtype, shape, begin)
 
 
 def config_spec(folder: Path) -> ModelSpec:

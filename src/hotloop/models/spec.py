@@ -41,8 +41,19 @@ class ModelSpec:
     has_qk_norm: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as its file holds it: bytes that are read when they are looked at."""
+
+    data: NDArray[np.uint8]
+    """As `shape`, but the last axis counts bytes: rows are whole, whatever the kind."""
+    kind: str
+    """`F32`, `F16`, `BF16`, or what GGML calls a kind of quantised block, such as `Q4_K`."""
+    shape: tuple[int, ...]
+
+
 class Weights(Protocol):
-    """The tensors of a model, read one at a time and as float32, by one set of names whatever the file calls them:
+    """The tensors of a model, one at a time, by one set of names whatever the file calls them:
 
     `embed` `final_norm` `head`, and for each layer `layers.N.` +
     `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `q_norm` `k_norm` `mlp_norm` `gate` `up` `down`
@@ -51,7 +62,13 @@ class Weights(Protocol):
     `head` is absent where the head is tied to `embed`.
     """
 
-    def read(self, name: str) -> NDArray[np.float32]: ...
+    def read(self, name: str) -> NDArray[np.float32]:
+        """A tensor as float32."""
+        ...
+
+    def stored(self, name: str) -> Stored:
+        """The same tensor as it is stored, its rows in the same order."""
+        ...
 
 
 class DictWeights:
@@ -62,3 +79,7 @@ class DictWeights:
 
     def read(self, name: str) -> NDArray[np.float32]:
         return self._tensors[name]
+
+    def stored(self, name: str) -> Stored:
+        tensor = np.ascontiguousarray(self._tensors[name], "<f4")
+        return Stored(tensor.view(np.uint8), "F32", tensor.shape)

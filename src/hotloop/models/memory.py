@@ -1,0 +1,164 @@
+"""How much memory a model takes, reckoned from its shape before any of it is read, and whether there is as much.
+
+A model that does not fit is refused in one line with the whole sum in it, and the setting that would make it fit.
+Knows no backend: how often one holds its weights, and what a GPU has, is handed in.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from hotloop.core.config import WeightFormat
+from hotloop.core.errors import ConfigError, ModelError
+from hotloop.models.layout import layer_shapes, outer_shapes
+from hotloop.models.spec import ModelSpec
+
+INT4_GROUP = 32  # weights that share a scale and a zero point
+_LEAST_KV_BYTES = 64 << 20  # less is not worth advising
+
+# Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes while it runs."""
+
+    weights_bytes: int
+    kv_bytes: int
+    working_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.working_bytes
+
+    def __str__(self) -> str:
+        parts = ("weights", self.weights_bytes), ("KV", self.kv_bytes), ("working memory", self.working_bytes)
+        return " + ".join(f"{name} {_gib(size)}" for name, size in parts) + f" = {_gib(self.total_bytes)}"
+
+
+def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
+    """All weights, once, in that format."""
+    outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in outer_shapes(spec).items())
+    layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
+    return outer + spec.num_layers * layer
+
+
+def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
+    """The keys and values of one token in every layer."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+def check_fits(name: str, need: Footprint, free_bytes: int, *, have: str, advice: str = "") -> None:
+    """Refuse a model that needs more than there is: with ConfigError if a setting can mend it, else with ModelError."""
+    if need.total_bytes <= free_bytes:
+        return
+    line = f"{name} does not fit: {need}, but {have}"
+    if advice:
+        raise ConfigError(f"{line}; {advice}")
+    raise ModelError(f"{line}; no setting changes that, only a smaller model or more memory")
+
+
+def check_fits_cpu(
+    name: str,
+    held_bytes: Mapping[WeightFormat, int],
+    weight_format: WeightFormat,
+    *,
+    kv_bytes: int,
+    working_bytes: int,
+    free_bytes: int,
+) -> None:
+    """Refuse a model that the machine has no memory for. `held_bytes` is what its weights take in each format."""
+    need = Footprint(held_bytes[weight_format], kv_bytes, working_bytes)
+    left_bytes = free_bytes - need.weights_bytes - working_bytes
+    smaller = [other for other, size in held_bytes.items() if size + kv_bytes + working_bytes <= free_bytes]
+    advice = ""
+    if left_bytes >= _LEAST_KV_BYTES:
+        advice = f"--kv-memory {left_bytes >> 20}MiB would fit"
+    elif smaller:
+        advice = f"--weights {smaller[0]} would fit"
+    check_fits(name, need, free_bytes, have=f"this machine has only {_gib(free_bytes)} free", advice=advice)
+
+
+def fit_kv_gpu(
+    name: str,
+    spec: ModelSpec,
+    *,
+    total_bytes: int,
+    free_bytes: int,
+    share: float,
+    working_bytes: int,
+    min_tokens: int,
+    weight_format: WeightFormat = "bf16",
+    kv_item_bytes: int = 2,
+) -> int:
+    """The bytes a GPU has left for KV beside weights and working memory. Refuses a model if `min_tokens` do not fit.
+
+    [ others' | weights | working | KV .............. | kept free ]
+              ^ total - free                          ^ after `share` of the total, or at the end
+    """
+    token_bytes = kv_token_bytes(spec, kv_item_bytes)
+    need = Footprint(weight_bytes(spec, weight_format), min_tokens * token_bytes, working_bytes)
+    allowed_bytes = min(int(total_bytes * share), free_bytes)
+    left_bytes = allowed_bytes - need.weights_bytes - working_bytes
+    advice = ""
+    if need.total_bytes <= free_bytes:
+        advice = f"--gpu-memory {-(-need.total_bytes * 100 // total_bytes) / 100:g} would fit"
+    elif left_bytes >= _LEAST_KV_BYTES:
+        advice = f"--max-context {left_bytes // token_bytes} would fit"
+    have = f"--gpu-memory {share:g} of a GPU of {_gib(total_bytes)}, {_gib(free_bytes)} free, is {_gib(allowed_bytes)}"
+    check_fits(name, need, allowed_bytes, have=have, advice=advice)
+    return left_bytes
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be had without taking it from anybody: the machine's, or less where a container has a limit."""
+    kib = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if kib is None else kib * 1024
+    return min(machine, *(_group_bytes(root / "sys/fs/cgroup", *names, default=machine) for names in _CONTROL_GROUPS))
+
+
+def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str, *, default: int) -> int:
+    """What the container may still take."""
+    most, used = _number(folder / limit), _number(folder / usage)
+    if most is None or used is None:
+        return default
+    return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
+
+
+def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
+    """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8."""
+    count = prod(shape)
+    if len(shape) == 1 or weight_format == "f32":
+        return 4 * count
+    if weight_format == "bf16":
+        return 2 * count
+    if weight_format == "int4" and name != "embed" and shape[1] % INT4_GROUP == 0:
+        return count // 2 + count // INT4_GROUP * 5 // 2  # a scale of two bytes and half a byte of zero point a group
+    return count + 2 * shape[0]
+
+
+def _number(path: Path) -> int | None:
+    """A file that holds a number; None if it is not there, or has the word for no limit."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """A file of lines with a name and a number; empty if it is not there."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return {words[0]: int(words[1]) for words in lines if len(words) > 1}
+    except (OSError, ValueError):
+        return {}
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"
