@@ -6,11 +6,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
+KERNELS := .venv-kernels
+CUDA := .venv-cuda
+# Where PyTorch with CUDA is installed already: make bench-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(CUDA)/bin/python
+GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page demo bench docs clean
+.PHONY: help setup model check format test test-page test-kernels test-gpu bench-gpu demo bench docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv and install hotloop into it, unless that is done already
 
@@ -41,6 +47,29 @@ test-page: model ## Run the page's tests in the Chromium of this machine
 	@$(PIP) install playwright -c constraints.txt
 	$(BIN)/pytest tests/ui
 
+$(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
+	@$(KERNELS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(KERNELS)
+	@echo "installing CPU torch and triton into $(KERNELS) ..."
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install torch triton -c constraints-kernels.txt
+	@$(KERNELS)/bin/python -m pip --disable-pip-version-check -qq install -e '.[dev]' -c constraints.txt
+	@touch $@
+
+test-kernels: $(KERNELS)/.installed ## Run the CUDA backend's tests without a card, in Triton's interpreter
+	$(KERNELS)/bin/python -m pytest -n 2 tests/cuda
+
+$(CUDA)/.installed: pyproject.toml constraints.txt
+	@$(CUDA)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CUDA)
+	@echo "installing hotloop and PyTorch with CUDA into $(CUDA) ..."
+	@$(CUDA)/bin/python -m pip --disable-pip-version-check -qq install -e '.[cuda,dev]' transformers
+	@touch $@
+
+test-gpu: $(GPU_READY) ## Run the CUDA backend's tests on this machine's card, then 10,000 random requests
+	$(GPU_PYTHON) -m pytest tests/cuda
+	$(GPU_PYTHON) -m benchmarks.gpu parity stress
+
+bench-gpu: $(GPU_READY) ## Check and measure the CUDA backend on this machine's card, beside its limits and transformers
+	$(GPU_PYTHON) -m benchmarks.gpu
+
 demo: $(STAMP) ## A small fleet of agents, naive and then hotloop
 	@$(BIN)/hotloop demo
 
@@ -51,5 +80,5 @@ docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.
 	$(BIN)/python -m hotloop.cli.reference docs
 
 clean: ## Remove .venv and what tools left behind
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(KERNELS) $(CUDA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,233 @@
+"""How fast the engine is on a card: decoding alone, prefill, a batch, and how much of the time the card waits for us.
+
+Greedy, every answer as long as it may be. Everything goes through `Engine`, as a server's requests do. What the card
+itself could do is measured in the same run: the bytes a copy moves and the operations a matrix product does a second.
+"""
+
+import json
+import queue
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.models import dummy_model
+from hotloop.backends.cuda.runner import CudaBackend, CudaFlight, open_cuda
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import Request, SamplingParams, TokenEvent
+from hotloop.engine.core import StepReport
+from hotloop.engine.engine import Engine
+from hotloop.models.spec import ModelSpec
+
+_VOCAB = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the card does with nothing in its way."""
+
+    copy_bytes_s: float
+    matmul_flop_s: float
+
+
+class Client:
+    """Asks an engine for tokens and takes the time of each event."""
+
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        self.engine = engine
+        self.rng = random.Random(seed)
+        self._num_asked = 0
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        return [self.rng.randrange(1000, _VOCAB) for _ in range(num_tokens)]
+
+    def ask(self, prompts: Sequence[list[int]], num_tokens: int) -> "Answers":
+        """All at once; waits for the last."""
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        events: queue.SimpleQueue[tuple[float, TokenEvent]] = queue.SimpleQueue()
+        requests = [Request(f"q{self._num_asked + i}", prompt, params) for i, prompt in enumerate(prompts)]
+        self._num_asked += len(requests)
+        began_at = time.perf_counter()
+        self.engine.submit(requests, lambda event: events.put((time.perf_counter() - began_at, event)))
+        answers = Answers({request.id: [] for request in requests}, {})
+        num_open = len(requests)
+        while num_open:
+            at, event = events.get()
+            if event.error:
+                raise event.error
+            answers.times[event.request_id] += [at] * len(event.token_ids)
+            answers.token_ids.setdefault(event.request_id, []).extend(event.token_ids)
+            num_open -= event.finish_reason is not None
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """When each token of each request came, in seconds after they were asked for."""
+
+    times: dict[str, list[float]]
+    token_ids: dict[str, list[int]]
+
+    @property
+    def seconds(self) -> float:
+        return max(times[-1] for times in self.times.values())
+
+    @property
+    def first_s(self) -> float:
+        return min(times[0] for times in self.times.values())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.times.values()))
+
+
+def open_engine(name: str = "llama-8b", **settings: Any) -> Engine:
+    model = dummy_model(name)
+    config = EngineConfig(**{"max_running": 256, **settings})
+    backend = open_cuda(model, config, weight_format="bf16", precision="fast")
+    return Engine(model.tokenizer, backend, config, name=model.name)
+
+
+def measure_limits() -> Limits:
+    source = torch.randint(0, 255, (2 << 30,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    copy_s = _median_s(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    matmul_s = _median_s(lambda: a @ b)
+    return Limits(2 * source.numel() / copy_s, 2 * 8192**3 / matmul_s)
+
+
+def _median_s(act: Any, num_runs: int = 10) -> float:
+    act()
+    times: list[float] = []
+    for _ in range(num_runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        act()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(times)
+
+
+def matrix_weights(spec: ModelSpec) -> int:
+    """Weights that every token is multiplied with, the head included."""
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)
+    return spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size
+
+
+def decode_limit(spec: ModelSpec, limits: Limits, batch: int, context: int) -> float:
+    """Tokens a second if weights and KV are read once a step and nothing else costs time."""
+    kv_bytes = batch * context * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
+    return batch * limits.copy_bytes_s / (2 * matrix_weights(spec) + kv_bytes)
+
+
+def prefill_limit(spec: ModelSpec, limits: Limits, num_tokens: int) -> float:
+    """Tokens a second if all there is to compute runs at the rate of one large matrix product."""
+    head = spec.vocab_size * spec.hidden_size
+    flop = 2 * (matrix_weights(spec) - head) * num_tokens + 2 * head
+    flop += 2 * spec.num_layers * spec.num_heads * spec.head_dim * num_tokens**2
+    return limits.matmul_flop_s * num_tokens / flop
+
+
+def decode_alone(client: Client, context: int, num_tokens: int = 128, repeats: int = 3) -> list[float]:
+    """Tokens a second after the first one."""
+    rates = []
+    for _ in range(repeats):
+        answers = client.ask([client.prompt(context)], num_tokens + 1)
+        [times] = answers.times.values()
+        rates.append(num_tokens / (times[-1] - times[0]))
+    return rates
+
+
+def prefill(client: Client, num_tokens: int, repeats: int = 3) -> list[float]:
+    """Tokens a second until the first token is there."""
+    return [num_tokens / client.ask([client.prompt(num_tokens)], 1).seconds for _ in range(repeats)]
+
+
+def batch(client: Client, count: int, num_in: int = 1024, num_out: int = 128, repeats: int = 2) -> list[float]:
+    """Output tokens a second, prompts included in the time."""
+    rates = []
+    for _ in range(repeats):
+        answers = client.ask([client.prompt(num_in) for _ in range(count)], num_out)
+        rates.append(answers.num_tokens / answers.seconds)
+    return rates
+
+
+def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 128) -> dict[str, Any]:
+    """How much of the time of steps that only decode the card had nothing to do, by its own clock."""
+    backend = client.engine._backend
+    assert isinstance(backend, CudaBackend)
+    timeline: list[CudaFlight] = []
+    backend.timeline = timeline
+    reports: list[StepReport] = []
+    client.engine.on_step = reports.append
+    client.ask([client.prompt(num_in) for _ in range(count)], num_out)
+    backend.timeline = None
+    client.engine.on_step = None
+    torch.cuda.synchronize()
+    steps = [flight for flight in timeline if flight.num_rows == count]
+    if len(steps) < 2:
+        return {"rows of steps": Counter(flight.num_rows for flight in timeline).most_common(8)}
+    busy_ms = sum(flight.begun.elapsed_time(flight.ended) for flight in steps[1:])
+    total_ms = steps[0].ended.elapsed_time(steps[-1].ended)
+    level = [report for report in reports if report.num_tokens == count]
+    return {
+        "steps": len(steps),
+        "step_ms": round(total_ms / (len(steps) - 1), 3),
+        "idle_share": round(1 - busy_ms / total_ms, 4),
+        "host_ms": round(1000 * statistics.median(report.host_s for report in level), 3) if level else 0.0,
+    }
+
+
+def run() -> Iterator[tuple[str, dict[str, Any]]]:
+    """All figures of one sitting, each as soon as it is there: its repeats beside its limit."""
+    limits = measure_limits()
+    began_at = time.perf_counter()
+    engine = open_engine(drafts=False)
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    spec = backend.spec
+    yield (
+        "card",
+        {
+            "name": torch.cuda.get_device_name(),
+            "copy TB/s": round(limits.copy_bytes_s / 1e12, 2),
+            "matmul TFLOP/s": round(limits.matmul_flop_s / 1e12),
+            "start s": round(time.perf_counter() - began_at, 1),
+            "KV tokens": engine.num_kv_tokens,
+        },
+    )
+    with engine:
+        client = Client(engine)
+        client.ask([client.prompt(2048)], 8)
+        client.ask([client.prompt(8192)], 2)
+        for context in (2048, 32768):
+            rates = decode_alone(client, context)
+            yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
+        for num_tokens in (2048, 8192, 32768):
+            rates = prefill(client, num_tokens)
+            yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
+        yield "64 running", idle_share(client, 64)
+        for count in (64, 256):
+            yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
+
+
+def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
+    shown: dict[str, Any] = {"tokens/s": round(statistics.median(rates), 1), "runs": [round(rate, 1) for rate in rates]}
+    return {**shown, "limit": round(limit, 1)} if limit else shown
+
+
+def main() -> None:
+    for name, figure in run():
+        print(json.dumps({name: figure}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Models of known shapes with random weights, for figures that depend on shapes alone."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hotloop.models.model import Model, load_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+}
+
+
+def dummy_folder(name: str, **changes: Any) -> Path:
+    """A folder that holds nothing but the shape of a model."""
+    folder = Path(tempfile.mkdtemp(prefix="hotloop-")) / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**SHAPES[name], **changes}))
+    return folder
+
+
+def dummy_model(name: str, **changes: Any) -> Model:
+    return load_model(str(dummy_folder(name, **changes)), load_format="dummy")

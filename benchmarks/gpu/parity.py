@@ -1,0 +1,330 @@
+"""Does the CUDA backend say what transformers says, and does the engine say the same however it makes up its steps?
+
+First logits, position by position, of small random models of every family: against transformers in the same precision,
+and in float32 as what is right. What bf16 itself changes is seen from transformers' own bf16 against its float32.
+Then the engine, greedy: how often a token differs from what a request gets alone, and how close the two likeliest
+tokens were where it did.
+
+It passes if, at every variant and against transformers' float32,
+    float32         the same top token at 99% of positions or more, no logit off by more than 0.01
+    bf16, peaked    the same top token at 99% of positions or more
+    bf16, any       no further off, root mean square, than 1.2 times transformers' own bf16
+and if in float32 the engine gives every request the tokens it gets alone.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu.difference import Difference
+from benchmarks.gpu.engines import Answer, LentBackend, ask
+from benchmarks.gpu.feeding import TINY, VARIANTS, Feeder, Sizes
+from benchmarks.gpu.random_models import FAMILIES, Kind, reference_logits, write_model
+from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.request import Request, SamplingParams
+from hotloop.engine.engine import Engine
+from hotloop.models.memory import kv_token_bytes
+from hotloop.models.model import Model, load_model
+
+KINDS: tuple[Kind, ...] = ("flat", "peaked")
+DTYPES = ("float32", "bfloat16")
+MIN_EQUAL = 0.99
+MAX_OFF_FLOAT32 = 0.01
+MAX_TIMES_AS_FAR = 1.2
+_MAX_STEP_TOKENS = 4096
+
+
+Differences = dict[tuple[str, str, str, str], Difference]
+"""By precision, kind of model, who computed, and against what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How the engine is asked."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    is_alone: bool = False
+    is_scarce: bool = False
+    num_rounds: int = 1
+    """The last is compared: what was cached or learned before it is used."""
+
+
+MANNERS = {
+    "alone": Manner(is_alone=True),
+    "alone, again": Manner(is_alone=True),
+    "batched": Manner(),
+    "chunked": Manner({"max_step_tokens": 64}),
+    "prefix cache": Manner({"prefix_cache": True}, num_rounds=2),
+    "preempted": Manner(is_scarce=True),
+    "drafted": Manner({"drafts": True}, num_rounds=2),
+    "all of it": Manner({"drafts": True, "prefix_cache": True, "max_step_tokens": 64}, is_scarce=True, num_rounds=2),
+}
+
+
+class Examiner:
+    """One device, one set of sizes, and what was found so far."""
+
+    def __init__(self, device: str, sizes: Sizes, folder: Path, seed: int = 0) -> None:
+        self.device = device
+        self.sizes = sizes
+        self.folder = folder
+        self.differences: dict[str, Differences] = {}
+        self.engine: dict[str, dict[str, Any]] = {}
+        self._rng = random.Random(seed)
+        self.prompts = [self._tokens(count) for count in sizes.prompt_lens]
+        trunk = self._tokens(sizes.trunk_len)
+        self.questions = [
+            [*trunk[: self._rng.choice([0, sizes.trunk_len])], *self._tokens(self._rng.randrange(8, sizes.trunk_len))]
+            for _ in range(sizes.num_requests)
+        ]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self.sizes.shape.vocab_size - 1) for _ in range(count)]
+
+    def examine(self, family: str, kind: Kind, dtypes: Sequence[str], *, has_engine: bool) -> None:
+        path = write_model(self.folder, family, kind, self.sizes.shape)
+        right = reference_logits(path, self.prompts, torch.float32, self.device)
+        found = self.differences.setdefault(family, {})
+        for dtype in dtypes:
+            same = right
+            if dtype != "float32":
+                same = reference_logits(path, self.prompts, getattr(torch, dtype), self.device)
+                found[dtype, kind, "transformers", "float32"] = Difference.between(torch.cat(same), torch.cat(right))
+            with self._open(path, dtype) as (model, backend):
+                self._compare(backend, (dtype, kind), same, right, found)
+                if has_engine:
+                    self.engine[f"{dtype}, {kind}"] = self._ask_all(model, backend)
+
+    @contextlib.contextmanager
+    def _open(self, path: Path, dtype: str) -> Iterator[tuple[Model, CudaBackend]]:
+        model = load_model(str(path))
+        kind = getattr(torch, dtype)
+        config = EngineConfig(max_running=self.sizes.max_running, max_step_tokens=_MAX_STEP_TOKENS)
+        kv_bytes = self.sizes.num_kv_tokens * kv_token_bytes(model.spec, kind.itemsize)
+        has_graphs = self.device == "cuda"
+        backend = CudaBackend(model, kv_bytes, config, dtype=kind, device=self.device, has_graphs=has_graphs)
+        try:
+            yield model, backend
+        finally:
+            backend.close()
+
+    def _compare(
+        self,
+        backend: CudaBackend,
+        place: tuple[str, str],
+        same: list[torch.Tensor],
+        right: list[torch.Tensor],
+        found: Differences,
+    ) -> None:
+        for name, (feed, is_end) in VARIANTS.items():
+            feeder = Feeder(backend, self.prompts)
+            feed(feeder, self.sizes)
+            begin = -self.sizes.num_decoded if is_end else 0
+            got, want, truth = (
+                torch.cat([each[begin:] for each in logits]) for logits in (feeder.logits(), same, right)
+            )
+            found[*place, name, "float32"] = Difference.between(got, truth)
+            if same is not right:
+                found[*place, name, "same precision"] = Difference.between(got, want)
+
+    def _ask_all(self, model: Model, backend: CudaBackend) -> dict[str, Any]:
+        """What the engine says in every manner, and where it is not what it says to each alone."""
+        report: dict[str, Any] = {}
+        alone: list[Answer] = []
+        for name, manner in MANNERS.items():
+            began_at = time.perf_counter()
+            answers, counts = self._ask(model, backend, manner)
+            alone = alone or answers
+            report[name] = {
+                **self._divergences(backend, alone, answers),
+                **counts,
+                "seconds": round(time.perf_counter() - began_at, 2),
+            }
+        return report
+
+    def _ask(self, model: Model, backend: CudaBackend, manner: Manner) -> tuple[list[Answer], dict[str, int]]:
+        settings = {"max_running": self.sizes.max_running, "drafts": False, "prefix_cache": False, **manner.settings}
+        lent = LentBackend(backend, self.sizes.num_scarce_tokens // BLOCK_SIZE if manner.is_scarce else None)
+        params = SamplingParams(temperature=0, max_tokens=self.sizes.num_tokens, ignore_eos=True)
+        answers: dict[str, Answer] = {}
+        with Engine(model.tokenizer, lent, EngineConfig(debug_checks=True, **settings)) as engine:
+            for round_ in range(manner.num_rounds):
+                requests = [Request(f"{round_}-{i}", prompt, params) for i, prompt in enumerate(self.questions)]
+                answers = ask(engine, [requests] if manner.is_alone else [[request] for request in requests])
+            stats = engine.stats()
+        counts = {
+            "preempted": stats.num_preemptions,
+            "cached": stats.num_cached_tokens,
+            "drafted": stats.num_drafted_tokens,
+            "accepted": stats.num_accepted_tokens,
+        }
+        return list(answers.values()), {name: count for name, count in counts.items() if count}
+
+    def _divergences(self, backend: CudaBackend, alone: list[Answer], answers: list[Answer]) -> dict[str, Any]:
+        """Tokens count up to the first that differs: what follows it answers another prompt."""
+        num_compared, firsts, gaps = 0, [], []
+        for prompt, wanted, got in zip(self.questions, alone, answers, strict=True):
+            pairs = enumerate(zip(wanted.token_ids, got.token_ids, strict=True))
+            first = next((i for i, (a, b) in pairs if a != b), None)
+            num_compared += len(wanted.token_ids) if first is None else first + 1
+            if first is not None:
+                firsts.append(first)
+                gaps.append(self._gap(backend, [*prompt, *wanted.token_ids[:first]]))
+        return {
+            "requests": len(answers),
+            "diverged": len(firsts),
+            "tokens": num_compared,
+            "first_at": sorted(firsts),
+            "median_gap": float(f"{statistics.median(gaps):.3g}") if gaps else None,
+            "max_gap": float(f"{max(gaps):.3g}") if gaps else None,
+        }
+
+    def _gap(self, backend: CudaBackend, token_ids: list[int]) -> float:
+        """How far ahead the likeliest token is of the next, if the text is read at once."""
+        feeder = Feeder(backend, [token_ids])
+        feeder.feed({0: len(token_ids)})
+        first, second = feeder.logits()[0][-1].topk(2).values.tolist()
+        return float(first - second)
+
+
+def run(
+    device: str = "cuda",
+    sizes: Sizes | None = None,
+    *,
+    families: Sequence[str] = FAMILIES,
+    kinds: Sequence[Kind] = KINDS,
+    dtypes: Sequence[str] = DTYPES,
+    has_engine: bool = True,
+) -> dict[str, Any]:
+    """All comparisons. The engine is asked about models of the first family."""
+    torch.set_float32_matmul_precision("highest")
+    began_at = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="hotloop-parity-") as folder:
+        examiner = Examiner(device, sizes or Sizes(), Path(folder))
+        for family in families:
+            for kind in kinds:
+                examiner.examine(family, kind, dtypes, has_engine=has_engine and family == families[0])
+                print(f"{family}, {kind}: {time.perf_counter() - began_at:.0f} s", file=sys.stderr, flush=True)
+    total = _total(examiner.differences)
+    failures = [*_logit_failures(total), *_engine_failures(examiner.engine), *_idle_manners(examiner.engine)]
+    return {
+        "passed": not failures,
+        "failures": failures,
+        "logits": _nested(total),
+        "engine": examiner.engine,
+        "families": {family: _nested(found) for family, found in examiner.differences.items()},
+        "seconds": round(time.perf_counter() - began_at, 1),
+    }
+
+
+def _total(differences: Mapping[str, Differences]) -> Differences:
+    total: Differences = {}
+    for found in differences.values():
+        for place, difference in found.items():
+            total[place] = total.get(place, Difference()) + difference
+    return total
+
+
+def _nested(differences: Differences) -> dict[str, dict[str, float]]:
+    return {", ".join(place): difference.to_json() for place, difference in differences.items()}
+
+
+def _logit_failures(total: Differences) -> list[str]:
+    failures = []
+    for (dtype, kind, who, against), found in total.items():
+        if against != "float32" or who == "transformers":
+            continue
+        place = f"{dtype}, {kind}, {who}"
+        if (dtype == "float32" or kind == "peaked") and found.share_equal < MIN_EQUAL:
+            failures.append(f"{place}: the top token is the same at {found.share_equal:.2%} of positions only")
+        own = total.get((dtype, kind, "transformers", "float32"))
+        if not found.max_abs < (MAX_OFF_FLOAT32 if own is None else float("inf")):
+            failures.append(f"{place}: a logit is off by {found.max_abs:.3g}")
+        if own and not found.relative <= MAX_TIMES_AS_FAR * own.relative:
+            failures.append(f"{place}: off by {found.relative:.3g}, and transformers by {own.relative:.3g}")
+    return failures
+
+
+def _engine_failures(engine: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{place}, {name}: {found['diverged']} of {found['requests']} requests differ from those alone"
+        for place, manners in engine.items()
+        for name, found in manners.items()
+        if found["diverged"] and (place.startswith("float32") or name == "alone, again")
+    ]
+
+
+def _idle_manners(engine: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What proves nothing, since what it is about did not happen."""
+    signs = {"prefix cache": "cached", "preempted": "preempted", "drafted": "accepted"}
+    return [
+        f"{place}, {name}: nothing was {sign}"
+        for place, manners in engine.items()
+        for name, sign in signs.items()
+        if name in manners and sign not in manners[name]
+    ]
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    logits = Table("logits: precision, model, who, against", title="Parity with transformers")
+    for column in ("positions", "top_equal", "max_abs", "mean_abs", "relative", "max_lost"):
+        logits.add_column(column, justify="right")
+    for place, found in report["logits"].items():
+        logits.add_row(place, *(f"{value:g}" for value in found.values()))
+    console.print(logits)
+    engine = Table("engine: greedy tokens", "diverged", "tokens", "median gap", "max gap", "how")
+    for place, manners in report["engine"].items():
+        for name, found in manners.items():
+            how = ", ".join(f"{found[key]:,} {key}" for key in ("preempted", "cached", "accepted") if key in found)
+            gaps = (f"{found[key]:g}" if found[key] is not None else "" for key in ("median_gap", "max_gap"))
+            share = f"{found['diverged']} of {found['requests']}"
+            engine.add_row(f"{place}, {name}", share, f"{found['tokens']:,}", *gaps, how)
+    if report["engine"]:
+        console.print(engine)
+    for failure in report["failures"]:
+        console.print(f"failed: {failure}")
+    console.print(f"{'passed' if report['passed'] else 'failed'} in {report['seconds']:.0f} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--no-engine", action="store_true", help="logits only")
+    parser.add_argument("--tiny", action="store_true", help="sizes for Triton's interpreter")
+    parser.add_argument("--json", type=Path, help="write the report there")
+    flags = parser.parse_args()
+    report = run(
+        flags.device,
+        TINY if flags.tiny else None,
+        families=flags.families,
+        kinds=flags.kinds,
+        dtypes=flags.dtypes,
+        has_engine=not flags.no_engine,
+    )
+    text = json.dumps(report)
+    if flags.json:
+        flags.json.write_text(text)
+    print(text)
+    show(report, Console(width=140))
+    return 0 if report["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

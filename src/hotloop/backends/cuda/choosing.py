@@ -1,0 +1,111 @@
+"""From the rows of a sampling to arrays on the device, and from its logits to tokens.
+
+What a token depends on is the row: its logits, its request's parameters, and a seed made of the request's and of the
+token's position. So it is the same however the batch is made up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Row, Sampling
+from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
+from hotloop.backends.sampler import mix
+
+_FORBIDDEN = -1e30
+Upload = Callable[[Sequence[NDArray[np.generic]]], list[torch.Tensor]]
+
+
+@dataclass(slots=True)
+class _Adjustments:
+    """Changes of single logits: (row, token) -> its repetition penalty and what is added."""
+
+    rows: list[NDArray[np.int32]] = field(default_factory=list)
+    tokens: list[NDArray[np.int32]] = field(default_factory=list)
+    repetition: list[NDArray[np.float32]] = field(default_factory=list)
+    addend: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(self, index: int, row: Row, eos_ids: frozenset[int]) -> None:
+        """What is said more than once of a token is summed up."""
+        params = row.request.sampling
+        tokens, repetition, addend = _penalties(row) if params.has_penalties else _no_penalties()
+        extra = dict(params.logit_bias)
+        if row.num_output < params.min_tokens:
+            extra |= dict.fromkeys(eos_ids | params.stop_token_ids, _FORBIDDEN)
+        tokens = np.append(tokens, np.array([*extra], np.int32)).astype(np.int32)
+        repetition = np.append(repetition, np.ones(len(extra), np.float32))
+        addend = np.append(addend, np.array([*extra.values()], np.float32))
+        unique, where = np.unique(tokens, return_inverse=True)
+        largest, total = np.ones(len(unique), np.float32), np.zeros(len(unique), np.float32)
+        is_set = repetition != 1
+        largest[where[is_set]] = repetition[is_set]
+        np.add.at(total, where, addend)
+        self.rows.append(np.full(len(unique), index, np.int32))
+        self.tokens.append(unique)
+        self.repetition.append(largest)
+        self.addend.append(total)
+
+
+def _no_penalties() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    return np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32)
+
+
+def _penalties(row: Row) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """Repetition counts the prompt too; presence and frequency the output only."""
+    params, seen = row.request.sampling, row.token_ids()
+    tokens = np.unique(seen)
+    output, counts = np.unique(seen[row.request.num_prompt :], return_counts=True)
+    repetition = np.full(len(tokens), params.repetition_penalty, np.float32)
+    addend = np.zeros(len(tokens), np.float32)
+    addend[np.searchsorted(tokens, output)] = -(counts * params.frequency_penalty + params.presence_penalty)
+    return tokens.astype(np.int32), repetition, addend
+
+
+def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, upload: Upload) -> None:
+    """Write the token of each row to `out`; -1 where there is none. Changes the logits."""
+    rows = sampling.rows
+    _adjust(logits, sampling, upload)
+    masks = list(sampling.masks())
+    if masks:
+        indexes = np.array([index for index, _ in masks], np.int32)
+        words = np.zeros((len(masks), -(-logits.shape[1] // 32)), np.int32)
+        for i, (_, mask) in enumerate(masks):
+            words[i].view(np.uint8)[: len(mask)] = mask
+        apply_masks(logits, *upload([indexes, words]))
+    params = [row.request.sampling for row in rows]
+    is_random = any(not each.is_greedy for each in params)
+    if not is_random:
+        blank = out  # read by nobody: no row is drawn or cut
+        choose(logits, blank, blank, blank, blank, blank, out, is_random=False, has_cuts=False)
+        return
+    has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in params if not each.is_greedy)
+    arrays = upload(
+        [
+            np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
+            np.array([each.top_k for each in params], np.int32),
+            np.array([each.top_p for each in params], np.float32),
+            np.array([each.min_p for each in params], np.float32),
+            np.array([_seed(row) for row in rows], np.int64),
+        ]
+    )
+    temperature, top_k, top_p, min_p, seeds = arrays
+    choose(logits, temperature, top_k, top_p, min_p, seeds, out, is_random=True, has_cuts=has_cuts)
+
+
+def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:
+    changes = _Adjustments()
+    for index, row in enumerate(sampling.rows):
+        params = row.request.sampling
+        if params.has_penalties or params.logit_bias or row.num_output < params.min_tokens:
+            changes.add(index, row, sampling.eos_ids)
+    if changes.rows:
+        columns = (changes.rows, changes.tokens, changes.repetition, changes.addend)
+        adjust(logits, *upload([np.concatenate(column) for column in columns]))
+
+
+def _seed(row: Row) -> int:
+    """Of the request and the position, as a signed number of 63 bits."""
+    return mix(mix(row.request.seed) + row.position) >> 1

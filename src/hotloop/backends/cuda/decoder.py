@@ -1,0 +1,101 @@
+"""The forward pass: a dense decoder over one ragged batch, written for one reader and one card.
+
+Matrix products are cuBLAS's, with q, k and v and gate and up each in one; all that stands between them is ours. Nothing
+here waits for the device, or depends on what a tensor holds, so a call can be captured in a CUDA graph.
+"""
+
+import numpy as np
+import torch
+
+from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
+from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store, silu_mul
+from hotloop.backends.cuda.prefill import prefill_attention
+from hotloop.backends.cuda.step import Extent, Views
+from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
+from hotloop.backends.rotary import rotary_table
+from hotloop.models.spec import ModelSpec
+
+_SPLIT_ROWS = 4096  # rows times splits that there is room for
+
+
+class Decoder:
+    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace."""
+
+    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor) -> None:
+        self.spec = spec
+        self.kv = kv
+        self._weights = weights
+        self._dtype = weights.embed.dtype
+        self._device = weights.embed.device
+        self._num_sms = _num_multiprocessors(self._device)
+        self._scale = spec.head_dim**-0.5
+        num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
+        self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
+        self._workspace = Workspace.allocate(_SPLIT_ROWS, spec.num_heads, spec.head_dim, 1, self._device)
+
+    def forward(self, step: Views, chosen: torch.Tensor, extent: Extent) -> torch.Tensor:
+        """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
+        num_rows = len(step.slots)
+        residual = self._empty(num_rows, self.spec.hidden_size)
+        normed = torch.empty_like(residual)
+        embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
+        added = None
+        for layer, kv in zip(self._weights.layers, self.kv, strict=True):
+            add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
+            mixed = self._attend(step, layer, kv, normed, extent)
+            add_norm(mixed @ layer.o.t(), residual, layer.mlp_norm, self.spec.rms_eps, normed)
+            gate_up = normed @ layer.gate_up.t()
+            active = silu_mul(gate_up, self._empty(num_rows, self.spec.intermediate_size))
+            added = active @ layer.down.t()
+        assert added is not None
+        residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
+        return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[wanted, vocabulary] in float32: rounded to bf16 many tokens would be equally likely."""
+        head = self._weights.head.t()
+        if self._dtype == torch.float32 or hidden.device.type == "cpu":
+            return (hidden @ head).float()
+        return torch.mm(hidden, head, out_dtype=torch.float32)
+
+    def _attend(
+        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, extent: Extent
+    ) -> torch.Tensor:
+        """[rows, heads * head_dim]"""
+        spec, num_rows = self.spec, len(normed)
+        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        q = self._empty(num_rows, spec.num_heads, spec.head_dim)
+        rotate_and_store(
+            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
+        )
+        out = torch.empty_like(q)
+        short, long = extent.num_short, extent.num_long
+        if short:
+            decode_attention(
+                q[: extent.num_short_rows], kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins,
+                out, self._workspace, num_sequences=short, max_rows=extent.max_short_rows, scale=self._scale,
+                num_splits=self._num_splits(extent),
+            )  # fmt: skip
+        if long:
+            prefill_attention(
+                q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.block_ids, step.block_begins[short:],
+                out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale,
+            )  # fmt: skip
+        return out.view(num_rows, -1)
+
+    def _num_splits(self, extent: Extent) -> int:
+        """A power of two, as many as there is room for."""
+        wanted = num_splits_for(extent.num_short, self.spec.num_kv_heads, self._num_sms)
+        room = max(1, _SPLIT_ROWS // extent.num_short_rows)
+        return int(min(wanted, 1 << (room.bit_length() - 1)))
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

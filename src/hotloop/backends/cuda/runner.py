@@ -1,0 +1,245 @@
+"""Batches on an NVIDIA GPU: one stream, two steps in flight, CUDA graphs for all that decodes.
+
+    host    | pack N+1 | launch N+1 | masks, sample N+1 | wait N ....| settle N | pack N+2 | ...
+    device  | forward N ..................... | choose N | forward N+1 ............. | choose N+1 | ...
+
+The tokens of step N stay on the device: step N+1 looks its rows up there, and the host hears of them while N+1 runs.
+All that is enqueued here, copies of blocks included, is in the order of the one stream.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from hotloop.backends.backend import Allowed, Batch, Sampling
+from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.graphs import Graphs
+from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
+from hotloop.backends.cuda.sampling import logprobs
+from hotloop.backends.cuda.staging import Staging
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.weights import load_weights
+from hotloop.backends.host import NOT_NUMBERS
+from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import BackendError, ConfigError, DeviceLost, RequestError
+from hotloop.core.request import TokenLogprob
+from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
+from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
+
+BLOCK_SIZE = 64  # a tile of keys for the kernels
+STEP_TOKENS = 8192
+_CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
+
+
+def open_cuda(
+    model: Model, config: EngineConfig, *, weight_format: WeightFormat, precision: Precision
+) -> "CudaBackend":
+    """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left."""
+    dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    kv_bytes = fit_kv_gpu(
+        model.name,
+        model.spec,
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        share=config.gpu_memory,
+        working_bytes=working_bytes(model.spec, config, dtype.itemsize),
+        min_tokens=min(model.spec.max_context, config.max_context or 4096),
+        weight_format="f32" if dtype == torch.float32 else "bf16",
+        kv_item_bytes=dtype.itemsize,
+    )
+    try:
+        return CudaBackend(model, kv_bytes, config, dtype=dtype)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{model.name} ran out of GPU memory while it was loaded ({_first_line(error)}); "
+            f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
+        ) from None
+
+
+def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int:
+    """What a step of the largest size takes beside weights and KV."""
+    num_rows = config.max_step_tokens or STEP_TOKENS
+    num_heads = 4 * (spec.num_heads + spec.num_kv_heads)
+    width = 4 * spec.hidden_size + 3 * spec.intermediate_size + num_heads * spec.head_dim
+    num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
+    return num_rows * width * item_bytes + 4 * num_logits + _CONTEXT_BYTES
+
+
+class CudaBackend:
+    """The KV cache is one tensor, whose blocks are the same in every layer."""
+
+    depth = 2
+    block_size = BLOCK_SIZE
+
+    def __init__(
+        self,
+        model: Model,
+        kv_bytes: int,
+        config: EngineConfig,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str = "cuda",
+        has_graphs: bool = True,
+    ) -> None:
+        self.spec = spec = model.spec
+        self.timeline: list[CudaFlight] | None = None
+        """Whoever wants to see when the device was busy puts a list here."""
+        self.step_tokens = config.max_step_tokens or STEP_TOKENS
+        self.vocab_size = spec.vocab_size
+        self.max_context = spec.max_context
+        self.block_bytes = BLOCK_SIZE * kv_token_bytes(spec, dtype.itemsize)
+        self.num_blocks = kv_bytes // self.block_bytes
+        self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {torch.__version__}"
+        weights = load_weights(model, device, dtype)
+        kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device))
+        max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * (MAX_SHORT_ROWS + 1)
+        max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
+        self._indexes = torch.zeros(
+            capacity(config.max_running, max_rows, max_blocks), dtype=torch.int32, device=device
+        )
+        self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._staging = Staging(torch.device(device))
+        self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running) if has_graphs else None
+
+    def launch(self, batch: Batch) -> "CudaFlight":
+        with _hardware():
+            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids))
+            if self.timeline is not None:
+                self.timeline.append(flight)
+            shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
+            ints, extent = pack(batch, BLOCK_SIZE, shape)
+            self._staging.copy_to(self._indexes, ints)
+            if self._graphs and shape:
+                hidden = self._graphs.replay(shape)[: len(batch.wanted)]
+            else:
+                views = view_parts(self._indexes, len(batch.past_lens), len(batch.token_ids))
+                hidden = self._decoder.forward(views.with_wanted(len(batch.wanted)), self._chosen, extent)
+            flight.logits = self._decoder.logits(hidden)
+            return flight
+
+    def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
+        with _hardware():
+            [ids] = self._staging.upload([np.array(block_ids, np.int32)])
+            kv = self._decoder.kv
+            gathered = torch.empty((len(block_ids), *kv.shape[:2], *kv.shape[3:]), dtype=kv.dtype, device=kv.device)
+            copy_blocks_out(kv, ids, gathered)
+            return CudaCopy(gathered.view(torch.uint8))
+
+    def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
+        with _hardware():
+            kv = self._decoder.kv
+            [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), np.frombuffer(data, np.uint8)])
+            copy_blocks_in(kv, ids, raw.view(kv.dtype))
+
+    def close(self) -> None:
+        """What is in flight ends first: its memory is given back."""
+        with _hardware():
+            self._staging.synchronize()
+        self._graphs = None
+        del self._decoder, self._indexes, self._chosen
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class CudaFlight:
+    """A step on the stream. Its tokens are copied to the host as soon as they are chosen."""
+
+    logits: torch.Tensor
+
+    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._chosen = chosen[:num_wanted]
+        self._staging = staging
+        self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
+        self._raw: dict[int, torch.Tensor] = {}
+        self.begun, self.ended = staging.event(), staging.event()
+        self.begun.record()
+
+    def sample(self, sampling: Sampling) -> None:
+        with _hardware():
+            self._raw = {
+                index: self.logits[index].clone()
+                for index, row in enumerate(sampling.rows)
+                if row.request.sampling.logprobs is not None
+            }
+            if sampling.rows:
+                choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
+                self._result.copy_(self._chosen, non_blocking=True)
+            self.ended.record()
+            del self.logits
+
+    def wait(self) -> "CudaChosen":
+        with _hardware():
+            self.ended.synchronize()
+            device_s = self.begun.elapsed_time(self.ended) / 1000
+            return CudaChosen(self._result.tolist(), self._raw, device_s)
+
+
+class CudaChosen:
+    """Tokens, on the host."""
+
+    def __init__(self, token_ids: list[int], raw: dict[int, torch.Tensor], device_s: float) -> None:
+        self.device_s = device_s
+        self._token_ids = token_ids
+        self._raw = raw
+
+    def token(self, row: int, allowed: Allowed | None = None) -> int:
+        token_id = self._token_ids[row]
+        if token_id >= 0:
+            return token_id
+        if allowed is not None and allowed.error:
+            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
+        raise BackendError(NOT_NUMBERS)
+
+    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        with _hardware():
+            own, top = logprobs(self._raw[row], token_id, num_top)
+        return TokenLogprob(token_id, own, tuple(top))
+
+
+class CudaCopy:
+    """Blocks on their way to the host, on the same stream."""
+
+    def __init__(self, gathered: torch.Tensor) -> None:
+        is_cuda = gathered.is_cuda
+        self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
+        self._host.copy_(gathered, non_blocking=True)
+        self._arrived = torch.cuda.Event() if is_cuda else None
+        if self._arrived:
+            self._arrived.record()
+
+    def wait(self) -> memoryview:
+        with _hardware():
+            if self._arrived:
+                self._arrived.synchronize()
+        return memoryview(self._host.numpy().reshape(-1))
+
+
+@contextmanager
+def _hardware() -> Iterator[None]:
+    """PyTorch's errors as ours; the first line says what is wrong."""
+    try:
+        yield
+    except RuntimeError as error:
+        kind = DeviceLost if _is_lost() else BackendError
+        raise kind(f"the GPU failed: {_first_line(error)}") from error
+
+
+def _is_lost() -> bool:
+    """Whether CUDA refuses to go on: then it says the same of whatever it is asked."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no reason given")

@@ -1,0 +1,138 @@
+"""A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
+
+    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | block_ids ......... ]
+      rows, 8 bytes each                                 sequences                          as many as there are
+
+Where each part lies depends on the number of rows and sequences alone, so a CUDA graph that was captured for those
+finds the parts of every later step in the same place. A graph's step is padded: rows that are stored nowhere, sequences
+that have no keys, tokens that nobody wanted.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+
+MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
+
+
+class Shape(NamedTuple):
+    """What a CUDA graph is captured for."""
+
+    num_sequences: int
+    num_rows: int
+    max_rows: int
+    """Most rows of one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The parts of the buffer, as tensors on the device."""
+
+    slots: torch.Tensor
+    token_ids: torch.Tensor
+    sources: torch.Tensor
+    positions: torch.Tensor
+    wanted: torch.Tensor
+    row_begins: torch.Tensor
+    lens: torch.Tensor
+    block_begins: torch.Tensor
+    block_ids: torch.Tensor
+
+    def with_wanted(self, count: int) -> "Views":
+        """So many rows are wanted, not as many as there are."""
+        return replace(self, wanted=self.wanted[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The numbers of a step that are fixed when it is launched: sequences with few rows come first."""
+
+    num_short: int
+    num_short_rows: int
+    max_short_rows: int
+    num_long: int = 0
+    max_long_rows: int = 0
+
+
+def view_parts(buffer: torch.Tensor, num_sequences: int, num_rows: int) -> Views:
+    """Where the parts of a step of that size lie in an int32 buffer."""
+    sizes = _sizes(num_sequences, num_rows)
+    begins = np.cumsum([0, *sizes]).tolist()
+    parts = [buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)]
+    return Views(parts[0].view(torch.int64), *parts[1:])
+
+
+def capacity(max_sequences: int, max_rows: int, max_blocks: int) -> int:
+    """Integers that the largest step takes."""
+    return sum(_sizes(max_sequences, max_rows)) + max_blocks
+
+
+def shape_of(batch: Batch) -> Shape:
+    rows = np.diff(batch.begins)
+    return Shape(len(rows), int(batch.begins[-1]), int(rows.max()))
+
+
+def pack(batch: Batch, block_size: int, pad_to: Shape | None = None) -> tuple[NDArray[np.int32], Extent]:
+    """All of a step as integers, padded to a shape where there is one."""
+    is_long = np.diff(batch.begins) > MAX_SHORT_ROWS
+    wanted = batch.wanted
+    if is_long.any() and not (np.sort(is_long) == is_long).all():
+        batch, moved = _short_first(batch, is_long)
+        is_long, wanted = np.sort(is_long), moved[wanted]
+    num_rows_of = np.diff(batch.begins)
+    num_sequences, num_rows = len(num_rows_of), int(batch.begins[-1])
+    sizes = _sizes(*(pad_to or Shape(num_sequences, num_rows, 0))[:2])
+    ints = np.zeros(sum(sizes) + len(batch.block_ids), np.int32)
+    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, block_ids = np.split(
+        ints, np.cumsum(sizes)
+    )
+    owner = np.repeat(np.arange(num_sequences), num_rows_of)
+    block_of = batch.block_ids[batch.block_begins[owner] + batch.positions // block_size].astype(np.int64)
+    slots[:] = -1
+    slots.view(np.int64)[:num_rows] = block_of * block_size + batch.positions % block_size
+    token_ids[:num_rows] = batch.token_ids
+    sources[:] = -1
+    if batch.sources is not None:
+        sources[:num_rows] = batch.sources
+    positions[:num_rows] = batch.positions
+    wanted_rows[: len(wanted)] = wanted
+    row_begins[:] = num_rows
+    row_begins[: num_sequences + 1] = batch.begins
+    lens[:num_sequences] = batch.past_lens + num_rows_of
+    block_begins[: num_sequences + 1] = batch.block_begins
+    block_ids[:] = batch.block_ids
+    return ints, _extent(num_rows_of, is_long)
+
+
+def _extent(num_rows_of: NDArray[np.int32], is_long: NDArray[np.bool_]) -> Extent:
+    short, long = num_rows_of[~is_long], num_rows_of[is_long]
+    return Extent(len(short), int(short.sum()), int(short.max(initial=0)), len(long), int(long.max(initial=0)))
+
+
+def _sizes(num_sequences: int, num_rows: int) -> list[int]:
+    return [2 * num_rows, *[num_rows] * 4, num_sequences + 1, num_sequences, num_sequences + 1]
+
+
+def _short_first(batch: Batch, is_long: NDArray[np.bool_]) -> tuple[Batch, NDArray[np.int64]]:
+    """The same batch with its sequences in another order, and where each row went."""
+    order = np.argsort(is_long, kind="stable")
+    begins = np.concatenate([[0], np.cumsum(np.diff(batch.begins)[order])]).astype(np.int32)
+    rows = np.concatenate([np.arange(batch.begins[i], batch.begins[i + 1]) for i in order])
+    new_rows = np.empty(len(rows), np.int64)
+    new_rows[rows] = np.arange(len(rows))
+    moved = Batch(
+        token_ids=batch.token_ids[rows],
+        positions=batch.positions[rows],
+        past_lens=batch.past_lens[order],
+        begins=begins,
+        block_ids=batch.block_ids,
+        block_begins=np.append(batch.block_begins[:-1][order], 0).astype(np.int32),
+        wanted=batch.wanted,
+        sources=None if batch.sources is None else batch.sources[rows],
+    )
+    return moved, new_rows

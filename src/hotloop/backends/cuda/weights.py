@@ -1,0 +1,193 @@
+"""A model's weights on the device: allocated once, fused where one matmul reads them, and filled from the mapped file.
+
+Bytes travel as they are stored, through two pinned buffers in turn, and become numbers on the device; the host never
+holds more than those buffers and one tensor. Works on the CPU too, where there is nothing to copy to.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotloop.backends.cuda.dequantise import can_dequantise, dequantise
+from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
+from hotloop.models.fetch import Progress
+from hotloop.models.gguf_file import widen
+from hotloop.models.layout import layer_shapes
+from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec, Stored, Weights
+
+CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
+_NUM_READERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in]; all are contiguous."""
+
+    attn_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
+    qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    o: Tensor  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]: all of gate, then up
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """All of a model. `head` is `embed` itself where the two are tied."""
+
+    embed: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]
+
+
+def load_weights(
+    model: Model,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> DeviceWeights:
+    """The weights of a model on a device. `progress` is told how many of the device's bytes are filled."""
+    device = torch.device(device)
+    weights = _allocate(model.spec, device, dtype)
+    places = dict(_places(model.spec, weights))
+    total_bytes = sum(place.nbytes for place in places.values())
+    done_bytes = 0
+    for name in _fill(places, model.weights, device, chunk_bytes):
+        done_bytes += places[name].nbytes
+        if progress:
+            progress(done_bytes, total_bytes)
+    return weights
+
+
+def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> DeviceWeights:
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, device=device, dtype=dtype)
+
+    embed = empty(spec.vocab_size, spec.hidden_size)
+    layers = tuple(_allocate_layer(spec, device, dtype) for _ in range(spec.num_layers))
+    head = embed if spec.has_tied_head else empty(spec.vocab_size, spec.hidden_size)
+    return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
+
+
+def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+    shapes = layer_shapes(spec)
+
+    def stacked(*names: str) -> Tensor | None:
+        """Room for these, one below the other; None if the model has none of them."""
+        if names[0] not in shapes:
+            return None
+        num_rows = sum(shapes[name][0] for name in names)
+        return torch.empty((num_rows, *shapes[names[0]][1:]), device=device, dtype=dtype)
+
+    return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
+
+
+_LAYER_PARTS = {
+    "attn_norm": ("attn_norm",),
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "q_norm": ("q_norm",),
+    "k_norm": ("k_norm",),
+    "o": ("o",),
+    "mlp_norm": ("mlp_norm",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+}
+
+
+def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Tensor]]:
+    """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
+    yield "embed", weights.embed
+    shapes = layer_shapes(spec)
+    for i, layer in enumerate(weights.layers):
+        for field, names in _LAYER_PARTS.items():
+            room = getattr(layer, field)
+            if room is not None:
+                parts = room.split([shapes[name][0] for name in names])
+                yield from ((f"layers.{i}.{name}", part) for name, part in zip(names, parts, strict=True))
+    yield "final_norm", weights.final_norm
+    if not spec.has_tied_head:
+        yield "head", weights.head
+
+
+def _fill(places: dict[str, Tensor], weights: Weights, device: torch.device, chunk_bytes: int) -> Iterator[str]:
+    """Fill every place; gives the name of each once it is on its way."""
+    if isinstance(weights, DummyWeights):
+        generator = torch.Generator(device).manual_seed(SEED)
+        for name, place in places.items():
+            _draw(name, place, generator)
+            yield name
+        return
+    with ThreadPoolExecutor(_NUM_READERS) as readers:
+        staging = _Staging(device, chunk_bytes, readers)
+        for name, place in places.items():
+            staging.send(weights.stored(name), place)
+            yield name
+        staging.wait()
+
+
+def _draw(name: str, place: Tensor, generator: torch.Generator) -> None:
+    if place.ndim == 1:
+        place.fill_(dummy_value(name))
+    else:
+        place.normal_(0, STD, generator=generator)
+
+
+class _Staging:
+    """Bytes on their way to the device. While one buffer is copied, the other is filled from the file.
+
+    All copies and the arithmetic behind them are in the order of one stream, so one buffer on the device is enough.
+    """
+
+    def __init__(self, device: torch.device, chunk_bytes: int, readers: ThreadPoolExecutor) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._readers = readers
+        self._hosts = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)]
+        self._is_copied = [torch.cuda.Event() for _ in self._hosts] if self._is_cuda else []
+        self._device = torch.empty(chunk_bytes, dtype=torch.uint8, device=device) if self._is_cuda else self._hosts[0]
+        self._turn = 0
+
+    def send(self, stored: Stored, place: Tensor) -> None:
+        """Put a tensor where it belongs, a few rows at a time."""
+        rows = stored.data.reshape(-1, stored.data.shape[-1])
+        place = place.view(len(rows), -1)
+        num_columns = place.shape[1]
+        is_known = can_dequantise(stored.kind)
+        row_bytes = rows.shape[1] if is_known else 4 * num_columns
+        step = len(self._device) // row_bytes
+        assert step > 0, "a row fits into a buffer"
+        for begin in range(0, len(rows), step):
+            part, kind = rows[begin : begin + step], stored.kind
+            if not is_known:
+                part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
+            place[begin : begin + step].copy_(dequantise(self._upload(part), kind))
+
+    def wait(self) -> None:
+        for event in self._is_copied:
+            event.synchronize()
+
+    def _upload(self, rows: NDArray[np.uint8]) -> Tensor:
+        """These rows on the device, until the next call."""
+        host = self._hosts[self._turn]
+        if self._is_cuda:
+            self._is_copied[self._turn].synchronize()
+        target = host.numpy()[: rows.size].reshape(rows.shape)
+        pieces = (np.array_split(each, _NUM_READERS) for each in (target, rows))
+        list(self._readers.map(np.copyto, *pieces))
+        if self._is_cuda:
+            self._device[: rows.size].copy_(host[: rows.size], non_blocking=True)
+            self._is_copied[self._turn].record()
+            self._turn = 1 - self._turn
+        return self._device[: rows.size].view(rows.shape)

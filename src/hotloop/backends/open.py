@@ -1,0 +1,64 @@
+"""Which hardware: the GPU where there is one and PyTorch can use it, else the CPU; and the backend for it."""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal
+
+from hotloop.backends.backend import Backend
+from hotloop.core.config import Device, EngineConfig, Precision, WeightFormat
+from hotloop.core.errors import ConfigError
+from hotloop.models.model import Model
+
+_INSTALL = "pip install 'hotloop[cuda]'"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    device: Literal["cpu", "cuda"]
+    note: str
+    """What was chosen and why, in a line."""
+
+
+def choose_device(wanted: Device) -> DeviceChoice:
+    """Raises ConfigError if a GPU was asked for and cannot be had."""
+    if wanted == "cpu":
+        return DeviceChoice("cpu", "on the CPU, as asked for")
+    name, obstacle = _find_gpu()
+    if obstacle is None:
+        return DeviceChoice("cuda", f"on the GPU: {name}")
+    if wanted == "cuda":
+        raise ConfigError(f"device cuda cannot be used: {obstacle}")
+    return DeviceChoice("cpu", f"on the CPU: {obstacle}")
+
+
+def _find_gpu() -> tuple[str, str | None]:
+    """The GPU's name, or what keeps us from using one."""
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        return "", f"{' and '.join(missing)} not installed ({_INSTALL} to use a GPU)"
+    import torch  # noqa: PLC0415 - an extra, and seconds
+
+    if not torch.cuda.is_available():
+        return "", "PyTorch finds no CUDA device"
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        return "", f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}; 8.0 or newer is needed"
+    return torch.cuda.get_device_name(), None
+
+
+def open_backend(
+    model: Model,
+    config: EngineConfig,
+    *,
+    device: Device = "cpu",
+    weight_format: WeightFormat = "int8",
+    precision: Precision = "fast",
+) -> Backend:
+    """The quickest backend of that precision on this device."""
+    if choose_device(device).device == "cuda":
+        from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
+
+        return open_cuda(model, config, weight_format=weight_format, precision=precision)
+    from hotloop.backends.openvino.runner import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
+
+    return open_cpu(model, config, weight_format=weight_format, precision=precision)

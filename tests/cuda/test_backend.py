@@ -1,0 +1,176 @@
+"""The whole backend on tiny models: the reference's logits, and the engine's tokens however a step is made up."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.reference import reference_logits
+from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
+from tests.models.tiny import tiny_spec, tiny_weights
+
+from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
+from hotloop.backends.cuda.step import Shape, pack
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import BackendError
+from hotloop.core.request import SamplingParams
+from hotloop.core.schema import json_schema
+from hotloop.engine.engine import Engine
+from hotloop.models.model import Model
+from hotloop.models.spec import DictWeights, Family
+
+CLOSED = {"additionalProperties": False}
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+
+
+def tiny_model(family: Family, **changes: Any) -> Model:
+    spec = tiny_spec(family, **{"vocab_size": TOKENIZER.vocab_size, **changes})
+    tensors = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
+    return Model(f"tiny-{family}", Path(family), family, spec, TOKENIZER, None, DictWeights(tensors), 0)
+
+
+def make_backend(model: Model, device: str, *, kv_bytes: int = 4 << 20, **settings: Any) -> CudaBackend:
+    config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
+    return CudaBackend(model, kv_bytes, config, dtype=torch.float32, device=device, has_graphs=device == "cuda")
+
+
+def batch(*parts: tuple[list[int], int, list[int]], wanted: list[int] | None = None) -> Batch:
+    """Parts are (tokens, how many came before them, blocks)."""
+    lengths = [len(token_ids) for token_ids, _, _ in parts]
+    tables = [block_ids for _, _, block_ids in parts]
+    return Batch(
+        token_ids=np.concatenate([np.array(token_ids, np.int64) for token_ids, _, _ in parts]),
+        positions=np.concatenate([np.arange(past, past + len(token_ids)) for token_ids, past, _ in parts]),
+        past_lens=np.array([past for _, past, _ in parts], np.int32),
+        begins=np.cumsum([0, *lengths]).astype(np.int32),
+        block_ids=np.concatenate(tables).astype(np.int32),
+        block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
+        wanted=np.array(wanted if wanted is not None else range(sum(lengths)), np.int64),
+    )
+
+
+def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:
+    flight = backend.launch(step)
+    logits = flight.logits.cpu().numpy().copy()
+    flight.sample(Sampling([Row(make_request([1]), 1)] * len(step.wanted)))
+    flight.wait()
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_definition_however_a_prompt_is_cut(family: Family, device: str) -> None:
+    model = tiny_model(family)
+    rng = random.Random(1)
+    prompt = [rng.randrange(250) for _ in range(100)]
+    other = [rng.randrange(250) for _ in range(40)]
+    want, want_other = (reference_logits(model.spec, model.weights, ids) for ids in (prompt, other))
+    backend = make_backend(model, device, max_step_tokens=256)
+    check = np.testing.assert_allclose
+    check(logits_of(backend, batch((prompt, 0, [3, 0, 7, 2]))), want, rtol=2e-3, atol=2e-3)
+    mixed = batch((other[:35], 0, [5, 6]), ([prompt[99]], 99, [3, 0, 7, 2]))
+    got = logits_of(backend, mixed)
+    check(got[:35], want_other[:35], rtol=2e-3, atol=2e-3)
+    check(got[35], want[99], rtol=2e-3, atol=2e-3)
+    verify = batch((other[35:], 35, [5, 6]), (prompt[96:], 96, [3, 0, 7, 2]))
+    check(logits_of(backend, verify), np.concatenate([want_other[35:], want[96:]]), rtol=2e-3, atol=2e-3)
+    backend.close()
+
+
+def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph() -> None:
+    long, short = list(range(40)), [7, 8]
+    step = batch((long, 0, [1, 2]), (short, 62, [3, 4]), wanted=[39, 41])
+    ints, extent = pack(step, 32)
+    assert (extent.num_short, extent.num_short_rows, extent.max_short_rows) == (1, 2, 2)
+    assert (extent.num_long, extent.max_long_rows) == (1, 40)
+    slots = ints[: 2 * 42].view(np.int64)
+    assert slots[:3].tolist() == [158, 159, 32]
+    token_ids, sources, positions, wanted = ints[84:].reshape(-1)[: 4 * 42].reshape(4, 42)
+    assert token_ids[:3].tolist() == [7, 8, 0]
+    assert (sources == -1).all()
+    assert positions[:3].tolist() == [62, 63, 0]
+    assert wanted[:2].tolist() == [41, 1]
+    padded, extent = pack(batch((short, 62, [3, 4])), 32, Shape(4, 8, 8))
+    assert padded[: 2 * 8].view(np.int64).tolist() == [158, 159, *[-1] * 6]
+    row_begins = padded[16 + 4 * 8 :][:5]
+    assert row_begins.tolist() == [0, 2, 2, 2, 2]
+    assert padded[16 + 4 * 8 + 5 :][:4].tolist() == [64, 0, 0, 0]
+
+
+def answers(device: str, prompts: list[list[int]], sampling: SamplingParams, **settings: Any) -> list[list[int]]:
+    model = tiny_model("llama", max_context=256)
+    backend = make_backend(model, device, **{"max_step_tokens": 48, **settings})
+    config = EngineConfig(debug_checks=True, **{"max_step_tokens": 48, "max_running": 4, **settings})
+    listener = Listener()
+    with Engine(TOKENIZER, backend, config) as engine:
+        requests = [make_request(prompt, f"r{i}", sampling=sampling) for i, prompt in enumerate(prompts)]
+        engine.submit(requests, listener)
+        listener.wait(*(request.id for request in requests))
+    return [listener.token_ids(request.id) for request in requests]
+
+
+def reference_answer(prompt: list[int], num_tokens: int) -> list[int]:
+    model = tiny_model("llama", max_context=256)
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(reference_logits(model.spec, model.weights, token_ids)[-1].argmax()))
+    return token_ids[len(prompt) :]
+
+
+def test_the_engine_says_what_the_model_says_with_steps_in_flight(device: str) -> None:
+    rng = random.Random(3)
+    trunk = [rng.randrange(250) for _ in range(40)]
+    prompts = [trunk[: rng.randrange(41)] + [rng.randrange(250) for _ in range(rng.randrange(1, 30))] for _ in range(5)]
+    want = [reference_answer(prompt, 6) for prompt in prompts]
+    assert answers(device, prompts, greedy(6), drafts=False) == want
+    assert answers(device, prompts, greedy(6), prefix_cache=False) == want
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(device: str) -> None:
+    rng = random.Random(4)
+    prompts = [[rng.randrange(250) for _ in range(20)] for _ in range(3)]
+    params = SamplingParams(temperature=1, seed=5, top_p=0.9, max_tokens=5, ignore_eos=True)
+    alone = [answers(device, [prompt], params)[0] for prompt in prompts]
+    assert answers(device, prompts, params) == alone
+
+
+def test_a_grammar_penalties_and_logprobs_on_the_device(device: str) -> None:
+    model = tiny_model("llama", max_context=256)
+    grammar = json_schema({"type": "object", "properties": {"n": {"enum": ["one", "two"]}}, "required": ["n"]} | CLOSED)
+    with Engine(TOKENIZER, make_backend(model, device), EngineConfig(max_running=4, max_step_tokens=64)) as engine:
+        found = {engine.generate([5, 6, 7], SamplingParams(seed=i), grammar=grammar).text for i in range(4)}
+        assert {text.replace(" ", "") for text in found} <= {'{"n":"one"}', '{"n":"two"}'}
+        new = engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=20, repetition_penalty=100))
+        done = engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=2, logit_bias={9: 100}, logprobs=3))
+    assert len({5, 6, 7, *new.token_ids}) == 3 + len(new.token_ids)
+    assert done.token_ids == (9, 9)
+    want = reference_logits(model.spec, model.weights, [5, 6, 7])[-1].astype(np.float64)
+    log_total = np.log(np.exp(want - want.max()).sum()) + want.max()
+    assert done.logprobs[0].logprob == pytest.approx(want[9] - log_total, abs=1e-3)
+    assert [token_id for token_id, _ in done.logprobs[0].top] == np.argsort(-want)[:3].tolist()
+
+
+def test_blocks_are_copied_out_and_in(device: str) -> None:
+    model = tiny_model("qwen2")
+    first, second = make_backend(model, device), make_backend(model, device)
+    prompt = list(range(BLOCK_SIZE + 3))
+    want = logits_of(first, batch((prompt, 0, [2, 0])))[-1]
+    kept = first.read_blocks([2]).wait()
+    assert kept.nbytes == first.block_bytes
+    second.write_blocks([4], kept)
+    got = logits_of(second, batch((prompt[BLOCK_SIZE:], BLOCK_SIZE, [4, 1])))[-1]
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_logits_that_are_no_numbers_fail_their_request(device: str) -> None:
+    model = tiny_model("llama")
+    backend = make_backend(model, device)
+    flight = backend.launch(batch(([1, 2], 0, [0]), ([3], 0, [1]), wanted=[1, 2]))
+    flight.logits[0, 5] = float("nan")
+    flight.sample(Sampling([Row(make_request([1, 2]), 2), Row(make_request([3]), 1)]))
+    chosen = flight.wait()
+    with pytest.raises(BackendError, match="not numbers"):
+        chosen.token(0)
+    assert chosen.token(1) >= 0

@@ -1,0 +1,112 @@
+"""Weights on the device: fused, in place, the same as the file's; on the CPU, and on a GPU where there is one."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_folder, write_gguf, write_json
+
+from hotloop.backends.cuda.weights import DeviceWeights, load_weights
+from hotloop.models.layout import tensor_places
+from hotloop.models.model import Model, load_model
+from hotloop.models.spec import Family, ModelSpec
+
+FAMILIES = get_args(Family)
+
+
+def expected_layer(spec: ModelSpec, tensors: Tensors, layer: int) -> Tensors:
+    """The layer's tensors, fused by hand."""
+    parts = {"qkv": "q k v", "gate_up": "gate up", "o": "o", "down": "down"}
+    parts |= {"attn_norm": "attn_norm", "mlp_norm": "mlp_norm"}
+    parts |= {"qkv_bias": "q_bias k_bias v_bias"} if spec.has_qkv_bias else {}
+    parts |= {"q_norm": "q_norm", "k_norm": "k_norm"} if spec.has_qk_norm else {}
+    return {
+        field: np.concatenate([tensors[f"layers.{layer}.{name}"] for name in names.split()])
+        for field, names in parts.items()
+    }
+
+
+def assert_loaded(loaded: DeviceWeights, spec: ModelSpec, tensors: Tensors) -> None:
+    def same(tensor: torch.Tensor, want: np.ndarray) -> bool:
+        assert tensor.is_contiguous()
+        return torch.equal(tensor.cpu(), torch.tensor(want).to(tensor.dtype))
+
+    assert same(loaded.embed, tensors["embed"])
+    assert same(loaded.final_norm, tensors["final_norm"])
+    assert same(loaded.head, tensors["embed" if spec.has_tied_head else "head"])
+    assert (loaded.head is loaded.embed) == spec.has_tied_head
+    assert len(loaded.layers) == spec.num_layers
+    for i, layer in enumerate(loaded.layers):
+        want = expected_layer(spec, tensors, i)
+        for field in fields(layer):
+            tensor = getattr(layer, field.name)
+            assert (tensor is None) == (field.name not in want)
+            assert tensor is None or same(tensor, want[field.name]), field.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_formats_are_fused_on_the_device(tmp_path: Path, family: Family, device: str) -> None:
+    spec = tiny_spec(family)
+    tensors = tiny_weights(spec)
+    for path in (write_gguf(tmp_path / "m.gguf", spec, tensors), write_folder(tmp_path / "m", spec, tensors)):
+        assert_loaded(load_weights(load_model(str(path)), device, torch.bfloat16), spec, tensors)
+        assert_loaded(load_weights(load_model(str(path)), device, torch.float32), spec, tensors)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "IQ4_NL"])
+def test_quantised_rows_are_put_in_order_before_they_are_numbers(tmp_path: Path, kind: str, device: str) -> None:
+    """IQ4_NL is a kind that the device does not know; a buffer of a few rows makes every tensor travel in pieces."""
+    spec = tiny_spec("llama", has_tied_head=False)
+    path = write_quantised(tmp_path / "m.gguf", spec, GGMLQuantizationType[kind])
+    model = load_model(str(path))
+    wanted = {place.name: model.weights.read(place.name) for place in tensor_places(spec)}
+    assert_loaded(load_weights(model, device, torch.float32, chunk_bytes=5 * 4 * 96), spec, wanted)
+
+
+def write_quantised(path: Path, spec: ModelSpec, kind: GGMLQuantizationType) -> Path:
+    """A GGUF of random blocks; its vectors are float32, as llama.cpp leaves them."""
+    random = np.random.default_rng(0)
+    block_items, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (4096, block_bytes), np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)  # the scale, in these kinds
+    tensors: dict[str, np.ndarray] = {}
+    for place in tensor_places(spec):
+        if len(place.shape) == 1:
+            tensors[place.name] = random.standard_normal(place.shape, np.float32)
+            continue
+        rows = random.choice(blocks, place.shape[0] * place.shape[1] // block_items)
+        tensors[place.name] = rows.reshape(place.shape[0], -1)
+    return write_gguf(path, spec, tensors, kind=kind)
+
+
+def test_progress_counts_every_byte(tmp_path: Path, device: str) -> None:
+    spec = tiny_spec("qwen2")
+    model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec))))
+    heard: list[tuple[int, int]] = []
+    load_weights(model, device, torch.bfloat16, lambda done, total: heard.append((done, total)))
+    num_weights = sum(int(np.prod(place.shape)) for place in tensor_places(spec))
+    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
+    assert heard[-1] == (2 * num_weights, 2 * num_weights)
+
+
+def dummy_model(folder: Path, spec: ModelSpec) -> Model:
+    folder.mkdir()
+    write_json(folder / "config.json", spec_config(spec))
+    return load_model(str(folder), "dummy")
+
+
+def test_dummy_weights_are_made_on_the_device(tmp_path: Path, device: str) -> None:
+    model = dummy_model(tmp_path / "m", tiny_spec("qwen2"))
+    first, second = (load_weights(model, device, torch.bfloat16) for _ in range(2))
+    layer = first.layers[1]
+    assert torch.equal(layer.qkv, second.layers[1].qkv)
+    assert not torch.equal(layer.qkv, first.layers[0].qkv)
+    assert layer.gate_up.float().std().item() == pytest.approx(0.02, rel=0.1)
+    assert (layer.attn_norm == 1).all()
+    assert layer.qkv_bias is not None
+    assert (layer.qkv_bias == 0).all()
