@@ -1,6 +1,7 @@
 """What several rooms share: the real default model, and a home that is thrown away."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pytest_configure() -> None:
     os.environ["HOTLOOP_TRACE"] = "off"  # what tests run is not one of the user's runs
+    # A shell that starts us in the background has SIGINT ignored. What tests start would inherit that, and go on for
+    # ever where a test interrupts it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Our own attention against plain numpy, row by row: long contexts, forks, drafts, every head size it is built for."""
+"""Our own attention against plain numpy, row by row: long contexts, forks, drafts, every head size; and bit by bit."""
 
 import math
 from collections.abc import Iterator
@@ -6,24 +6,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.openvino import native
-from hotloop.backends.openvino.native import NativeAttention, load_native
-from hotloop.backends.openvino.rotary import rotary_frequencies, rotary_table
+from hotloop.backends.openvino.attention import Attention, Kernel, NumpyKernel
+from hotloop.backends.openvino.native import library, load_amx, load_portable
+from hotloop.backends.rotary import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 
 Array = NDArray[np.float32]
 
 BLOCK = 32
 NUM_BLOCKS = 400
-MAX_ERROR = 0.02  # of values around 1: keys, values and weights are rounded to bf16
 
-needs_amx = pytest.mark.skipif(load_native() is None, reason="needs a CPU with AMX and a C++ compiler")
+
+def case(name: str, kernel: Kernel | None, max_error: float, needs: str = "a C++ compiler") -> Any:
+    """What computes, and how far it may be off with values around 1, rounded to what they are stored in."""
+    marks = pytest.mark.skipif(kernel is None, reason=f"needs {needs}")
+    return pytest.param(kernel, max_error, id=name, marks=marks)
+
+
+AMX = case("amx", load_amx(), 0.02, needs="a CPU with AMX and a C++ compiler")
+EXACT = (
+    case("f16", load_portable("half", 2), 0.004),
+    case("f32", load_portable("float", 4), 1e-5),
+    case("numpy", NumpyKernel(np.float32), 1e-5),
+)
+
+every_kernel = pytest.mark.parametrize(("kernel", "max_error"), [AMX, *EXACT])
+every_exact_kernel = pytest.mark.parametrize(("kernel", "max_error"), EXACT)
 
 
 def make_spec(head_dim: int = 64, num_heads: int = 9, num_kv_heads: int = 3, has_qk_norm: bool = False) -> ModelSpec:
@@ -49,7 +64,7 @@ class Sequence:
 class Rig:
     """The kernel and a slow copy of what it should do."""
 
-    def __init__(self, spec: ModelSpec, attention: NativeAttention) -> None:
+    def __init__(self, spec: ModelSpec, attention: Attention) -> None:
         self.spec, self.attention = spec, attention
         self.rng = np.random.default_rng(0)
         self.norms = self.rng.uniform(0.5, 1.5, (2, spec.head_dim)).astype(np.float32)
@@ -60,16 +75,21 @@ class Rig:
         """Each sequence says so many more tokens; returns the largest error of any row."""
         width = (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim
         pasts = [sequence.length for sequence, _ in parts]
-        qkv = self.rng.standard_normal((sum(count for _, count in parts), width)).astype(np.float32)
-        begins = np.cumsum([0, *(count for _, count in parts)]).astype(np.int32)
-        for i, (sequence, _) in enumerate(parts):
-            sequence.rows.extend(qkv[begins[i] : begins[i + 1]])
+        for sequence, count in parts:
+            sequence.rows.extend(self.rng.standard_normal((count, width)).astype(np.float32))
+        output = self.run(*((sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)))
+        expected = [self.expected(sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)]
+        return float(np.abs(output - np.concatenate(expected)).max())
+
+    def run(self, *parts: tuple[Sequence, int]) -> Array:
+        """What comes of each sequence's rows from there on."""
+        qkv = np.concatenate([sequence.rows[past:] for sequence, past in parts])
         tables = [sequence.table[: math.ceil(sequence.length / BLOCK)] for sequence, _ in parts]
         batch = Batch(
             token_ids=np.zeros(len(qkv), np.int64),
             positions=np.zeros(len(qkv), np.int64),
-            past_lens=np.array(pasts, np.int32),
-            begins=begins,
+            past_lens=np.array([past for _, past in parts], np.int32),
+            begins=np.cumsum([0, *(sequence.length - past for sequence, past in parts)]).astype(np.int32),
             block_ids=np.concatenate(tables).astype(np.int32),
             block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
             wanted=np.zeros(0, np.int64),
@@ -77,8 +97,7 @@ class Rig:
         output = np.full((len(qkv), self.spec.num_heads * self.spec.head_dim), np.nan, np.float32)
         self.attention.plan(batch)
         self.attention.run(0, qkv, output)
-        expected = [self.expected(sequence, past) for (sequence, _), past in zip(parts, pasts, strict=True)]
-        return float(np.abs(output - np.concatenate(expected)).max())
+        return output
 
     def expected(self, sequence: Sequence, past: int) -> Array:
         spec = self.spec
@@ -86,11 +105,12 @@ class Rig:
         q, k, v = np.split(x, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
         q, k = self.turned(q, self.norms[0])[past:], self.turned(k, self.norms[1])
         group = spec.num_heads // spec.num_kv_heads
-        scores = np.einsum("qhd,khd->hqk", q, k.repeat(group, axis=1)) / math.sqrt(spec.head_dim)
-        is_hidden = np.arange(sequence.length) > past + np.arange(len(q))[:, None]
+        q, k, v = (part.transpose(1, 0, 2) for part in (q, k.repeat(group, axis=1), v.repeat(group, axis=1)))
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(spec.head_dim)
+        is_hidden = np.arange(sequence.length) > np.arange(past, sequence.length)[:, None]
         weights = np.exp(np.where(is_hidden, -np.inf, scores - scores.max(-1, keepdims=True)))
-        mixed = np.einsum("hqk,khd->qhd", weights, v.repeat(group, axis=1)) / weights.sum(-1).T[:, :, None]
-        return mixed.reshape(len(q), -1).astype(np.float32)
+        mixed = weights @ v / weights.sum(-1, keepdims=True)
+        return mixed.transpose(1, 0, 2).reshape(sequence.length - past, -1).astype(np.float32)
 
     def turned(self, x: Array, norm: Array) -> Array:
         if self.spec.has_qk_norm:
@@ -102,10 +122,8 @@ class Rig:
 
 
 @contextmanager
-def make_rig(spec: ModelSpec) -> Iterator[Rig]:
-    library = load_native()
-    assert library is not None
-    attention = NativeAttention(library, spec, NUM_BLOCKS, rotary_table(spec, 8192))
+def make_rig(spec: ModelSpec, kernel: Kernel) -> Iterator[Rig]:
+    attention = kernel.create(spec, NUM_BLOCKS, rotary_table(spec, 8192))
     try:
         yield Rig(spec, attention)
     finally:
@@ -119,7 +137,7 @@ def make_tables(count: int) -> list[list[int]]:
     return [shuffled[i * size : (i + 1) * size] for i in range(count)]
 
 
-@needs_amx
+@every_kernel
 @pytest.mark.parametrize(
     "spec",
     [
@@ -130,43 +148,68 @@ def make_tables(count: int) -> list[list[int]]:
     ],
     ids=["64", "96", "128-norm", "64-norm"],
 )
-def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec) -> None:
-    with make_rig(spec) as rig:
+def test_long_prompts_in_chunks_then_tokens_and_drafts(spec: ModelSpec, kernel: Kernel, max_error: float) -> None:
+    with make_rig(spec, kernel) as rig:
         long, short = (Sequence(table) for table in make_tables(2))
-        assert rig.step((long, 700)) < MAX_ERROR
-        assert rig.step((long, 33), (short, 1)) < MAX_ERROR
-        assert rig.step((short, 30), (long, 1)) < MAX_ERROR
-        assert rig.step((long, 500), (short, 3)) < MAX_ERROR
+        assert rig.step((long, 700)) < max_error
+        assert rig.step((long, 33), (short, 1)) < max_error
+        assert rig.step((short, 30), (long, 1)) < max_error
+        assert rig.step((long, 500), (short, 3)) < max_error
         for count in (1, 4, 1):
-            assert rig.step((long, count), (short, 1)) < MAX_ERROR
+            assert rig.step((long, count), (short, 1)) < max_error
 
 
-@needs_amx
-def test_sequences_that_share_blocks_and_part_anywhere() -> None:
-    with make_rig(make_spec()) as rig:
+@every_kernel
+def test_sequences_that_share_blocks_and_part_anywhere(kernel: Kernel, max_error: float) -> None:
+    with make_rig(make_spec(), kernel) as rig:
         tables = make_tables(16)
         trunk = Sequence([*chain(*tables[:4])])
-        assert rig.step((trunk, 40 * BLOCK)) < MAX_ERROR
+        assert rig.step((trunk, 40 * BLOCK)) < max_error
         forks = [trunk.fork(at, tables[4 + i]) for i, at in enumerate((40, 40, 40, 40, 36, 36, 33, 2, 1, 0, 40))]
-        assert rig.step(*((fork, 1 + i % 3) for i, fork in enumerate(forks))) < MAX_ERROR
-        assert rig.step(*((fork, 40 if i == 2 else 1) for i, fork in enumerate(forks))) < MAX_ERROR
+        assert rig.step(*((fork, 1 + i % 3) for i, fork in enumerate(forks))) < max_error
+        assert rig.step(*((fork, 40 if i == 2 else 1) for i, fork in enumerate(forks))) < max_error
 
 
-@needs_amx
-def test_what_a_block_held_before_does_not_matter() -> None:
-    with make_rig(make_spec()) as rig:
+@every_kernel
+def test_what_a_block_held_before_does_not_matter(kernel: Kernel, max_error: float) -> None:
+    with make_rig(make_spec(), kernel) as rig:
         [table] = make_tables(1)
         broken = Sequence(table)
         rig.step((broken, 40))
         poison = np.full((40, 15 * 64), np.nan, np.float32)
         rig.attention.run(0, poison, np.empty((40, 9 * 64), np.float32))
-        assert rig.step((Sequence(table), 3)) < MAX_ERROR
+        assert rig.step((Sequence(table), 3)) < max_error
 
 
-@needs_amx
+@every_exact_kernel
+@pytest.mark.parametrize("spec", [make_spec(), make_spec(48, 4, 2, has_qk_norm=True), make_spec(16, 3, 3)], ids=str)
+def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max_error: float, spec: ModelSpec) -> None:
+    with make_rig(spec, kernel) as rig:
+        tables = make_tables(4)
+        whole, other = Sequence(tables[0]), Sequence(tables[1])
+        assert rig.step((whole, 200), (other, 3)) < max_error
+        want = rig.run((whole, 0))
+        for cut in (1, 31, 32, 33, 100, 199):
+            chunks = Sequence(tables[2], whole.rows[:cut])
+            assert (rig.run((chunks, 0)) == want[:cut]).all()
+            chunks.rows.extend(whole.rows[cut:])
+            assert (rig.run((other, 1), (chunks, cut))[2:] == want[cut:]).all(), f"cut at {cut}, in company"
+            assert (rig.run((whole, cut)) == want[cut:]).all(), f"from {cut} on, the rest as it was"
+
+
+@pytest.mark.skipif(library.compiler() is None, reason="needs a C++ compiler")
 def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
-    path = tmp_path / "attention.so"
+    path, source = tmp_path / "portable.so", Path(library.__file__).with_name("portable.cpp")
     path.write_bytes(b"half")
     path.with_suffix(".size").write_text("1000")
-    assert native._load(path).attention_create
+    assert library.load(path, source, "-DKV=float").attention_create
     assert path.with_suffix(".size").read_text() == str(path.stat().st_size)
+
+
+def test_without_a_compiler_there_is_none_and_the_log_says_so(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert load_portable.__wrapped__("float", 4) is None
+    assert "numpy" in caplog.text
+    assert "no C++ compiler" in caplog.text

@@ -1,7 +1,9 @@
 """The CPU backend against plain numpy, and the engine on the real model: in exact precision nothing changes a token."""
 
 import gc
+import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.openvino.amx import AmxBackend
-from hotloop.backends.openvino.native import load_native
+from hotloop.backends.openvino.attention import NumpyKernel
+from hotloop.backends.openvino.native import load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.runner import open_backend
+from hotloop.backends.openvino.portable import PortableBackend
+from hotloop.backends.openvino.runner import open_cpu
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, ModelError
 from hotloop.core.request import Priority, Request
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model, load_model
@@ -27,6 +31,7 @@ from hotloop.models.spec import DictWeights, Family
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 CONFIG = EngineConfig(kv_memory="8MiB")
+IS_ARM = platform.machine() in ("aarch64", "arm64")
 
 Check = Callable[[NDArray[np.float32], NDArray[np.float32]], None]
 
@@ -40,7 +45,7 @@ def tiny_model(family: Family, **changes: Any) -> Model:
 
 
 def make_backend(model: Model, weights: WeightFormat = "f32", precision: Precision = "exact") -> Backend:
-    return open_backend(model, CONFIG, weight_format=weights, precision=precision)
+    return open_cpu(model, CONFIG, weight_format=weights, precision=precision)
 
 
 def make_prompt(model: Model, length: int, seed: int = 0) -> list[int]:
@@ -102,9 +107,8 @@ def test_only_wanted_rows_come_back(empty_home: Path) -> None:
     backend = make_backend(model)
     token_ids = make_prompt(model, 9)
     part = batch((token_ids, 0, [0]))
-    last = Batch(*(getattr(part, name) for name in Batch.__slots__[:-1]), wanted=np.array([8]))
-    assert_close(backend.run(last), expected(model, token_ids)[8:])
-    none = Batch(*(getattr(part, name) for name in Batch.__slots__[:-1]), wanted=np.array([], np.int64))
+    assert_close(backend.run(replace(part, wanted=np.array([8]))), expected(model, token_ids)[8:])
+    none = replace(part, wanted=np.array([], np.int64))
     assert backend.run(none).shape == (0, model.spec.vocab_size)
 
 
@@ -116,11 +120,50 @@ def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "least"), [("bf16", 0.9999), ("int8", 0.999), ("int4", 0.97)])
-def test_compressed_weights_are_close(weights: WeightFormat, least: float, empty_home: Path) -> None:
-    model = tiny_model("llama", has_tied_head=False)
+@pytest.mark.parametrize(("precision", "more_off"), [("exact", 0), ("fast", 0.01)])
+def test_compressed_weights_are_close(
+    weights: WeightFormat, least: float, precision: Precision, more_off: float, empty_home: Path
+) -> None:
+    model = tiny_model("llama", has_tied_head=False, head_dim=64)
     token_ids = make_prompt(model, 40)
-    got, want = make_backend(model, weights).run(batch((token_ids, 0, [0, 1]))), expected(model, token_ids)
-    assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > least
+    got = make_backend(model, weights, precision).run(batch((token_ids, 0, [0, 1])))
+    assert np.corrcoef(got.ravel(), expected(model, token_ids).ravel())[0, 1] > least - more_off
+
+
+@pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: elsewhere tokens are promised, not bits")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("weights", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_no_bit_depends_on_what_else_is_computed(
+    family: Family, weights: WeightFormat, precision: Precision, empty_home: Path
+) -> None:
+    model = tiny_model(family)
+    backend = make_backend(model, weights, precision)
+    long, short = make_prompt(model, 100), make_prompt(model, 5, seed=1)
+    want = backend.run(batch((long, 0, [2, 0, 1, 3]))).copy()
+    for cut in (1, 13, 32, 33, 99):
+        company = batch((short, 0, [9]), (long[:cut], 0, [5, 4, 6, 8]))
+        assert (backend.run(company)[5:] == want[:cut]).all()
+        assert (backend.run(batch((long[cut:], cut, [5, 4, 6, 8]))) == want[cut:]).all()
+    backend.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_compiler_numpy_attends(family: Family, empty_home: Path) -> None:
+    model = tiny_model(family)
+    prompt = make_prompt(model, 40)
+    backend = PortableBackend(model, 8 << 20, NumpyKernel(np.float32), weight_format="f32", precision="exact")
+    assert_close(backend.run(batch((prompt[:33], 0, [1, 0]))), expected(model, prompt)[:33])
+    kept = backend.read_blocks([1, 0]).wait()
+    backend.write_blocks([3, 2], kept)
+    assert_close(backend.run(batch((prompt[33:], 33, [3, 2]))), expected(model, prompt)[33:])
+    backend.close()
+
+
+@pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: others keep KV in other precisions")
+def test_kv_in_a_precision_that_is_not_there_is_refused(empty_home: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_precision u8 is not for this CPU: it can be f16 or f32"):
+        open_cpu(tiny_model("llama"), EngineConfig(kv_memory="8MiB", kv_precision="u8"))
 
 
 def test_a_second_start_reads_the_kept_graph(empty_home: Path) -> None:
@@ -137,12 +180,18 @@ def test_the_pool_is_sized_from_the_memory(empty_home: Path) -> None:
     assert make_backend(model).num_blocks == (8 << 20) // (2 * 2 * 2 * 16 * 32 * 4)
     for precision in ("exact", "fast"):
         with pytest.raises(ConfigError, match="give it more"):
-            open_backend(tiny_model("llama", head_dim=64), EngineConfig(kv_memory="1KiB"), precision=precision)
+            open_cpu(tiny_model("llama", head_dim=64), EngineConfig(kv_memory="1KiB"), precision=precision)
 
 
 def test_more_kv_than_the_machine_has_memory_is_refused(empty_home: Path) -> None:
-    with pytest.raises(ConfigError, match="900000GB is more than this machine's"):
-        open_backend(tiny_model("llama"), EngineConfig(kv_memory="900000GB"))
+    with pytest.raises(ConfigError, match=r"KV 838190\.3 GiB .* free; --kv-memory \d+MiB would fit"):
+        open_cpu(tiny_model("llama"), EngineConfig(kv_memory="900000GB"))
+
+
+def test_a_model_that_does_not_fit_is_refused_unread(empty_home: Path) -> None:
+    huge = replace(tiny_model("llama"), spec=tiny_spec("llama", num_layers=10**9), weights=DictWeights({}))
+    with pytest.raises(ModelError, match=r"tiny-llama does not fit: weights .* this machine has only .* GiB free"):
+        open_cpu(huge, CONFIG)
 
 
 def test_ctrl_c_inside_the_plugin_stays_ctrl_c() -> None:
@@ -153,12 +202,11 @@ def test_ctrl_c_inside_the_plugin_stays_ctrl_c() -> None:
 
 def test_the_quick_backend_is_taken_where_it_can_be(empty_home: Path) -> None:
     model = tiny_model("llama", head_dim=64)
-    has_native = load_native() is not None
-    assert isinstance(make_backend(model, precision="fast"), AmxBackend if has_native else PagedBackend)
-    assert isinstance(make_backend(model, precision="exact"), PagedBackend)
+    exact = PortableBackend if IS_ARM else PagedBackend
+    assert isinstance(make_backend(model, precision="fast"), exact if load_amx() is None else AmxBackend)
+    assert isinstance(make_backend(model, precision="exact"), exact)
 
 
-@pytest.mark.skipif(load_native() is None, reason="needs a CPU with AMX and a C++ compiler")
 def test_steps_leave_nothing_behind(empty_home: Path) -> None:
     """OpenVINO keeps every node that is written in Python for ever: none may be made a step."""
     backend = make_backend(tiny_model("llama", head_dim=64), precision="fast")
@@ -178,12 +226,12 @@ def test_blocks_can_be_taken_out_and_put_back_elsewhere(precision: Precision, em
     prompt = make_prompt(model, 70)
     first.run(batch((prompt, 0, [2, 0, 1])))
     want = first.run(batch((prompt[64:], 64, [2, 0, 1]))).copy()
-    kept = first.read_blocks([2, 0])
+    kept = first.read_blocks([2, 0]).wait()
     assert kept.nbytes == 2 * first.block_bytes
     first.close()
-    second.write_blocks([5, 3], kept.data)
+    second.write_blocks([5, 3], kept)
     assert (second.run(batch((prompt[64:], 64, [5, 3, 4]))) == want).all()
-    assert (second.read_blocks([5, 3]) == kept).all()
+    assert second.read_blocks([5, 3]).wait() == kept
     second.close()
 
 
@@ -206,7 +254,7 @@ def test_a_restart_with_kept_blocks_says_the_same(precision: Precision, empty_ho
     answers = []
     for kv_dir in (None, str(tmp_path / "kv"), str(tmp_path / "kv")):
         config = EngineConfig(kv_memory="8MiB", kv_dir=kv_dir, drafts=False)
-        backend = open_backend(model, config, weight_format="f32", precision=precision)
+        backend = open_cpu(model, config, weight_format="f32", precision=precision)
         with Engine(model.tokenizer, backend, config) as engine:
             answers.append(engine.generate(prompt, greedy(12)))
     assert [answer.usage.num_restored for answer in answers] == [0, 0, 512]
@@ -218,7 +266,7 @@ def test_a_damaged_graph_is_made_again(empty_home: Path) -> None:
     model = tiny_model("llama")
     part = batch((make_prompt(model, 9), 0, [0]))
     first = make_backend(model).run(part).copy()
-    for kept in empty_home.rglob("paged-*"):
+    for kept in empty_home.rglob("*-f32-*"):
         kept.write_bytes(kept.read_bytes()[:100])
     assert (make_backend(model).run(part) == first).all()
 
@@ -241,7 +289,7 @@ def go_on(model: Model, *, interrupted: bool = False, num_turns: int = 1, **sett
     config = EngineConfig(debug_checks=True, kv_memory="64MiB", **settings)
     listener = Listener()
     names = [f"{turn}.{i}" for turn in range(num_turns) for i in range(len(TEXTS))]
-    with Engine(model.tokenizer, open_backend(model, config, precision="exact"), config) as engine:
+    with Engine(model.tokenizer, open_cpu(model, config, precision="exact"), config) as engine:
         for turn in range(num_turns):
             texts = dict(zip((name for name in names if name.startswith(f"{turn}.")), TEXTS, strict=True))
             engine.submit([ask(model, name, text, Priority.BACKGROUND) for name, text in texts.items()], listener)

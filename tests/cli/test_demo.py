@@ -49,7 +49,7 @@ def test_without_a_terminal_every_turn_is_a_line():
 
 @pytest.mark.model
 def test_the_demo_ends_with_a_table(default_model_path: Path):
-    result = hotloop("demo", "--agents", "2", "--turns", "1")
+    result = hotloop("demo", "--agents", "2", "--turns", "1", timeout_s=280)
     assert result.returncode == 0, result.stderr
     assert "naive: nothing reused, one request at a time" in result.stdout
     assert "agent-1 turn 1/1: read" in result.stdout

@@ -16,11 +16,10 @@ from hotloop.cli.main import run
 HEAVY = ("numpy", "openvino", "starlette", "uvicorn", "httpx", "tokenizers", "jinja2", "gguf", "msgspec")
 
 
-def hotloop(*argv: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+def hotloop(*argv: str, stdin: str = "", timeout_s: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hotloop", *argv]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env={**os.environ, **environ}, timeout=120, check=False
-    )
+    env = {**os.environ, **environ}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=env, timeout=timeout_s, check=False)
 
 
 def test_help_loads_nothing_heavy():
@@ -88,9 +87,12 @@ def test_an_interrupt_exits_with_130():
     with FakeServer(hangs=True) as server:
         command = [sys.executable, "-m", "hotloop", "bench", "replay", "--url", server.url]
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-            assert server.asked.wait(60)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate()
+            try:
+                assert server.asked.wait(60)
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
     assert (process.returncode, errors) == (130, b"")
 
 

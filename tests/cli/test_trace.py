@@ -324,6 +324,7 @@ def test_the_page_is_served_until_interrupted(db: str):
                 assert client.get(base).headers["content-type"].startswith("text/html")
                 assert len(client.get(f"{base}/api/runs").json()["runs"]) == 3
                 assert client.get(base, headers={"host": "elsewhere.example"}).status_code == 403
-        finally:
             process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
+            assert process.wait(60) == 130
+        finally:
+            process.kill()

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino.op.util import Variable, VariableInfo
 
-from hotloop.backends.openvino.rotary import rotary_frequencies
 from hotloop.backends.openvino.weights import compress
+from hotloop.backends.rotary import rotary_frequencies
 from hotloop.core.config import WeightFormat
 from hotloop.models.spec import ModelSpec, Weights
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
+from hotloop.backends.host import HostCopy, HostFlight
 from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
 from hotloop.backends.openvino.store import check_num_blocks, compile_graph, describe_kv, failure, load_graph
 from hotloop.core.config import WeightFormat
@@ -22,6 +23,8 @@ BLOCK_SIZE = 32  # the plugin accepts no other
 class PagedBackend:
     """The KV blocks are tensors the plugin writes in place."""
 
+    depth = 1
+    step_tokens = 512
     block_size = BLOCK_SIZE
 
     def __init__(
@@ -52,7 +55,11 @@ class PagedBackend:
             self._request.set_tensor(port.get_any_name(), tensor)
             self._caches.append(tensor.data.reshape(self.num_blocks, -1).view(np.uint8))
 
+    def launch(self, batch: Batch) -> HostFlight:
+        return HostFlight(lambda: self.run(batch))
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [wanted, vocabulary], valid until the next call."""
         feed: dict[str, NDArray[np.generic]] = {
             "input_ids": batch.token_ids,
             "position_ids": batch.positions,
@@ -72,8 +79,8 @@ class PagedBackend:
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> NDArray[np.uint8]:
-        return np.concatenate([cache[np.array(block_ids)].reshape(-1) for cache in self._caches])
+    def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
+        return HostCopy(np.concatenate([cache[np.array(block_ids)].reshape(-1) for cache in self._caches]).data)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         sizes = [len(block_ids) * cache.shape[1] for cache in self._caches]

@@ -1,19 +1,27 @@
-"""Which CPU backend: our own attention where the hardware and the asked precision allow it, else OpenVINO's."""
+"""Which CPU backend: our own attention where the hardware and the asked precision allow it, or there is no other."""
 
-import os
+from typing import Literal
 
 import openvino as ov
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.amx import AmxBackend
-from hotloop.backends.openvino.native import HEAD_DIMS, load_native
+from hotloop.backends.openvino.amx import AmxBackend, long_format
+from hotloop.backends.openvino.native import AMX_HEAD_DIMS, NativeKernel, load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.backends.openvino.portable import PortableBackend, find_kernel, packed_format
+from hotloop.backends.openvino.store import has_graph
+from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
+from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes
 from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
+
+_RUNTIME_BYTES = 256 << 20
+
+Kind = Literal["amx", "paged", "portable"]
 
 
-def open_backend(
+def open_cpu(
     model: Model,
     config: EngineConfig,
     *,
@@ -22,19 +30,71 @@ def open_backend(
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
     kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if kv_bytes > memory_bytes:
-        raise ConfigError(
-            f"kv_memory {config.kv_memory} is more than this machine's {memory_bytes >> 20} MiB of memory"
-        )
-    if precision == "exact":
-        kv_precision = "f32" if kv == "auto" else kv
-        return PagedBackend(model, kv_bytes, weight_format=weight_format, inference="f32", kv_precision=kv_precision)
-    if kv in ("auto", "bf16") and model.spec.head_dim in HEAD_DIMS and (library := load_native()):
-        return AmxBackend(model, kv_bytes, library, weight_format=weight_format)
-    has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    inference = "bf16" if has_bf16 else "f32"
-    kv_precision = ("bf16" if has_bf16 else "f16") if kv == "auto" else kv
-    if kv_precision == "f32" and inference == "bf16":
-        raise ConfigError("kv_precision f32 goes with precision exact: computing in bf16 gains nothing from it")
+    if not _has_paged_attention():
+        portable = find_kernel(kv, precision)
+        _check_memory(model, config, weight_format, precision, "portable")
+        return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
+    amx = _amx_kernel(model.spec, kv, precision)
+    _check_memory(model, config, weight_format, precision, "amx" if amx else "paged")
+    if amx:
+        return AmxBackend(model, kv_bytes, amx, weight_format=weight_format)
+    inference, kv_precision = _paged_precisions(kv, precision)
     return PagedBackend(model, kv_bytes, weight_format=weight_format, inference=inference, kv_precision=kv_precision)
+
+
+def _has_paged_attention() -> bool:
+    """Asked of the plugin, not of the platform: OpenVINO's for ARM compiles no graph with paged attention in it."""
+    return ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE") != "arm64"
+
+
+def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> NativeKernel | None:
+    """Our own attention for AMX, where it can be used."""
+    is_possible = precision == "fast" and kv_precision in ("auto", "bf16") and spec.head_dim in AMX_HEAD_DIMS
+    return load_amx() if is_possible else None
+
+
+def _paged_precisions(kv_precision: KvPrecision, precision: Precision) -> tuple[str, KvPrecision]:
+    """What is computed in, and what keys and values are stored in."""
+    is_quick = precision == "fast" and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if kv_precision == "f32" and is_quick:
+        raise ConfigError("kv_precision f32 goes with precision exact: computing in bf16 gains nothing from it")
+    if kv_precision == "auto":
+        kv_precision = "bf16" if is_quick else "f32" if precision == "exact" else "f16"
+    return "bf16" if is_quick else "f32", kv_precision
+
+
+def _check_memory(
+    model: Model, config: EngineConfig, weight_format: WeightFormat, precision: Precision, kind: Kind
+) -> None:
+    """Refuse now what would be killed later: nothing of the weights has been read yet."""
+    formats: tuple[WeightFormat, ...] = ("f32", "bf16", "int8", "int4")
+    check_fits_cpu(
+        model.name,
+        {each: _held_bytes(model, each, precision, kind) for each in formats},
+        weight_format,
+        kv_bytes=config.kv_memory_bytes,
+        working_bytes=_working_bytes(model.spec, config),
+        free_bytes=available_bytes(),
+    )
+
+
+def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision, kind: Kind) -> int:
+    """What OpenVINO holds of the weights: a copy packed for each compiled graph, and beside it the graph's own.
+
+    The latter are mapped from a file, and so cost nothing, once an earlier start has kept the graph.
+    """
+    graphs, packed = [weight_format], [weight_format]
+    if kind == "amx":
+        graphs = packed = [weight_format, long_format(model.spec, weight_format)]
+    elif kind == "portable":
+        packed = [packed_format(weight_format, precision)]
+    style = "paged" if kind == "paged" else "native"
+    made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
+    return sum(weight_bytes(model.spec, each) for each in packed + made)
+
+
+def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """OpenVINO itself, the widest activations of a step, and the logits of every request."""
+    num_tokens = config.max_step_tokens or PagedBackend.step_tokens
+    activations = num_tokens * (2 * spec.intermediate_size + 4 * spec.hidden_size)
+    return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)

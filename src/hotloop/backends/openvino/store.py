@@ -16,7 +16,7 @@ GRAPH_VERSION = 3
 
 def load_graph(model: Model, name: str, build: Callable[[], ov.Model]) -> ov.Model:
     """The graph of that name: read back if it was made before, else made and kept. A damaged one is made again."""
-    path = home() / "cache" / model.fingerprint / f"{name}-v{GRAPH_VERSION}.xml"
+    path = _graph_path(model, name)
     with suppress(RuntimeError):
         if path.exists():
             return ov.Core().read_model(path)
@@ -24,6 +24,11 @@ def load_graph(model: Model, name: str, build: Callable[[], ov.Model]) -> ov.Mod
     with suppress(OSError, RuntimeError):  # a full disk costs the next start some seconds, not this one its life
         _save(graph, path)
     return graph
+
+
+def has_graph(model: Model, name: str) -> bool:
+    """Whether the graph of that name was made before: its weights are then mapped, not held."""
+    return _graph_path(model, name).exists()
 
 
 def compile_graph(graph: ov.Model, options: dict[str, str]) -> ov.CompiledModel:
@@ -50,6 +55,10 @@ def failure(what: str, error: RuntimeError) -> BackendError:
         raise KeyboardInterrupt from None
     lines = [line for line in str(error).splitlines() if line.strip()]
     return BackendError(f"{what}: {lines[-1].strip() if lines else 'no reason given'}")
+
+
+def _graph_path(model: Model, name: str) -> Path:
+    return home() / "cache" / model.fingerprint / f"{name}-v{GRAPH_VERSION}.xml"
 
 
 def _save(graph: ov.Model, path: Path) -> None:

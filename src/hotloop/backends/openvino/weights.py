@@ -10,8 +10,7 @@ import openvino.opset13 as op
 from numpy.typing import NDArray
 
 from hotloop.core.config import WeightFormat
-
-INT4_GROUP = 32
+from hotloop.models.memory import INT4_GROUP
 
 
 def compress(matrix: NDArray[np.float32], weight_format: WeightFormat, *, is_lookup: bool = False) -> ov.Node:

@@ -1,0 +1,146 @@
+"""What fills the gap a graph leaves for attention: the protocol, and numpy for where there is nothing better."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.backends.backend import Batch
+from hotloop.models.spec import ModelSpec
+
+BLOCK_SIZE = 32
+
+Array = NDArray[np.float32]
+
+
+class Attention(Protocol):
+    """Rotary positions, writing keys and values into their blocks, and attention over them, a layer at a time."""
+
+    kv: NDArray[np.uint8]
+    """[layers, blocks, bytes]; gone once this is closed."""
+
+    def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None: ...
+    def plan(self, batch: Batch) -> None:
+        """What the next calls of `run` compute."""
+        ...
+
+    def run(self, layer: int, qkv: Array, output: Array) -> None:
+        """[tokens, query heads + key heads + value heads] -> [tokens, query heads]; one step at a time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Kernel(Protocol):
+    """Something that attention is made with."""
+
+    @property
+    def item_bytes(self) -> int:
+        """What a number among the keys and values takes."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Changes whenever keys and values are stored or computed in another way."""
+        ...
+
+    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> Attention:
+        """`angles`: for each position the cosines, then the sines, of half a head's dimensions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyKernel:
+    """Needs no compiler, and is much slower for it."""
+
+    dtype: type[np.floating]
+    version: str = "numpy-1"
+
+    @property
+    def item_bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> "NumpyAttention":
+        return NumpyAttention(spec, num_blocks, angles, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """Tokens [begin, end) of the step, after `past` earlier ones."""
+
+    begin: int
+    end: int
+    past: int
+    block_ids: NDArray[np.int32]
+
+
+class NumpyAttention:
+    """A token at a time, so that its numbers do not depend on what else is in the step."""
+
+    def __init__(self, spec: ModelSpec, num_blocks: int, angles: Array, dtype: type[np.floating]) -> None:
+        self._spec = spec
+        self._cos, self._sin = np.split(angles[:, None], 2, axis=-1)
+        self._norms: dict[int, tuple[Array, Array]] = {}
+        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        self._cache = np.zeros(shape, dtype)
+        self.kv: NDArray[np.uint8] = self._cache.reshape(spec.num_layers, num_blocks, -1).view(np.uint8)
+        self._sequences: list[_Sequence] = []
+        self._positions = self._block_ids = np.zeros(0, np.int64)
+
+    def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None:
+        self._norms[layer] = q_norm, k_norm
+
+    def plan(self, batch: Batch) -> None:
+        tables = np.split(batch.block_ids, batch.block_begins[1:-1])
+        parts = zip(
+            batch.begins[:-1].tolist(), batch.begins[1:].tolist(), batch.past_lens.tolist(), tables, strict=True
+        )
+        self._sequences = [_Sequence(*part) for part in parts]
+        positions = [np.arange(each.past, each.past + each.end - each.begin) for each in self._sequences]
+        self._positions = np.concatenate(positions)
+        blocks = [table[at // BLOCK_SIZE] for table, at in zip(tables, positions, strict=True)]
+        self._block_ids = np.concatenate(blocks).astype(np.int64)
+
+    def run(self, layer: int, qkv: Array, output: Array) -> None:
+        spec, cache = self._spec, self._cache[layer]
+        q, k, v = np.split(
+            qkv.reshape(len(qkv), -1, spec.head_dim), [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1
+        )
+        if spec.has_qk_norm:
+            q_norm, k_norm = self._norms[layer]
+            q, k = self._normed(q, q_norm), self._normed(k, k_norm)
+        q, k = self._turned(q) * np.float32(spec.head_dim**-0.5), self._turned(k)
+        slots = self._positions % BLOCK_SIZE
+        cache[self._block_ids, 0, :, slots], cache[self._block_ids, 1, :, slots] = k, v
+        rows = output.reshape(len(qkv), spec.num_kv_heads, -1, spec.head_dim)
+        queries = q.reshape(rows.shape)  # [tokens, KV heads, query heads of each, head_dim]
+        for sequence in self._sequences:
+            keys, values = (self._gather(cache[sequence.block_ids, i]) for i in (0, 1))
+            for token in range(sequence.begin, sequence.end):
+                num_keys = sequence.past + token - sequence.begin + 1
+                rows[token] = _attend(queries[token], keys[:, :num_keys], values[:, :num_keys])
+
+    def close(self) -> None:
+        self._cache = self._cache[:0].copy()
+        self.kv = self.kv[:0].copy()
+
+    def _gather(self, blocks: NDArray[np.floating]) -> Array:
+        """[blocks, KV heads, slots, head_dim] -> [KV heads, keys, head_dim]"""
+        joined = blocks.astype(np.float32).transpose(1, 0, 2, 3)
+        return joined.reshape(self._spec.num_kv_heads, -1, self._spec.head_dim)
+
+    def _normed(self, x: Array, weight: Array) -> Array:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self._spec.rms_eps)) * weight
+
+    def _turned(self, x: Array) -> Array:
+        cos, sin = self._cos[self._positions], self._sin[self._positions]
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _attend(queries: Array, keys: Array, values: Array) -> Array:
+    scores = queries @ keys.transpose(0, 2, 1)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed: Array = (shares @ values) / shares.sum(-1, keepdims=True)
+    return mixed
