@@ -160,6 +160,17 @@ def test_without_a_compiler_numpy_attends(family: Family, empty_home: Path) -> N
     backend.close()
 
 
+@pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: elsewhere int8 weights stay as they are with exact, too")
+def test_the_sum_knows_that_exact_unpacks_the_weights(empty_home: Path) -> None:
+    large = replace(tiny_model("llama"), spec=tiny_spec("llama", num_layers=10**6), weights=DictWeights({}))
+    held_gib = {}
+    for precision in ("fast", "exact"):
+        with pytest.raises(ModelError, match="does not fit") as refused:
+            open_cpu(large, CONFIG, precision=precision)
+        held_gib[precision] = float(str(refused.value).split("weights ")[1].split()[0])
+    assert held_gib["exact"] == pytest.approx(held_gib["fast"] * (4 + 4 + 1) / (1 + 1), rel=0.1)
+
+
 @pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: others keep KV in other precisions")
 def test_kv_in_a_precision_that_is_not_there_is_refused(empty_home: Path) -> None:
     with pytest.raises(ConfigError, match="kv_precision u8 is not for this CPU: it can be f16 or f32"):

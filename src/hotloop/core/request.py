@@ -234,6 +234,11 @@ class Request:
         return len(self.token_ids) + self.num_pending - self.num_computed
 
     @property
+    def is_about_to_end(self) -> bool:
+        """Whether the tokens it is waiting for are the last it may have."""
+        return self.num_output + self.num_pending >= self.max_tokens
+
+    @property
     def can_overlap(self) -> bool:
         """Whether its next token can be computed before the value of the last is known."""
         return not (self.has_guess or self.grammar or self.sampling.has_penalties)

@@ -65,3 +65,8 @@ class Fairness:
         served = self.attained(request.session_id) - waited_s * AGEING_TOKENS_PER_S
         is_newcomer = not request.is_awaited and self.now - request.waiting_since < PROMOTE_S
         return is_newcomer, served, request.arrived_at
+
+
+def urgency(request: Request) -> tuple[int, float, str]:
+    """Smaller goes first; the largest gives way first."""
+    return request.rank, request.arrived_at, request.id

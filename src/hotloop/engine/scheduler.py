@@ -2,11 +2,11 @@
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there; between the two a request may be launched again if it does
-not need them. A step first gives every request that has read its
-prompt what it lacks, a token or a few forced ones (so decoding never starves), then fills its token budget with chunks
-of whoever lacks more; with small ones, where somebody more urgent waits for the step (`Courtesy`). Before it computes
-anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the
-others adopt its blocks, even while it is still reading.
+not need them. A step first gives every request that has read its prompt what it lacks, a token or a few forced ones (so
+decoding never starves), then fills its token budget with chunks of whoever lacks more: a share for those who lack least
+(so short prompts do not wait for long ones), the rest in order of arrival; with small ones, where somebody more urgent
+waits for the step (`Courtesy`). Before it computes anything a request follows the prefix tree as far as it goes, so
+that of many with the same prompt one reads it and the others adopt its blocks, even while it is still reading.
 
 Those who come back to a prefix that was kept for them go first, and newcomers do not take the room of those who are
 still away, unless it is time to (`Retention.may_break`): else all would read everything again at every turn.
@@ -18,7 +18,7 @@ whoever is next waits for those who are away a limited time.
 from array import array
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from operator import attrgetter
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Request
@@ -26,12 +26,16 @@ from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.changes import Changes, Emptied
 from hotloop.engine.courtesy import Courtesy
-from hotloop.engine.fairness import Fairness
+from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
-from hotloop.engine.step import Slice, Step
+from hotloop.engine.step import Plan, Slice, Step
 
 MAX_PUT_OFF = 4
+SHORT_SHARE = 5
+"""One part in so many of a step goes to those who lack least, while somebody else could fill it."""
+MAX_SHORT = 16
+"""So many of the queue are looked at for that."""
 SETTLE_S = 0.5
 WAIT_S = 60.0
 
@@ -81,17 +85,15 @@ class Scheduler:
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
-        """The next step; empty if there is nothing to do, or somebody needs values first that a step in flight brings:
-        without them he would only get every other step.
-        """
+        """The next step; empty if there is nothing to do, or somebody needs the values of a step in flight for it."""
         if any(request.num_pending and not request.can_overlap for request in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = now
         self.courtesy.begin((request.rank for request in self.running.values()), now, self.retention.token_s)
-        plan = _Plan()
+        plan = Plan()
         behind = []
         for request in list(self.running.values()):
-            if request.num_pending and _is_about_to_end(request):
+            if request.num_pending and request.is_about_to_end:
                 continue
             missing = request.num_missing
             if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
@@ -100,13 +102,14 @@ class Scheduler:
                 self._grant(plan, request, missing)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         budget = max(self.block_size, self.max_step_tokens - num_granted)
-        for request in self._queue(behind):
-            room = int(min(budget, self.courtesy.room(request.rank)))
-            if room > 0 and (request.id in self.running or self._admit(plan, request)):
-                num_tokens = self._advance(plan, request, room)
-                budget -= num_tokens
-                self.courtesy.see(request.rank)
-                self.courtesy.take(request.rank, num_tokens)
+        queue = self._queue(behind)
+        share = max(self.block_size, budget // SHORT_SHARE)
+        for request in self._short(queue, budget):
+            num_tokens = self._serve(plan, request, min(share, budget))
+            share, budget = share - num_tokens, budget - num_tokens
+        for request in queue:
+            if request.id not in plan.slices:
+                budget -= self._serve(plan, request, budget)
         return Step(list(plan.slices.values()), plan.prefixes)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
@@ -210,9 +213,44 @@ class Scheduler:
     def _queue(self, behind: list[Request]) -> list[Request]:
         """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
         joining = self.fairness.order(self.waiting.values(), self.running.values()) if self.waiting else []
-        return sorted([*sorted(behind, key=_urgency), *joining], key=_rank)
+        return sorted([*sorted(behind, key=urgency), *joining], key=attrgetter("rank"))
 
-    def _advance(self, plan: "_Plan", request: Request, budget: int) -> int:
+    def _short(self, queue: list[Request], budget: int) -> list[Request]:
+        """Those of the first class that lack least, if the first in the queue alone could fill the step."""
+        if len(queue) < 2 or queue[0].num_missing <= budget or not self._can_join(queue):
+            return []
+        first = queue[0]
+        wanted = first.token_ids[: first.num_computed + self.block_size]  # who wants that as well waits and follows
+        others = (each for each in queue[1:MAX_SHORT] if each.rank == first.rank)
+        others = (each for each in others if each.salt != first.salt or each.token_ids[: len(wanted)] != wanted)
+        lacking = {each: self._num_lacking(each) for each in others}
+        return sorted(lacking, key=lacking.__getitem__)
+
+    def _can_join(self, queue: list[Request]) -> bool:
+        """Whether the first of the waiting has room, so that none behind it takes it away."""
+        first = next((request for request in queue if request.id in self.waiting), None)
+        return first is None or self._fits(first, self._peek(first), self.running.values())
+
+    def _num_lacking(self, request: Request) -> int:
+        """What a request has to compute, as far as the tree can tell."""
+        num_known = 0 if request.id in self.running else len(self._peek(request)) * self.block_size
+        return request.num_missing - num_known
+
+    def _peek(self, request: Request) -> list[int]:
+        """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+
+    def _serve(self, plan: Plan, request: Request, budget: int) -> int:
+        """Let a request compute as much as it may; returns what it took of the budget."""
+        room = int(min(budget, self.courtesy.room(request.rank)))
+        if room <= 0 or not (request.id in self.running or self._admit(plan, request)):
+            return 0
+        num_tokens = self._advance(plan, request, room)
+        self.courtesy.see(request.rank)
+        self.courtesy.take(request.rank, num_tokens)
+        return num_tokens
+
+    def _advance(self, plan: Plan, request: Request, budget: int) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
@@ -227,7 +265,7 @@ class Scheduler:
         plan.prefixes.add(prefix)
         return count
 
-    def _grant(self, plan: "_Plan", request: Request, count: int) -> bool:
+    def _grant(self, plan: Plan, request: Request, count: int) -> bool:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
         begin = request.num_computed
         end = begin + count
@@ -237,7 +275,7 @@ class Scheduler:
             if block_ids is not None:
                 request.block_ids.extend(block_ids)
                 break
-            victim = max(self.running.values(), key=_urgency)
+            victim = max(self.running.values(), key=urgency)
             self._preempt(plan, victim)
             if victim is request:
                 return False
@@ -249,11 +287,11 @@ class Scheduler:
             self.tree.evict(count - self.pool.num_free, request.id)
         return self.pool.allocate(count)
 
-    def _admit(self, plan: "_Plan", request: Request) -> bool:
+    def _admit(self, plan: Plan, request: Request) -> bool:
         """Let one who waits run, if there is room."""
         if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
-        known = self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+        known = self._peek(request)
         staying = [other for other in self.running.values() if other.rank <= request.rank]
         if not self._fits(request, known, staying):
             plan.is_closed = True
@@ -262,7 +300,7 @@ class Scheduler:
             plan.num_put_off += 1
             return False
         while not self._fits(request, known, self.running.values()):
-            self._preempt(plan, max(self.running.values(), key=_urgency))
+            self._preempt(plan, max(self.running.values(), key=urgency))
         self._adopt(request, self._known_blocks(request))
         self.running[request.id] = self.waiting.pop(request.id)
         if request.first_scheduled_at is None:
@@ -271,9 +309,7 @@ class Scheduler:
         return True
 
     def _is_put_off(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
-        """Whether a newcomer has to wait, since it would take the room of those who are away and soon back. It need not
-        where nothing else is to be done.
-        """
+        """Whether a newcomer waits, for it would take the room of those who are away; not if there is nothing to do."""
         if not self.running:
             return False
         num_awaited = self.tree.num_awaited(request.rank, request.token_ids, request.salt)
@@ -326,7 +362,7 @@ class Scheduler:
             return b""
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
 
-    def _is_read_by_another(self, plan: "_Plan", prefix: bytes) -> bool:
+    def _is_read_by_another(self, plan: Plan, prefix: bytes) -> bool:
         """Whether this step or one in flight computes a block already: then whoever needs it waits and follows."""
         return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
@@ -346,7 +382,7 @@ class Scheduler:
                 self.pool.release([mine])
                 request.block_ids[i] = theirs
 
-    def _preempt(self, plan: "_Plan", request: Request) -> None:
+    def _preempt(self, plan: Plan, request: Request) -> None:
         """Back to waiting. What it computed is in the tree, so coming back is cheap unless all the room is needed."""
         plan.slices.pop(request.id, None)
         plan.is_closed = True
@@ -362,31 +398,3 @@ class Scheduler:
         self.pool.release(request.block_ids)
         request.block_ids = array("i")
         request.num_computed = request.num_settled = 0
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A step in the making."""
-
-    slices: dict[str, Slice] = field(default_factory=dict)
-    prefixes: set[bytes] = field(default_factory=set)
-    num_put_off: int = 0
-    """How many newcomers were found to need the room of those who are away; after a few of them none is tried."""
-    is_closed: bool = False
-    """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
-    and must not come straight back.
-    """
-
-
-def _is_about_to_end(request: Request) -> bool:
-    """Whether the token it is waiting for is the last it may have."""
-    return request.num_output + request.num_pending >= request.max_tokens
-
-
-def _rank(request: Request) -> int:
-    return request.rank
-
-
-def _urgency(request: Request) -> tuple[int, float, str]:
-    """Smaller goes first; the largest gives way first."""
-    return request.rank, request.arrived_at, request.id

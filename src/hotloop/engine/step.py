@@ -57,3 +57,17 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(part.num_tokens for part in self.slices)
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step in the making."""
+
+    slices: dict[str, Slice] = field(default_factory=dict)
+    prefixes: set[bytes] = field(default_factory=set)
+    num_put_off: int = 0
+    """How many newcomers were found to need the room of those who are away; after a few of them none is tried."""
+    is_closed: bool = False
+    """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
+    and must not come straight back.
+    """

@@ -63,6 +63,8 @@ def divide_by_roots(graph: ov.Model) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def packed_format(weight_format: WeightFormat, precision: Precision) -> WeightFormat:
-    """How weights are held once the graph is compiled: what is not computed with as it is, is unpacked once."""
-    return weight_format if precision == "fast" and weight_format in ("int8", "int4") else "f32"
+def held_formats(weight_format: WeightFormat, precision: Precision) -> list[WeightFormat]:
+    """What the plugin holds of the weights: the copy it computes with, and what it unpacked to make that."""
+    if weight_format == "f32" or (precision == "fast" and weight_format in ("int8", "int4")):
+        return [weight_format]
+    return ["f32", "f32"]

@@ -8,7 +8,7 @@ from hotloop.backends.backend import Backend
 from hotloop.backends.openvino.amx import AmxBackend, long_format
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, NativeKernel, load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.portable import PortableBackend, find_kernel, packed_format
+from hotloop.backends.openvino.portable import PortableBackend, find_kernel, held_formats
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
@@ -87,7 +87,7 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
     if kind == "amx":
         graphs = packed = [weight_format, long_format(model.spec, weight_format)]
     elif kind == "portable":
-        packed = [packed_format(weight_format, precision)]
+        packed = held_formats(weight_format, precision)
     style = "paged" if kind == "paged" else "native"
     made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
     return sum(weight_bytes(model.spec, each) for each in packed + made)
