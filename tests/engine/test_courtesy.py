@@ -36,6 +36,19 @@ def test_while_somebody_more_urgent_runs_it_is_a_share_of_the_time(priority: Pri
     assert math.isclose(reading_s / now, priority.max_share, rel_tol=0.1)
 
 
+@pytest.mark.parametrize("priority", [Priority.WORKFLOW, Priority.BACKGROUND])
+def test_with_a_step_in_flight_time_is_charged_to_the_step_that_took_it(priority: Priority):
+    courtesy, now, reading_s, in_flight_s = Courtesy(BLOCK_SIZE), 0.0, 0.0, 0.0
+    for i in range(2000):
+        courtesy.begin([Priority.INTERACTIVE, priority], now, TOKEN_S, num_flying=min(i, 1))
+        count = int(courtesy.room(priority))
+        courtesy.take(priority, count)
+        reading_s += 3 * count * TOKEN_S
+        now += in_flight_s  # the one before this is waited for, while this one runs
+        in_flight_s = 0.02 + 3 * count * TOKEN_S
+    assert math.isclose(reading_s / now, priority.max_share, rel_tol=0.1)
+
+
 def test_what_is_read_for_one_class_is_not_read_for_those_below():
     courtesy = Courtesy(BLOCK_SIZE)
     courtesy.begin([Priority.INTERACTIVE], 1.0, TOKEN_S)

@@ -1,8 +1,10 @@
 """Steps in flight: nothing that happens meanwhile changes a token, loses a block, or ends a request twice or never."""
 
 import random
+import threading
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,11 +17,13 @@ from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_en
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError
+from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
 from hotloop.core.schema import json_schema
 from hotloop.engine.core import EngineCore
+from hotloop.engine.drafting.drafter import Drafter
+from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.grammar.matcher import Grammars
 
 GRAMMARS = Grammars(TOKENIZER, VOCAB_SIZE)
@@ -54,7 +58,7 @@ class Turned:
     def __init__(
         self,
         rng: random.Random,
-        oracle: Oracle | None = None,
+        drafter: Drafter | None = None,
         num_blocks: int = 40,
         max_running: int = 6,
         **changes: Any,
@@ -69,7 +73,7 @@ class Turned:
             is_late=lambda: rng.random() < 0.7,
         )
         config = EngineConfig(max_step_tokens=16, max_running=max_running, drafts=False)
-        self.core = EngineCore(TOKENIZER, self.backend, config, drafter=oracle, **changes)
+        self.core = EngineCore(TOKENIZER, self.backend, config, drafter=drafter, **changes)
         self.said: dict[str, list[TokenEvent]] = {}
         self.priorities = [*Priority]
         self.is_broken = False
@@ -213,3 +217,59 @@ def test_those_that_a_step_has_no_room_for_are_not_taken_for_being_computed() ->
         engine.core.step()
         most = max(most, sum(bool(request.num_pending) for request in engine.core.scheduler.running.values()))
     assert most == 12
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_one_who_gave_way_is_not_left_with_a_token_nobody_was_told_of(seed: int, tmp_path: Path) -> None:
+    """A step that fails after its tokens were taken ends all who were in it, those who gave way meanwhile too."""
+    rng, inbox = random.Random(seed), []
+    engine = Turned(
+        rng, num_blocks=12, store=make_store(tmp_path, NullBackend(block_size=BLOCK_SIZE)), post=inbox.append
+    )
+    read_blocks = engine.backend.read_blocks
+
+    def fail_at_times(block_ids: Any) -> Any:
+        if rng.random() < 0.3:
+            raise BackendError("out of memory")
+        return read_blocks(block_ids)
+
+    engine.backend.read_blocks = fail_at_times  # type: ignore[method-assign]
+    jobs = {f"r{i}": (tuple(range(10 * i, 10 * i + 8)), 1, 0, 20) for i in range(3)}
+    for name, job in jobs.items():
+        engine.add(name, *job)
+    while not engine.core.is_idle:
+        while inbox:
+            inbox.pop(0)()
+        engine.turn()
+    engine.core.close()
+    for name, events in engine.said.items():
+        assert events[-1].error or tokens_of(events) == alone(*jobs[name])
+
+
+def test_nothing_is_guessed_for_one_who_has_ended() -> None:
+    backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=4000, vocab_size=VOCAB_SIZE)
+    drafter = ModelDrafter(backend, TOKENIZER, least_chance=1.1)
+    engine = Turned(random.Random(0), drafter, num_blocks=400)
+    for i in range(20):
+        engine.add(f"r{i}", (1, 2, i), 5, 0, 24)
+        engine.finish()
+    assert not drafter._shadows
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
+def test_a_device_lost_in_a_command_leaves_nobody_waiting() -> None:
+    def lose() -> None:
+        raise DeviceLost("gone")
+
+    gate, events = threading.Event(), SimpleQueue[TokenEvent]()
+    with make_engine(depth=2) as engine:
+        engine._post(lambda: assert_opened(gate))
+        engine._post(lose)
+        engine.submit([make_request([1, 2, 3], "x", sampling=greedy(4))], events.put)
+        gate.set()
+        assert events.get(timeout=30).error
+        engine._thread.join(30)
+        assert engine.has_failed

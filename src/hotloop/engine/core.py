@@ -112,6 +112,7 @@ class EngineCore:
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
         self._flights: deque[_Launched] = deque()
+        self._settling: Step | None = None  # some of its requests may have their tokens, and not have been told
         self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not told yet
         self._settled_at = clock()  # or when the first step after an idle time began
         self._clock = clock
@@ -179,7 +180,8 @@ class EngineCore:
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
         self._flights.clear()
-        for request in self.scheduler.reset():
+        step, self._settling = self._settling, None
+        for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
         self._tell_all()
 
@@ -224,7 +226,7 @@ class EngineCore:
 
     def _settle(self, launched: _Launched) -> StepReport:
         """Wait for a step, give the requests their tokens, share what it computed."""
-        step = launched.step
+        self._settling = step = launched.step
         waits_at = self._clock()
         chosen = launched.flight.wait()
         waited_s = self._clock() - waits_at
@@ -244,6 +246,7 @@ class EngineCore:
             self._deliver(part.request, outcome, now)
         if self._speculator:
             self._speculator.learn(step, now - self._settled_at)
+        self._settling = None
         self.totals.num_steps += 1
         num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
         now, settled_at = self._clock(), self._settled_at

@@ -30,18 +30,25 @@ class Courtesy:
         self._plain_s = 0.0  # how long a step takes, lately, that reads nothing for the less urgent
         self._lead = _NOBODY  # the most urgent in this step
         self._guest = _NOBODY  # the most urgent of those for whom something is read though others are more urgent
+        self._planned: list[tuple[int, int]] = []  # lead and guest of steps whose time is not known yet
         self._ran_at = [-math.inf] * len(Priority)
         self._debts_s = [0.0] * len(Priority)
         self._left = [0.0] * len(Priority)
 
-    def begin(self, ranks: Iterable[int], now: float, token_s: float) -> None:
-        """A step begins, in which these are running; reading a token takes that long. The last one is over."""
+    def begin(self, ranks: Iterable[int], now: float, token_s: float, num_flying: int = 0) -> None:
+        """A step begins, in which these are running; reading a token takes that long. Of those before it all are over
+        but the last so many, so what went by since is the time of the one before those.
+        """
         since_s, self._now = now - self._now, now
-        leader, self._lead = self._lead, _NOBODY
+        self._planned.append((self._lead, self._guest))
+        num_over = len(self._planned) - num_flying
+        leader, guest = self._planned[num_over - 1] if num_over > 0 else (_NOBODY, _NOBODY)
+        del self._planned[: max(0, num_over)]
+        self._lead = _NOBODY
         for rank in ranks:
             self.see(rank)
         if self._lead <= leader < _NOBODY:  # or else there may have been no step all the while
-            self._learn(since_s)
+            self._learn(since_s, guest)
         self._pay(since_s)
         self._guest = _NOBODY
         self._left = [max(self._block_size, CHUNK_S / token_s)] * len(Priority)
@@ -65,11 +72,11 @@ class Courtesy:
         for lower in range(rank, len(Priority)):
             self._left[lower] = max(0.0, self._left[lower] - num_tokens)
 
-    def _learn(self, since_s: float) -> None:
-        """The last step took that long: as it is without guests, or longer because of them."""
-        if self._guest == _NOBODY:
+    def _learn(self, since_s: float, guest: int) -> None:
+        """A step took that long: as it is without guests, or longer because of them."""
+        if guest == _NOBODY:
             self._plain_s += (_LEARNING_RATE if self._plain_s else 1.0) * (since_s - self._plain_s)
-        for rank in range(self._guest, len(Priority)):
+        for rank in range(guest, len(Priority)):
             self._debts_s[rank] += max(0.0, since_s - self._plain_s)
 
     def _pay(self, since_s: float) -> None:

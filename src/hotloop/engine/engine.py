@@ -363,12 +363,13 @@ class Engine:
         try:
             return act()
         except DeviceLost as error:
+            log.exception("%s failed; the engine will not run again", what)
             self._core.fail_all(error)
-            raise
+            self.has_failed = self._is_stopped = True
         except Exception as error:
             log.exception("%s failed", what)
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))
-            return None
+        return None
 
     def _report(self, report: StepReport, on_step: Callable[[StepReport], None]) -> None:
         """Whoever watches may fail; the requests that are watched do not."""

@@ -32,10 +32,8 @@ from hotloop.engine.retention import Retention
 from hotloop.engine.step import Plan, Slice, Step
 
 MAX_PUT_OFF = 4
-SHORT_SHARE = 5
-"""One part in so many of a step goes to those who lack least, while somebody else could fill it."""
-MAX_SHORT = 16
-"""So many of the queue are looked at for that."""
+SHORT_SHARE = 5  # one part in so many of a step goes to those who lack least, while somebody else could fill it
+MAX_SHORT = 16  # so many of the queue are looked at for that
 SETTLE_S = 0.5
 WAIT_S = 60.0
 
@@ -89,7 +87,9 @@ class Scheduler:
         if any(request.num_pending and not request.can_overlap for request in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = now
-        self.courtesy.begin((request.rank for request in self.running.values()), now, self.retention.token_s)
+        self.courtesy.begin(
+            (each.rank for each in self.running.values()), now, self.retention.token_s, len(self._flying)
+        )
         plan = Plan()
         behind = []
         for request in list(self.running.values()):
@@ -140,8 +140,8 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        num_tokens = step.num_tokens
-        if 2 * num_tokens > self.max_step_tokens and took_s > 0:  # it did little else than read prompts
+        num_tokens, least = step.num_tokens, min(self.max_step_tokens, 1024) // 2
+        if num_tokens > least and took_s > 0:  # it did little else than read prompts
             self.retention.learn(num_tokens, took_s)
         for part in step.slices:
             request = part.request
@@ -154,9 +154,7 @@ class Scheduler:
                 self._share(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Take a request out, wherever it is; what it computed stays in the tree, and nobody takes its place until its
-        caller has had time to say what becomes of it.
-        """
+        """Take a request out, wherever it is; nobody takes its place in the tree before its caller could ask for it."""
         request.finish_reason = reason
         request.num_read = request.num_settled
         self._release(request)
@@ -168,19 +166,19 @@ class Scheduler:
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
     def fail(self, request: Request) -> None:
-        """Take out a request whose computation came to nothing: what it read or computed is not trusted, unless others
-        use it. Should that be to blame, they fail too, and the last of them takes it along.
-        """
+        """Take out a request whose computation came to nothing, and what it computed, unless others use that."""
         self.finish(request, FinishReason.ERROR)
         self.tree.forget(request.token_ids, request.salt)
 
-    def reset(self) -> list[Request]:
+    def reset(self, step: Step | None = None) -> list[Request]:
         """Trust nothing that was computed, after a failed step. Returns the requests that are lost: those who ran or,
-        if none did, those who wait, so that what fails for ever does not fail for ever.
+        if none did, those who wait, so that what fails for ever does not fail for ever; and who was in that step.
         """
         lost = self.running or self.waiting
         requests = list(lost.values())
         lost.clear()
+        given_way = {part.request.id for part in step.slices} if step else set()
+        requests += [self.waiting.pop(request_id) for request_id in given_way & self.waiting.keys()]
         for request in requests:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
         for request in self.waiting.values():
@@ -228,7 +226,7 @@ class Scheduler:
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
-        first = next((request for request in queue if request.id in self.waiting), None)
+        first = next((each for each in queue if each.id in self.waiting), None)
         return first is None or self._fits(first, self._peek(first), self.running.values())
 
     def _num_lacking(self, request: Request) -> int:

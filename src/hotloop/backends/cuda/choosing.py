@@ -85,7 +85,7 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
     arrays = upload(
         [
             np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-            np.array([each.top_k for each in params], np.int32),
+            np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
             np.array([each.top_p for each in params], np.float32),
             np.array([each.min_p for each in params], np.float32),
             np.array([_seed(row) for row in rows], np.int64),

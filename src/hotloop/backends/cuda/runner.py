@@ -8,7 +8,7 @@ All that is enqueued here, copies of blocks included, is in the order of the one
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from hotloop.backends.cuda.graphs import Graphs
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.sampling import logprobs
 from hotloop.backends.cuda.staging import Staging
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.step import capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
@@ -32,6 +32,7 @@ from hotloop.models.spec import ModelSpec
 
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
+MAX_FORCED_DRAFT = 24  # tokens of one draft that a grammar adds to the guesses
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
 
 
@@ -40,6 +41,9 @@ def open_cuda(
 ) -> "CudaBackend":
     """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left."""
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
+    own = "f32" if dtype == torch.float32 else "bf16"
+    if config.kv_precision not in ("auto", own):
+        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     kv_bytes = fit_kv_gpu(
         model.name,
@@ -98,7 +102,8 @@ class CudaBackend:
         weights = load_weights(model, device, dtype)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device))
-        max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * (MAX_SHORT_ROWS + 1)
+        most = BLOCK_SIZE + config.max_draft_tokens + MAX_FORCED_DRAFT + 1  # rows of one that decodes
+        max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._indexes = torch.zeros(
             capacity(config.max_running, max_rows, max_blocks), dtype=torch.int32, device=device
@@ -115,6 +120,7 @@ class CudaBackend:
             shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
             ints, extent = pack(batch, BLOCK_SIZE, shape)
             self._staging.copy_to(self._indexes, ints)
+            flight.begun.record()
             if self._graphs and shape:
                 hidden = self._graphs.replay(shape)[: len(batch.wanted)]
             else:
@@ -138,8 +144,8 @@ class CudaBackend:
             copy_blocks_in(kv, ids, raw.view(kv.dtype))
 
     def close(self) -> None:
-        """What is in flight ends first: its memory is given back."""
-        with _hardware():
+        """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
+        with suppress(BackendError), _hardware():
             self._staging.synchronize()
         self._graphs = None
         del self._decoder, self._indexes, self._chosen
@@ -159,7 +165,6 @@ class CudaFlight:
         self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
         self._raw: dict[int, torch.Tensor] = {}
         self.begun, self.ended = staging.event(), staging.event()
-        self.begun.record()
 
     def sample(self, sampling: Sampling) -> None:
         with _hardware():

@@ -18,7 +18,7 @@ import numpy as np
 
 from hotloop.backends.backend import Backend, Row, Sampling
 from hotloop.core.config import Device, EngineConfig, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ModelError
+from hotloop.core.errors import BackendError, ConfigError, ModelError
 from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
 from hotloop.engine.blocks import BlockPool
@@ -67,6 +67,8 @@ def open_draft_model(
     from hotloop.backends.open import open_backend  # noqa: PLC0415 - half a second, and not for everyone
     from hotloop.models.model import load_model  # noqa: PLC0415
 
+    if device == "cuda":
+        raise ConfigError("a draft model cannot share a GPU with the model yet; drafts from the past need none")
     model = load_model(name)
     check_same_vocabulary(target, model.tokenizer)
     own = replace(config, kv_memory=f"{config.kv_memory_bytes // 4}B")

@@ -195,7 +195,8 @@ class Speculator:
         """Requests that run ahead of their values are never level, so nothing is guessed for them. Where one repeats
         something, and few run, it is better to wait for its values and guess.
         """
-        ahead = [part.request for part in level if part.request.num_pending and part.request.sampling.shortcuts]
+        running = (part.request for part in level if not part.request.is_finished)
+        ahead = [request for request in running if request.num_pending and request.sampling.shortcuts]
         if not ahead or len(level) > _MAX_AHEAD:
             return
         wants = [Want(request, request.token_ids, 1) for request in ahead]
