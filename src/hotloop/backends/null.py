@@ -49,6 +49,7 @@ class NullBackend:
         self._is_late = is_late  # whether a batch, with a depth of two, is computed only when somebody needs it
         self._queue: deque[_DeviceFlight] = deque()
         self._chosen_ids: list[int] = []  # of the batch that was computed last
+        self._error: BackendError | None = None  # that nobody has heard of yet
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
         self._noise = np.random.default_rng(0).random(vocab_size, np.float32)  # logits as uneven as a model's
         self._logits = np.zeros((0, vocab_size), np.float32)
@@ -58,8 +59,9 @@ class NullBackend:
         if self.depth == 1:
             return HostFlight(lambda: self.run(batch))
         self._catch_up(self.depth - 1)
-        flight = _DeviceFlight(batch, self._catch_up)
+        flight = _DeviceFlight(batch, self._catch_up, self._recover)
         self._queue.append(flight)
+        self._fail_queue()
         return flight
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
@@ -91,10 +93,16 @@ class NullBackend:
         while self._queue and (len(self._queue) > num_left or not self._is_late()):
             flight = self._queue.popleft()
             self._chosen_ids = flight.compute(self.run)
-            if flight.error:  # what was launched after it fails with it
-                for later in self._queue:
-                    later.error = flight.error
-                self._queue.clear()
+            self._error = flight.error
+            self._fail_queue()
+
+    def _fail_queue(self) -> None:
+        """Until somebody hears of a failure, whatever is launched after it fails with it."""
+        while self._error and self._queue:
+            self._queue.popleft().error = self._error
+
+    def _recover(self) -> None:
+        self._error = None
 
     def _token_ids(self, batch: Batch) -> NDArray[np.int64]:
         if batch.sources is None:
@@ -126,9 +134,10 @@ class NullBackend:
 class _DeviceFlight:
     """A batch in the queue of a device: its tokens are chosen when it is computed, not when they are asked for."""
 
-    def __init__(self, batch: Batch, catch_up: Callable[[], None]) -> None:
+    def __init__(self, batch: Batch, catch_up: Callable[[], None], recover: Callable[[], None]) -> None:
         self._batch = batch
         self._catch_up = catch_up
+        self._recover = recover
         self._sampling = Sampling(())
         self._masks: dict[int, Mask] = {}
         self._chosen: _DeviceChosen | None = None
@@ -153,6 +162,7 @@ class _DeviceFlight:
         if self._chosen is None and self.error is None:
             self._catch_up()
         if self.error:
+            self._recover()
             raise self.error
         assert self._chosen is not None
         return self._chosen
