@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
-from hotloop.backends.backend import Backend, Batch
+from hotloop.backends.backend import Backend
 from hotloop.backends.openvino.amx import AmxBackend
 from hotloop.backends.openvino.attention import NumpyKernel
 from hotloop.backends.openvino.native import load_amx
@@ -54,21 +55,6 @@ def make_prompt(model: Model, length: int, seed: int = 0) -> list[int]:
 
 def expected(model: Model, token_ids: list[int]) -> NDArray[np.float32]:
     return reference_logits(model.spec, model.weights, token_ids)
-
-
-def batch(*parts: tuple[list[int], int, list[int]]) -> Batch:
-    """Parts are (tokens, how many came before them, blocks); the logits of every token are wanted."""
-    lengths = [len(token_ids) for token_ids, _, _ in parts]
-    tables = [block_ids for _, _, block_ids in parts]
-    return Batch(
-        token_ids=np.concatenate([np.array(token_ids, np.int64) for token_ids, _, _ in parts]),
-        positions=np.concatenate([np.arange(past, past + len(token_ids)) for token_ids, past, _ in parts]),
-        past_lens=np.array([past for _, past, _ in parts], np.int32),
-        begins=np.cumsum([0, *lengths]).astype(np.int32),
-        block_ids=np.concatenate(tables).astype(np.int32),
-        block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
-        wanted=np.arange(sum(lengths)),
-    )
 
 
 def assert_close(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
@@ -35,21 +36,6 @@ def tiny_model(family: Family, **changes: Any) -> Model:
 def make_backend(model: Model, device: str, *, kv_bytes: int = 4 << 20, **settings: Any) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
     return CudaBackend(model, kv_bytes, config, dtype=torch.float32, device=device, has_graphs=device == "cuda")
-
-
-def batch(*parts: tuple[list[int], int, list[int]], wanted: list[int] | None = None) -> Batch:
-    """Parts are (tokens, how many came before them, blocks)."""
-    lengths = [len(token_ids) for token_ids, _, _ in parts]
-    tables = [block_ids for _, _, block_ids in parts]
-    return Batch(
-        token_ids=np.concatenate([np.array(token_ids, np.int64) for token_ids, _, _ in parts]),
-        positions=np.concatenate([np.arange(past, past + len(token_ids)) for token_ids, past, _ in parts]),
-        past_lens=np.array([past for _, past, _ in parts], np.int32),
-        begins=np.cumsum([0, *lengths]).astype(np.int32),
-        block_ids=np.concatenate(tables).astype(np.int32),
-        block_begins=np.cumsum([0, *map(len, tables)]).astype(np.int32),
-        wanted=np.array(wanted if wanted is not None else range(sum(lengths)), np.int64),
-    )
 
 
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:

@@ -137,7 +137,7 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits or runs, and everybody was told of everything."""
+        """Whether nobody waits or runs, and no event is left to deliver."""
         return not (self._listeners or self._flights or self._events)
 
     @property
