@@ -13,7 +13,7 @@ GPU_PYTHON ?= $(CUDA)/bin/python
 GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-kernels test-gpu bench-gpu demo bench docs clean
+.PHONY: help setup model check format test test-page test-ray test-kernels test-gpu bench-gpu demo bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,9 +43,15 @@ format: $(STAMP) ## Rewrite the code as `make check` wants it
 test: model ## Run the tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-page: model ## Run the page's tests in the Chromium of this machine
+test-page: model ## Run the page's tests in Chromium, which is installed where Debian's packages can be
 	@$(PIP) install playwright -c constraints.txt
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || echo "install Chromium to test the page"
 	$(BIN)/pytest tests/ui
+
+test-ray: model ## Run the fleet's tests on a real Ray
+	@$(PIP) install -e '.[ray]' -c constraints.txt
+	$(BIN)/pytest tests/fleet
 
 $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(KERNELS)

@@ -111,7 +111,13 @@ def test_no_file_knows_this_machine():
 
 def test_ci_runs_the_readers_own_commands():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in lines if line.startswith("make ")] == ["make check", "make test", "make test-kernels"]
+    assert [line for line in lines if line.startswith("make ")] == [
+        "make check",
+        "make test",
+        "make test-page",
+        "make test-ray",
+        "make test-kernels",
+    ]
     assert {"setup", "check", "test", "demo", "bench", "docs", "clean", "help"} <= makefile_targets()
 
 
