@@ -61,7 +61,7 @@ class EngineConfig:
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     kv_precision: KvPrecision = "auto"
-    """Precision of the KV cache; `auto` follows the precision of the computation."""
+    """Precision of the KV cache; `auto` follows the precision of the computation, and a GPU knows no other."""
     max_context: int | None = None
     """Most tokens, prompt and answer together, that one request may have; the model's own limit if not given."""
     max_running: int = 64
@@ -90,7 +90,7 @@ class EngineConfig:
     drafts: bool = True
     """Whether likely continuations are guessed from what was read and written before, and verified in one step."""
     draft_model: str | None = None
-    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, or a path."""
+    """A smaller model of the same vocabulary that guesses as well (CPU): a name `hotloop models` lists, or a path."""
     max_draft_tokens: int = 8
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000

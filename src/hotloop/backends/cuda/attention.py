@@ -66,9 +66,6 @@ def decode_attention(
     num_splits: int,
     scale: float,
     lse: torch.Tensor | None = None,  # [rows, num_heads] float32, natural
-    tile_tokens: int | None = None,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
 ) -> torch.Tensor:
     """Flash-decoding. `num_sequences`, `max_rows` (of a sequence) and `num_splits` are what a CUDA graph fixes.
 
@@ -78,18 +75,18 @@ def decode_attention(
     _, num_kv_heads, block_size, _ = k_cache.shape
     num_pairs = max_rows * (num_heads // num_kv_heads)
     tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
-    tile_tokens = tile_tokens or (TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * TILE_TOKENS)
+    tile_tokens = TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
     part_out, part_lse = out, lse
     if num_splits > 1:
         assert workspace is not None
         assert num_rows * num_heads * num_splits <= workspace.lses.numel()
         part_out, part_lse = workspace.outs, workspace.lses
-    default_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
+    num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, part_out, part_lse, scale * math.log2(math.e),
         num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs, tile_tokens, dim_tile,
-        num_warps=num_warps or (8 if tile_pairs > 64 else 4), num_stages=num_stages or default_stages,
+        num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _merge_splits[(num_sequences, num_heads, max_rows)](
