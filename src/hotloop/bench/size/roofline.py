@@ -158,8 +158,8 @@ def _feel(line: Roofline, room: Room) -> Feel:
     if load.sessions > room.num_device and num_running > room.num_device:
         # No room for all that want to run: as many as fit run all the time, the others wait.
         turn_s, busy = _cycle(room.num_device, alone_s, shared_s, 0.0)
-        cycle_s = load.sessions * turn_s / room.num_device
-        wait_s = max(0.0, cycle_s - turn_s - load.gap_s)
+        cycle_s = max(cycle_s, load.sessions * turn_s / room.num_device)
+        wait_s = cycle_s - load.gap_s - fetched_s - turn_s
     return Feel(
         ttft_cold_s=cold_s + step_s,
         ttft_warm_s=warm_s + step_s,
