@@ -164,8 +164,9 @@ class CudaBackend:
             self._staging.synchronize()
         self._graphs = None
         del self._decoder, self._indexes, self._chosen
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        with suppress(BackendError), _hardware():
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
 
 class CudaFlight:
