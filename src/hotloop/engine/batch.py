@@ -17,7 +17,8 @@ def make_batch(step: Step, block_size: int) -> Batch:
     """Tokens whose values are not known yet are named by the row of the step before that chooses them."""
     slices = step.slices
     lengths = [part.num_tokens for part in slices]
-    tables = [part.request.block_ids[: -(-(part.begin + part.num_tokens) // block_size)] for part in slices]
+    pairs = zip(slices, lengths, strict=True)
+    tables = [part.request.block_ids[: -(-(part.begin + length) // block_size)] for part, length in pairs]
     past_lens = np.array([part.begin for part in slices], np.int32)
     begins = _begins(lengths)
     return Batch(
@@ -34,14 +35,14 @@ def make_batch(step: Step, block_size: int) -> Batch:
 
 def _token_bytes(part: Slice) -> bytes:
     computed = part.request.token_ids[part.begin : part.end].tobytes()
-    if part.end > part.request.num_tokens:
+    if part.request.num_pending and part.end > part.request.num_tokens:
         return computed + _UNKNOWN
     return computed + array("i", part.draft_ids).tobytes() if part.draft_ids else computed
 
 
 def _sources(slices: Sequence[Slice], begins: NDArray[np.int32]) -> NDArray[np.int32] | None:
     """Where the last token of a slice comes from, if its request does not have it."""
-    pending = [i for i, part in enumerate(slices) if part.end > part.request.num_tokens]
+    pending = [i for i, part in enumerate(slices) if part.request.num_pending and part.end > part.request.num_tokens]
     if not pending:
         return None
     sources = np.full(begins[-1], -1, np.int32)

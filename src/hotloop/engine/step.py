@@ -43,7 +43,7 @@ class Slice:
     @property
     def is_kept(self) -> bool:
         """Whether the blocks it was computed into are still its request's."""
-        return not self.request.is_finished and self.epoch == self.request.num_preemptions
+        return self.request.finish_reason is None and self.epoch == self.request.num_preemptions
 
 
 @dataclass(slots=True)
