@@ -341,7 +341,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
     parser.add_argument("--no-engine", action="store_true", help="logits only")
-    parser.add_argument("--tiny", action="store_true", help="sizes for Triton's interpreter, whose bf16 is not to be trusted")
+    parser.add_argument("--tiny", action="store_true", help="for Triton's interpreter, which gets bf16 wrong")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which nothing more is begun")
     parser.add_argument("--json", type=Path, help="write the report there")
     flags = parser.parse_args()
