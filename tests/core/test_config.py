@@ -20,7 +20,7 @@ def test_what_is_not_a_size_says_so(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("name", ["max_running", "max_waiting", "max_step_tokens", "max_context"])
+@pytest.mark.parametrize("name", ["gpus", "max_running", "max_waiting", "max_step_tokens", "max_context"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
         EngineConfig(**{name: 0})  # type: ignore[arg-type]

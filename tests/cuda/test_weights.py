@@ -84,6 +84,40 @@ def write_quantised(path: Path, spec: ModelSpec, kind: GGMLQuantizationType) -> 
     return write_gguf(path, spec, tensors, kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "IQ4_NL"])
+def test_ranks_load_their_shares(tmp_path: Path, kind: str, device: str) -> None:
+    """Rows of what is fused and of the head, columns of o and down; half a row of 96 is a block and a half."""
+    spec = tiny_spec("qwen2", head_dim=24)
+    if kind == "BF16":
+        path = write_folder(tmp_path / "m", spec, tiny_weights(spec))
+    else:
+        path = write_quantised(tmp_path / "m.gguf", spec, GGMLQuantizationType[kind])
+    model = load_model(str(path))
+    whole = load_weights(model, device, torch.float32)
+    first, second = (load_weights(model, device, torch.float32, rank=rank, num_ranks=2) for rank in range(2))
+    num_tokens = -(-spec.vocab_size // 2)
+    assert torch.equal(first.embed, whole.embed)
+    assert torch.equal(first.head, whole.head[:num_tokens])
+    assert torch.equal(second.head, whole.head[-num_tokens:])
+    for layer, one, two in zip(whole.layers, first.layers, second.layers, strict=True):
+        assert torch.equal(torch.cat((one.o, two.o), 1), layer.o)
+        assert torch.equal(torch.cat((one.down, two.down), 1), layer.down)
+        assert torch.equal(two.mlp_norm, layer.mlp_norm)
+        for field, sizes in (("qkv", [96, 48, 48]), ("qkv_bias", [96, 48, 48]), ("gate_up", [96, 96])):
+            parts = getattr(layer, field).split(sizes)
+            for rank, share in enumerate((one, two)):
+                want = torch.cat([part.chunk(2)[rank] for part in parts])
+                assert torch.equal(getattr(share, field), want), field
+
+
+def test_the_head_of_a_rank_is_rows_of_a_tied_embedding(tmp_path: Path, device: str) -> None:
+    spec = tiny_spec("llama")
+    model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec))))
+    second = load_weights(model, device, torch.float32, rank=1, num_ranks=2)
+    num_tokens = -(-spec.vocab_size // 2)
+    assert second.head.data_ptr() == second.embed[-num_tokens:].data_ptr()
+
+
 def test_progress_counts_every_byte(tmp_path: Path, device: str) -> None:
     spec = tiny_spec("qwen2")
     model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec))))

@@ -16,6 +16,7 @@ from hotloop.models.memory import (
     check_fits,
     check_fits_cpu,
     fit_kv_gpu,
+    gpu_weight_bytes,
     kv_token_bytes,
     weight_bytes,
 )
@@ -92,7 +93,12 @@ def test_a_matrix_that_has_no_whole_groups_is_not_held_in_int4() -> None:
 
 
 def fit_70b(
-    total_gib: int, free_gib: int, share: float, min_tokens: int = 8192, companion: ModelSpec | None = None
+    total_gib: int,
+    free_gib: int,
+    share: float,
+    min_tokens: int = 8192,
+    companion: ModelSpec | None = None,
+    num_gpus: int = 1,
 ) -> int:
     return fit_kv_gpu(
         "m",
@@ -103,6 +109,7 @@ def fit_70b(
         working_bytes=2 * GIB,
         min_tokens=min_tokens,
         companion=companion,
+        num_gpus=num_gpus,
     )
 
 
@@ -119,6 +126,17 @@ def test_a_draft_model_gets_room_for_its_weights_and_as_many_tokens() -> None:
     found = fit_70b(180, 179, 0.9, companion=draft)
     assert found == left * own // (own + others)
     assert left - found >= found // own * others
+
+
+def test_each_of_several_gpus_has_its_share() -> None:
+    table = 2 * SHAPE_70B.vocab_size * SHAPE_70B.hidden_size
+    layers = weight_bytes(SHAPE_70B, "bf16") - 2 * table
+    share = gpu_weight_bytes(SHAPE_70B, "bf16", 4)
+    assert share == pytest.approx(layers / 4 + table + table / 4, rel=1e-3)
+    assert gpu_weight_bytes(SHAPE_70B, "bf16", 1) == weight_bytes(SHAPE_70B, "bf16")
+    assert fit_70b(80, 79, 0.9, num_gpus=4) == int(0.9 * 80 * GIB) - share - 2 * GIB
+    with pytest.raises(ConfigError, match="8 heads of keys and values cannot be split over 3 GPUs"):
+        fit_70b(80, 79, 0.9, num_gpus=3)
 
 
 def test_a_gpu_that_is_too_small_names_what_helps() -> None:

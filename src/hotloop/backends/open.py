@@ -20,16 +20,26 @@ class DeviceChoice:
     """What was chosen and why, in a line."""
 
 
-def choose_device(wanted: Device) -> DeviceChoice:
-    """Raises ConfigError if a GPU was asked for and cannot be had."""
+def choose_device(wanted: Device, num_gpus: int = 1) -> DeviceChoice:
+    """Raises ConfigError if a GPU, or several, were asked for and cannot be had."""
     if wanted == "cpu":
+        if num_gpus > 1:
+            raise ConfigError(f"gpus {num_gpus} and device cpu contradict each other")
         return DeviceChoice("cpu", "on the CPU, as asked for")
     name, obstacle = _find_gpu()
     if obstacle is None:
-        return DeviceChoice("cuda", f"on the GPU: {name}")
-    if wanted == "cuda":
+        _check_count(num_gpus)
+        return DeviceChoice("cuda", f"on the GPU: {name}" if num_gpus == 1 else f"on {num_gpus} GPUs: {name}")
+    if wanted == "cuda" or num_gpus > 1:
         raise ConfigError(f"device cuda cannot be used: {obstacle}")
     return DeviceChoice("cpu", f"on the CPU: {obstacle}")
+
+
+def _check_count(num_gpus: int) -> None:
+    import torch  # noqa: PLC0415 - an extra, and seconds
+
+    if torch.cuda.device_count() < num_gpus:
+        raise ConfigError(f"gpus {num_gpus} cannot be had: PyTorch finds {torch.cuda.device_count()}")
 
 
 def _find_gpu() -> tuple[str, str | None]:
@@ -62,7 +72,7 @@ def open_backend(
     On a GPU a companion, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
     configuration says how much each has.
     """
-    if choose_device(device).device == "cuda":
+    if choose_device(device, config.gpus).device == "cuda":
         from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
 
         return open_cuda(

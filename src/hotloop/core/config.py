@@ -25,6 +25,7 @@ MAX_DRAFTED_CERTAIN = 24
 """Most tokens of one draft that a grammar makes certain, beside those that are guessed."""
 
 _COUNTS = (
+    "gpus",
     "max_running",
     "max_waiting",
     "max_step_tokens",
@@ -63,6 +64,8 @@ class EngineConfig:
     `gpu_memory` leaves."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
+    gpus: int = 1
+    """How many GPUs the model is split over; each has a part of every layer. A draft model is on the first alone."""
     kv_precision: KvPrecision = "auto"
     """Precision of the KV cache; `auto` follows the precision of the computation, and a GPU knows no other."""
     max_context: int | None = None

@@ -35,7 +35,7 @@ def open_parts(
     load_format: LoadFormat,
 ) -> Parts:
     """The model of that name or path and the draft model that was asked for, on this machine's GPU if it has one."""
-    choice = choose_device(device)
+    choice = choose_device(device, config.gpus)
     model = load_model(name, load_format=load_format)
     for note in model.notes:
         log.warning("%s: %s", model.name, note)
@@ -55,7 +55,11 @@ def open_parts(
         return Parts(model, backend, None, choice.note)
     try:
         own = replace(
-            config, kv_memory=f"{config.kv_memory_bytes // 4}B", max_step_tokens=_DRAFT_STEP_TOKENS, draft_model=None
+            config,
+            kv_memory=f"{config.kv_memory_bytes // 4}B",
+            gpus=1,
+            max_step_tokens=_DRAFT_STEP_TOKENS,
+            draft_model=None,
         )
         num_tokens = backend.num_blocks * backend.block_size
         guessing = open_backend(

@@ -4,11 +4,11 @@ One table for every format, so a tensor that is missing, misshapen or unheard of
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from hotloop.core.errors import ModelError
+from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.spec import ModelSpec
 
 MAX_CONTEXT = 1 << 24
@@ -98,6 +98,24 @@ def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.has_qk_norm:
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
     return shapes
+
+
+def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
+    """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
+    for count, what in ((spec.num_kv_heads, "heads of keys and values"), (spec.intermediate_size, "rows of the MLP")):
+        if count % num_gpus:
+            raise ConfigError(f"{count} {what} cannot be split over {num_gpus} GPUs")
+    return replace(
+        spec,
+        num_heads=spec.num_heads // num_gpus,
+        num_kv_heads=spec.num_kv_heads // num_gpus,
+        intermediate_size=spec.intermediate_size // num_gpus,
+    )
+
+
+def share_begin(total: int, size: int, rank: int) -> int:
+    """Where the share of this rank begins, if each has `size` of a total: shares that do not come out even overlap."""
+    return min(rank * size, total - size)
 
 
 def check_tensors(

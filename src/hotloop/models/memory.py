@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.layout import layer_shapes, outer_shapes
+from hotloop.models.layout import layer_shapes, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
@@ -47,6 +47,13 @@ def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in outer_shapes(spec).items())
     layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
     return outer + spec.num_layers * layer
+
+
+def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
+    """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest."""
+    whole = outer_shapes(spec)
+    head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
+    return weight_bytes(share_of(spec, num_gpus), weight_format) - head + -(-head // num_gpus)
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
@@ -97,16 +104,18 @@ def fit_kv_gpu(
     weight_format: WeightFormat = "bf16",
     kv_item_bytes: int = 2,
     companion: ModelSpec | None = None,
+    num_gpus: int = 1,
 ) -> int:
     """The bytes a GPU has left for KV beside weights and working memory. Refuses a model if `min_tokens` do not fit.
 
     [ others' | weights | working | KV .............. | kept free ]
               ^ total - free                          ^ after `share` of the total, or at the end
 
-    A companion, a draft model, is left room for its weights, and for KV of as many tokens.
+    A companion, a draft model, is left room for its weights, and for KV of as many tokens. Of several GPUs this is one,
+    with its share of weights and KV.
     """
-    own_bytes = token_bytes = kv_token_bytes(spec, kv_item_bytes)
-    weights_bytes = weight_bytes(spec, weight_format)
+    own_bytes = token_bytes = kv_token_bytes(share_of(spec, num_gpus), kv_item_bytes)
+    weights_bytes = gpu_weight_bytes(spec, weight_format, num_gpus)
     if companion:
         weights_bytes += weight_bytes(companion, weight_format)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)

@@ -9,6 +9,7 @@ import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store, silu_mul
+from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.step import Extent, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
@@ -19,10 +20,14 @@ _SPLIT_ROWS = 4096  # rows times splits that there is room for
 
 
 class Decoder:
-    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace."""
+    """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace.
 
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor) -> None:
+    Of several ranks each has its share of them, and adds what it finds to what the others find.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor, group: Group) -> None:
         self.spec = spec
+        self._group = group
         self.kv = kv
         self._weights = weights
         self._dtype = weights.embed.dtype
@@ -43,10 +48,11 @@ class Decoder:
         for layer, kv in zip(self._weights.layers, self.kv, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
             mixed = self._attend(step, layer, kv, normed, extent)
-            add_norm(mixed @ layer.o.t(), residual, layer.mlp_norm, self.spec.rms_eps, normed)
+            mixed = self._group.all_reduce(mixed @ layer.o.t())
+            add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             gate_up = normed @ layer.gate_up.t()
             active = silu_mul(gate_up, self._empty(num_rows, self.spec.intermediate_size))
-            added = active @ layer.down.t()
+            added = self._group.all_reduce(active @ layer.down.t())
         assert added is not None
         residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
@@ -55,8 +61,10 @@ class Decoder:
         """[wanted, vocabulary] in float32: rounded to bf16 many tokens would be equally likely."""
         head = self._weights.head.t()
         if self._dtype == torch.float32 or hidden.device.type == "cpu":
-            return (hidden @ head).float()
-        return torch.mm(hidden, head, out_dtype=torch.float32)
+            logits = (hidden @ head).float()
+        else:
+            logits = torch.mm(hidden, head, out_dtype=torch.float32)
+        return self._group.gather_columns(logits, self.spec.vocab_size)
 
     def _attend(
         self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, extent: Extent

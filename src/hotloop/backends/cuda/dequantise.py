@@ -22,6 +22,11 @@ def can_dequantise(kind: str) -> bool:
     return kind in _FLOATS or kind in _BLOCKS
 
 
+def is_float(kind: str) -> bool:
+    """Whether numbers are stored one by one, not in blocks."""
+    return kind in _FLOATS
+
+
 # Blocks are [blocks, bytes]; what is cut out of them is named as in GGML: d the scale, m or dmin the offset, qs the low
 # bits of the weights, qh the high ones.
 

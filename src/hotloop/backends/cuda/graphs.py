@@ -62,6 +62,6 @@ def _capture(
     decoder.forward(views, chosen, extent)  # compiles what is not compiled yet
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # NCCL has threads of its own
         hidden = decoder.forward(views, chosen, extent)
     return graph, hidden

@@ -7,8 +7,8 @@ The tokens of step N stay on the device: step N+1 looks its rows up there, and t
 All that is enqueued here, copies of blocks included, is in the order of the one stream.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Literal
 
 import numpy as np
@@ -20,14 +20,18 @@ from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.graphs import Graphs
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
-from hotloop.backends.cuda.staging import Staging
-from hotloop.backends.cuda.step import capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.parallel import ALONE, Group
+from hotloop.backends.cuda.staging import Event, Staging
+from hotloop.backends.cuda.step import Packed, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
+from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
 from hotloop.backends.host import NOT_NUMBERS
-from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, Precision, WeightFormat
+from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ConfigError, DeviceLost, RequestError
 from hotloop.core.request import TokenLogprob
+from hotloop.models.dummy import DummyWeights
+from hotloop.models.layout import share_of
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
@@ -35,6 +39,9 @@ from hotloop.models.spec import ModelSpec
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
+_NOBODY = nullcontext()
+Wait = Callable[[Event], None]
+"""Until the device got that far."""
 
 
 def open_cuda(
@@ -53,23 +60,36 @@ def open_cuda(
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     if config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
-    if kv_tokens:
-        kv_bytes = kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
-    else:
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
-        kv_bytes = fit_kv_gpu(
+    share = share_of(model.spec, config.gpus)
+
+    def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
+        return fit_kv_gpu(
             model.name,
             model.spec,
-            total_bytes=total_bytes,
-            free_bytes=free_bytes,
+            total_bytes=memory.total_bytes,
+            free_bytes=memory.free_bytes,
             share=config.gpu_memory,
-            working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (model.spec, companion) if spec),
+            working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
             weight_format=own,
             kv_item_bytes=dtype.itemsize,
             companion=companion,
+            num_gpus=config.gpus,
         )
+
     try:
+        if config.gpus > 1:
+            with ExitStack() as at_failure:
+                workers = Workers(config.gpus, "cuda", "nccl")
+                at_failure.callback(workers.close)
+                first, *others = workers.memory
+                kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
+                backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype)
+                warm_up(backend)
+                at_failure.pop_all()
+                return backend
+        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
+        kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
         backend = CudaBackend(model, kv_bytes, config, dtype=dtype)
         warm_up(backend)
         return backend
@@ -78,6 +98,30 @@ def open_cuda(
             f"{model.name} ran out of GPU memory while it was loaded ({_first_line(error)}); "
             f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
         ) from None
+
+
+def open_ranks(
+    model: Model,
+    kv_bytes: int,
+    config: EngineConfig,
+    workers: Workers,
+    *,
+    dtype: torch.dtype,
+    has_graphs: bool = True,
+) -> "CudaBackend":
+    """Rank 0 of several; the others are opened meanwhile."""
+    load_format: LoadFormat = "dummy" if isinstance(model.weights, DummyWeights) else "auto"
+    with workers.opened(Plan(str(model.path), load_format, kv_bytes, config, dtype, has_graphs)) as group:
+        return CudaBackend(
+            model,
+            kv_bytes,
+            config,
+            dtype=dtype,
+            device=workers.device,
+            has_graphs=has_graphs,
+            group=group,
+            workers=workers,
+        )
 
 
 def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int:
@@ -90,7 +134,11 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
 
 
 class CudaBackend:
-    """The KV cache is one tensor, whose blocks are the same in every layer."""
+    """The KV cache is one tensor, whose blocks are the same in every layer.
+
+    Of several ranks each is one of these, with its share of the heads. Rank 0 has the workers, and does for an engine
+    what the others are told to do as well.
+    """
 
     depth = 2
     block_size = BLOCK_SIZE
@@ -104,19 +152,24 @@ class CudaBackend:
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
         has_graphs: bool = True,
+        group: Group = ALONE,
+        workers: Workers | None = None,
     ) -> None:
-        self.spec = spec = model.spec
+        self.spec = model.spec
+        spec = share_of(model.spec, group.size)
+        self._group, self._workers = group, workers
+        self._wait: Wait = workers.wait if workers else _synchronize
         self.timeline: list[CudaFlight] | None = None
         """Whoever wants to see when the device was busy puts a list here."""
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
-        self.block_bytes = BLOCK_SIZE * kv_token_bytes(spec, dtype.itemsize)
+        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
-        self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {torch.__version__}"
-        weights = load_weights(model, device, dtype)
+        self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
+        weights = load_weights(model, device, dtype, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device))
+        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device), group)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
@@ -129,39 +182,70 @@ class CudaBackend:
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with _hardware():
-            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids))
+            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids), self._wait)
             if self.timeline is not None:
                 self.timeline.append(flight)
-            shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
-            ints, extent = pack(batch, BLOCK_SIZE, shape)
-            self._staging.copy_to(self._indexes, ints)
-            flight.begun.record()
-            if self._graphs and shape:
-                hidden = self._graphs.replay(shape)[: len(batch.wanted)]
-            else:
-                views = view_parts(self._indexes, len(batch.past_lens), len(batch.token_ids))
-                hidden = self._decoder.forward(views.with_wanted(len(batch.wanted)), self._chosen, extent)
-            flight.logits = self._decoder.logits(hidden)
+            shape = shape_of(batch)
+            graph = self._graphs.fitting(shape) if self._graphs else None
+            num_chosen = _num_looked_up(batch) if self._workers else 0
+            step = Packed(*pack(batch, BLOCK_SIZE, graph), shape, graph, len(batch.wanted), num_chosen)
+            with self._told("compute", step):
+                flight.logits = self.compute(step, flight.begun)
             return flight
 
+    def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
+        """A step of every rank. The logits are all there on rank 0."""
+        self._staging.copy_to(self._indexes, step.ints)
+        if begun:
+            begun.record()
+        if step.num_chosen:
+            self._group.broadcast(self._chosen[: step.num_chosen])
+        if self._graphs and step.graph:
+            hidden = self._graphs.replay(step.graph)[: step.num_wanted]
+        else:
+            views = view_parts(self._indexes, step.size.num_sequences, step.size.num_rows)
+            hidden = self._decoder.forward(views.with_wanted(step.num_wanted), self._chosen, step.extent)
+        return self._decoder.logits(hidden)
+
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
-        with _hardware():
-            [ids] = self._staging.upload([np.array(block_ids, np.int32)])
-            kv = self._decoder.kv
-            gathered = torch.empty((len(block_ids), *kv.shape[:2], *kv.shape[3:]), dtype=kv.dtype, device=kv.device)
-            copy_blocks_out(kv, ids, gathered)
-            return CudaCopy(gathered.view(torch.uint8))
+        with _hardware(), self._told("gather_blocks", block_ids):
+            return CudaCopy(self.gather_blocks(block_ids).view(torch.uint8), self._wait)
+
+    def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """What every rank has of these blocks; all of it on rank 0."""
+        [ids] = self._staging.upload([np.array(block_ids, np.int32)])
+        kv = self._decoder.kv
+        share = torch.empty(self._shape_of(block_ids), dtype=kv.dtype, device=kv.device)
+        copy_blocks_out(kv, ids, share)
+        return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with _hardware():
-            kv = self._decoder.kv
-            [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), np.frombuffer(data, np.uint8)])
-            copy_blocks_in(kv, ids, raw.view(kv.dtype))
+        with _hardware(), self._told("scatter_blocks", block_ids):
+            self.scatter_blocks(block_ids, data)
+
+    def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
+        """Every rank's share of what rank 0 is given, into these blocks."""
+        shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
+        kv = self._decoder.kv
+        copy_blocks_in(kv, ids, self._group.scatter(raw.view(kv.dtype), self._shape_of(block_ids)))
+
+    def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
+        """Of a copy of what this rank has of these blocks."""
+        kv = self._decoder.kv
+        return (len(block_ids), *kv.shape[:2], *kv.shape[3:])
+
+    def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
+        """Have the other ranks, if there are any, do the same."""
+        return self._workers.told(method, *arguments) if self._workers else _NOBODY
 
     def close(self) -> None:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
         with suppress(BackendError), _hardware():
-            self._staging.synchronize()
+            if not (self._workers and self._workers.failure):
+                self._staging.synchronize()
+        if self._workers:
+            self._workers.close()
         self._graphs = None
         del self._decoder, self._indexes, self._chosen
         with suppress(BackendError), _hardware():
@@ -174,8 +258,9 @@ class CudaFlight:
 
     logits: torch.Tensor
 
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int) -> None:
+    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
         self.num_rows = num_rows
+        self._wait = wait
         self._chosen = chosen[:num_wanted]
         self._staging = staging
         self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
@@ -198,7 +283,7 @@ class CudaFlight:
 
     def wait(self) -> "CudaChosen":
         with _hardware():
-            self.ended.synchronize()
+            self._wait(self.ended)
             device_s = self.begun.elapsed_time(self.ended) / 1000
             return CudaChosen(self._result.tolist(), self._logprobs, device_s)
 
@@ -228,7 +313,8 @@ class CudaChosen:
 class CudaCopy:
     """Blocks on their way to the host, on the same stream."""
 
-    def __init__(self, gathered: torch.Tensor) -> None:
+    def __init__(self, gathered: torch.Tensor, wait: Wait) -> None:
+        self._wait = wait
         is_cuda = gathered.is_cuda
         self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
         self._host.copy_(gathered, non_blocking=True)
@@ -239,8 +325,17 @@ class CudaCopy:
     def wait(self) -> memoryview:
         with _hardware():
             if self._arrived:
-                self._arrived.synchronize()
+                self._wait(self._arrived)
         return memoryview(self._host.numpy().reshape(-1))
+
+
+def _synchronize(event: Event) -> None:
+    event.synchronize()
+
+
+def _num_looked_up(batch: Batch) -> int:
+    """How many of the tokens that were chosen last a step may look up: those up to the last it does."""
+    return 0 if batch.sources is None else int(batch.sources.max()) + 1
 
 
 @contextmanager

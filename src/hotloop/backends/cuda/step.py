@@ -49,6 +49,20 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """All that a rank has to know of a step."""
+
+    ints: NDArray[np.int32]
+    extent: "Extent"
+    size: Shape
+    graph: Shape | None
+    """The graph it is padded to."""
+    num_wanted: int
+    num_chosen: int
+    """Of the tokens that rank 0 chose last, how many the others have to be told: those up to the last it looks up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
     """The numbers of a step that are fixed when it is launched: sequences with few rows come first."""
 

@@ -2,6 +2,9 @@
 
 Bytes travel as they are stored, through two pinned buffers in turn, and become numbers on the device; the host never
 holds more than those buffers and one tensor. Works on the CPU too, where there is nothing to copy to.
+
+Of several ranks each loads its share alone: rows of q, k, v, gate, up and the head, columns of o and down. What the
+share of a tensor is shows in the place that was made for it.
 """
 
 from collections.abc import Iterator
@@ -13,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotloop.backends.cuda.dequantise import can_dequantise, dequantise
+from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.fetch import Progress
 from hotloop.models.gguf_file import widen
-from hotloop.models.layout import layer_shapes
+from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec, Stored, Weights
 
@@ -42,12 +45,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """All of a model. `head` is `embed` itself where the two are tied."""
+    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied."""
 
     embed: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]
+    head: Tensor  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -57,27 +60,37 @@ def load_weights(
     progress: Progress | None = None,
     *,
     chunk_bytes: int = CHUNK_BYTES,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> DeviceWeights:
     """The weights of a model on a device. `progress` is told how many of the device's bytes are filled."""
     device = torch.device(device)
-    weights = _allocate(model.spec, device, dtype)
-    places = dict(_places(model.spec, weights))
+    share = share_of(model.spec, num_ranks)
+    weights = _allocate(share, device, dtype, rank, num_ranks)
+    places = dict(_places(share, weights))
     total_bytes = sum(place.nbytes for place in places.values())
     done_bytes = 0
-    for name in _fill(places, model.weights, device, chunk_bytes):
+    for name in _fill(places, model.weights, device, chunk_bytes, rank):
         done_bytes += places[name].nbytes
         if progress:
             progress(done_bytes, total_bytes)
     return weights
 
 
-def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> DeviceWeights:
+def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype, rank: int, num_ranks: int) -> DeviceWeights:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
     embed = empty(spec.vocab_size, spec.hidden_size)
     layers = tuple(_allocate_layer(spec, device, dtype) for _ in range(spec.num_layers))
-    head = embed if spec.has_tied_head else empty(spec.vocab_size, spec.hidden_size)
+    num_tokens = -(-spec.vocab_size // num_ranks)
+    if not spec.has_tied_head:
+        head = empty(num_tokens, spec.hidden_size)
+    elif num_ranks == 1:
+        head = embed
+    else:
+        begin = share_begin(spec.vocab_size, num_tokens, rank)
+        head = embed[begin : begin + num_tokens]
     return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
 
 
@@ -122,10 +135,12 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Tens
         yield "head", weights.head
 
 
-def _fill(places: dict[str, Tensor], weights: Weights, device: torch.device, chunk_bytes: int) -> Iterator[str]:
+def _fill(
+    places: dict[str, Tensor], weights: Weights, device: torch.device, chunk_bytes: int, rank: int
+) -> Iterator[str]:
     """Fill every place; gives the name of each once it is on its way."""
     if isinstance(weights, DummyWeights):
-        generator = torch.Generator(device).manual_seed(SEED)
+        generator = torch.Generator(device).manual_seed(SEED)  # the same on all ranks, as `embed` must be
         for name, place in places.items():
             _draw(name, place, generator)
             yield name
@@ -133,7 +148,7 @@ def _fill(places: dict[str, Tensor], weights: Weights, device: torch.device, chu
     with ThreadPoolExecutor(_NUM_READERS) as readers:
         staging = _Staging(device, chunk_bytes, readers)
         for name, place in places.items():
-            staging.send(weights.stored(name), place)
+            staging.send(weights.stored(name), place, rank)
             yield name
         staging.wait()
 
@@ -159,11 +174,16 @@ class _Staging:
         self._device = torch.empty(chunk_bytes, dtype=torch.uint8, device=device) if self._is_cuda else self._hosts[0]
         self._turn = 0
 
-    def send(self, stored: Stored, place: Tensor) -> None:
-        """Put a tensor where it belongs, a few rows at a time."""
-        rows = stored.data.reshape(-1, stored.data.shape[-1])
-        place = place.view(len(rows), -1)
-        num_columns = place.shape[1]
+    def send(self, stored: Stored, place: Tensor, rank: int) -> None:
+        """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
+        rows, place = stored.data.reshape(-1, stored.data.shape[-1]), place.view(-1, place.shape[-1])
+        num_columns = stored.shape[-1]
+        row, column = share_begin(len(rows), len(place), rank), share_begin(num_columns, place.shape[1], rank)
+        rows, columns = rows[row : row + len(place)], slice(column, column + place.shape[1])
+        if is_float(stored.kind):  # blocks are read whole and cut when they are numbers
+            item_bytes = rows.shape[1] // num_columns
+            rows = rows[:, item_bytes * columns.start : item_bytes * columns.stop]
+            columns = slice(None)
         is_known = can_dequantise(stored.kind)
         row_bytes = rows.shape[1] if is_known else 4 * num_columns
         step = len(self._device) // row_bytes
@@ -172,7 +192,7 @@ class _Staging:
             part, kind = rows[begin : begin + step], stored.kind
             if not is_known:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
-            place[begin : begin + step].copy_(dequantise(self._upload(part), kind))
+            place[begin : begin + step].copy_(dequantise(self._upload(part), kind)[:, columns])
 
     def wait(self) -> None:
         for event in self._is_copied:

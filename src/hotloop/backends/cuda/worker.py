@@ -1,0 +1,70 @@
+"""The process of a rank above 0 (`python -m hotloop.backends.cuda.worker SOCKET`): it has its share of the model, and
+does with it what rank 0 does with its own.
+
+It ends with rank 0, whatever it is doing and however that ended: its socket is closed then.
+"""
+
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from hotloop.backends.cuda.parallel import TIMEOUT_S
+from hotloop.backends.cuda.runner import CudaBackend
+from hotloop.backends.cuda.workers import Plan, Seat, memory_of
+from hotloop.models.model import load_model
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # rank 0 has requests to end first
+    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
+    try:
+        _serve(connection)
+    except Exception as error:
+        connection.send(next(iter(str(error).splitlines()), repr(error)))
+        raise
+
+
+def _end_with(fileno: int) -> None:
+    """Wait until nobody has the other end of the socket."""
+    poll = select.poll()
+    poll.register(fileno, 0)  # 0: its end is all that is reported
+    poll.poll()
+    os._exit(0)
+
+
+def _serve(connection: Connection) -> None:
+    seat: Seat = connection.recv()
+    if torch.device(seat.device).type == "cuda":
+        torch.cuda.set_device(seat.device)
+    connection.send(memory_of(seat.device))
+    plan: Plan = connection.recv()
+    store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    group = seat.join(store)
+    model = load_model(plan.path, load_format=plan.load_format)
+    backend = CudaBackend(
+        model,
+        plan.kv_bytes,
+        plan.config,
+        dtype=plan.dtype,
+        device=seat.device,
+        has_graphs=plan.has_graphs,
+        group=group,
+    )
+    while told := pickle.loads(connection.recv_bytes()):
+        method, arguments = told
+        getattr(backend, method)(*arguments)
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""One model on two ranks, a process each, over gloo: the same logits and tokens as one alone, and an end when one ends.
+
+Both are on the one card where there is one. NCCL and CUDA graphs over several cards are not tried here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.backends.batches import batch
+from tests.cuda.test_backend import logits_of, make_backend
+from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
+from tests.models.tiny import tiny_spec, tiny_weights, write_folder
+
+from hotloop.backends.cuda.runner import CudaBackend, open_cuda, open_ranks
+from hotloop.backends.cuda.workers import Workers
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import ConfigError, DeviceLost
+from hotloop.engine.drafting.drafter import Drafter
+from hotloop.engine.drafting.model import ModelDrafter
+from hotloop.engine.engine import Engine
+from hotloop.models.model import Model, load_model
+from hotloop.models.spec import Family
+
+SETTINGS: dict[str, Any] = {"max_running": 4, "max_step_tokens": 64}
+PROMPTS = [[5, 6, 7, 8], [9, 8, 7, 6, 5, 4], [200, 100]]
+
+
+def tiny_model(folder: Path, family: Family, **changes: Any) -> Model:
+    """In a folder, for each rank reads it by itself. Its vocabulary does not come out even."""
+    spec = tiny_spec(family, max_context=256, **changes)
+    assert spec.vocab_size % 2
+    tensors = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
+    return load_model(str(write_folder(folder / family, spec, tensors)))
+
+
+def open_two(model: Model, device: str) -> tuple[CudaBackend, Workers]:
+    workers = Workers(2, "cuda:0" if device == "cuda" else device, "gloo")
+    config = EngineConfig(gpus=2, **SETTINGS)
+    return open_ranks(model, 4 << 20, config, workers, dtype=torch.float32, has_graphs=False), workers
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_two_ranks_compute_what_one_does(tmp_path: Path, family: Family, device: str) -> None:
+    """A prompt in two chunks, one of them beside another prompt; a token beside one with drafts; blocks copied."""
+    model = tiny_model(tmp_path, family, num_layers=2 if family == "llama" else 1)
+    alone = make_backend(model, device)
+    two, _ = open_two(model, device)
+    assert (two.num_blocks, two.block_bytes) == (alone.num_blocks, alone.block_bytes)
+    assert two.kv_layout != alone.kv_layout
+    prompt, other = [i * 7 % 250 for i in range(36)], [i * 11 % 250 for i in range(6)]
+
+    def check(*parts: tuple[list[int], int, list[int]], wanted: list[int]) -> None:
+        step = batch(*parts, wanted=wanted)
+        np.testing.assert_allclose(logits_of(two, step), logits_of(alone, step), rtol=1e-4, atol=1e-4)
+
+    check((prompt[:2], 0, [3]), wanted=[1])
+    check((prompt[2:35], 2, [3]), (other[:3], 0, [5]), wanted=[32, 33, 35])
+    check((prompt[35:], 35, [3]), (other[3:], 3, [5]), wanted=[0, 1, 2, 3])
+    want = logits_of(two, batch((prompt[35:], 35, [3]), (other[5:], 5, [5])))
+    kept = two.read_blocks([3, 5]).wait()
+    assert kept.nbytes == 2 * two.block_bytes
+    two.write_blocks([7], kept[two.block_bytes :])
+    two.write_blocks([4], kept[: two.block_bytes])
+    np.testing.assert_array_equal(logits_of(two, batch((prompt[35:], 35, [4]), (other[5:], 5, [7]))), want)
+    two.close()
+
+
+def answers(backend: CudaBackend, drafter: Drafter | None = None) -> list[list[int]]:
+    listener = Listener()
+    config = EngineConfig(debug_checks=True, drafts=False, **SETTINGS)
+    with Engine(TOKENIZER, backend, config, drafter=drafter) as engine:
+        requests = [make_request(prompt, f"r{i}", sampling=greedy(5)) for i, prompt in enumerate(PROMPTS)]
+        engine.submit(requests, listener)
+        listener.wait(*(request.id for request in requests))
+    assert bool(drafter) == any(listener.last(request.id).usage.num_accepted for request in requests)
+    return [listener.token_ids(request.id) for request in requests]
+
+
+def test_the_engine_says_the_same_with_steps_in_flight_and_with_drafts(tmp_path: Path, device: str) -> None:
+    model = tiny_model(tmp_path, "llama", num_layers=1)
+    want = answers(make_backend(model, device))
+    assert answers(open_two(model, device)[0]) == want
+    drafter = ModelDrafter(make_backend(model, device), TOKENIZER, least_chance=0)
+    assert answers(open_two(model, device)[0], drafter) == want
+
+
+def test_a_rank_that_dies_ends_the_requests_and_the_engine(tmp_path: Path, device: str) -> None:
+    two, workers = open_two(tiny_model(tmp_path, "llama", num_layers=1), device)
+    listener = Listener()
+    with Engine(TOKENIZER, two, EngineConfig(drafts=False, **SETTINGS)) as engine:
+        engine.submit([make_request([5, 6, 7], sampling=greedy(200))], listener)
+        listener.next()
+        [pid] = workers.pids
+        os.kill(pid, signal.SIGKILL)
+        listener.wait("r")
+        error = listener.last("r").error
+        assert isinstance(error, DeviceLost)
+        assert str(error) == "rank 1 of 2 failed: its process has ended"
+    assert engine.failure is error
+
+
+class Never:
+    """An event of a device that waits for a rank that is gone."""
+
+    def query(self) -> bool:
+        return False
+
+
+def test_a_rank_that_fails_says_why(tmp_path: Path, device: str) -> None:
+    two, workers = open_two(tiny_model(tmp_path, "llama", num_layers=1), device)
+    with workers.told("no_such_method"):
+        pass
+    with pytest.raises(DeviceLost, match=r"rank 1 of 2 failed: .* no attribute 'no_such_method'"):
+        workers.wait(Never())  # type: ignore[arg-type]
+    with pytest.raises(DeviceLost, match="no_such_method"):
+        two.read_blocks([0])
+    two.close()
+
+
+def test_no_rank_outlives_the_first() -> None:
+    """The other has its output too, which ends when both have ended."""
+    script = "from hotloop.backends.cuda.workers import Workers\nw = Workers(2, 'cpu', 'gloo')\n"
+    path = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", f"{script}print(flush=True)\ninput()"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+    ) as first:
+        assert first.stdout
+        assert first.stdout.readline() == b"\n"
+        first.kill()
+        assert first.communicate(timeout=20)[0] == b""
+
+
+def test_heads_that_do_not_come_out_even_are_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="2 heads of keys and values cannot be split over 4 GPUs"):
+        open_cuda(model, EngineConfig(gpus=4), weight_format="bf16", precision="fast")
