@@ -1,6 +1,6 @@
 """One model on two ranks, a process each, over gloo: the same logits and tokens as one alone, and an end when one ends.
 
-Both are on the one card where there is one. NCCL and CUDA graphs over several cards are not tried here.
+Both are on the one card where there is one. NCCL wants a card for each rank, so it is tried with one rank alone.
 """
 
 import os
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from tests.backends.batches import batch
 from tests.cuda.test_backend import logits_of, make_backend
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder
 
+from hotloop.backends.cuda.parallel import SharedGroup
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda, open_ranks
 from hotloop.backends.cuda.workers import Workers
 from hotloop.core.config import EngineConfig
@@ -70,6 +72,24 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path, family: Family, device:
     two.write_blocks([4], kept[: two.block_bytes])
     np.testing.assert_array_equal(logits_of(two, batch((prompt[35:], 35, [4]), (other[5:], 5, [7]))), want)
     two.close()
+
+
+def test_nccl_is_captured_in_graphs_and_can_be_broken_off(tmp_path: Path, device: str) -> None:
+    """With one rank, as there may be only one card."""
+    if device == "cpu":
+        pytest.skip("NCCL needs a card")
+    model = tiny_model(tmp_path, "llama")
+    group = SharedGroup(0, 1, torch.device("cuda:0"), "nccl", dist.HashStore())
+    config = EngineConfig(**SETTINGS)
+    one = CudaBackend(model, 4 << 20, config, dtype=torch.float32, device="cuda:0", group=group)
+    alone = make_backend(model, device)
+    for step in (batch(([5, 6, 7], 0, [3])), batch(([8], 3, [3]), ([1], 0, [2]))):
+        np.testing.assert_allclose(logits_of(one, step), logits_of(alone, step), rtol=1e-4, atol=1e-4)
+    one.write_blocks([4], one.read_blocks([3]).wait())
+    one.close()
+    group.abort()
+    group.close()
+    assert not dist.is_initialized()
 
 
 def answers(backend: CudaBackend, drafter: Drafter | None = None) -> list[list[int]]:

@@ -7,8 +7,8 @@ The tokens of step N stay on the device: step N+1 looks its rows up there, and t
 All that is enqueued here, copies of blocks included, is in the order of the one stream.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from hotloop.backends.backend import Allowed, Batch, Sampling
 from hotloop.backends.cuda.choosing import choose_tokens
 from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.graphs import Graphs
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
@@ -28,7 +29,7 @@ from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ConfigError, DeviceLost, RequestError
+from hotloop.core.errors import BackendError, ConfigError, RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
@@ -95,7 +96,7 @@ def open_cuda(
         return backend
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"{model.name} ran out of GPU memory while it was loaded ({_first_line(error)}); "
+            f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
             f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
         ) from None
 
@@ -181,7 +182,7 @@ class CudaBackend:
         self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running) if has_graphs else None
 
     def launch(self, batch: Batch) -> "CudaFlight":
-        with _hardware():
+        with hardware():
             flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids), self._wait)
             if self.timeline is not None:
                 self.timeline.append(flight)
@@ -208,7 +209,7 @@ class CudaBackend:
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
-        with _hardware(), self._told("gather_blocks", block_ids):
+        with hardware(), self._told("gather_blocks", block_ids):
             return CudaCopy(self.gather_blocks(block_ids).view(torch.uint8), self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
@@ -220,7 +221,7 @@ class CudaBackend:
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with _hardware(), self._told("scatter_blocks", block_ids):
+        with hardware(), self._told("scatter_blocks", block_ids):
             self.scatter_blocks(block_ids, data)
 
     def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
@@ -241,15 +242,16 @@ class CudaBackend:
 
     def close(self) -> None:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
-        with suppress(BackendError), _hardware():
-            if not (self._workers and self._workers.failure):
+        is_waiting = self._workers is not None and self._workers.failure is not None  # maybe for ever, for other ranks
+        with suppress(BackendError), hardware():
+            if not is_waiting:
                 self._staging.synchronize()
         if self._workers:
             self._workers.close()
         self._graphs = None
         del self._decoder, self._indexes, self._chosen
-        with suppress(BackendError), _hardware():
-            if torch.cuda.is_available():
+        with suppress(BackendError), hardware():
+            if torch.cuda.is_available() and not is_waiting:
                 torch.cuda.empty_cache()
 
 
@@ -268,7 +270,7 @@ class CudaFlight:
         self.begun, self.ended = staging.event(), staging.event()
 
     def sample(self, sampling: Sampling) -> None:
-        with _hardware():
+        with hardware():
             asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
             num_tops = {i: num_top for i, num_top in asked if num_top is not None}
             if num_tops:
@@ -282,7 +284,7 @@ class CudaFlight:
             del self.logits
 
     def wait(self) -> "CudaChosen":
-        with _hardware():
+        with hardware():
             self._wait(self.ended)
             device_s = self.begun.elapsed_time(self.ended) / 1000
             return CudaChosen(self._result.tolist(), self._logprobs, device_s)
@@ -306,7 +308,7 @@ class CudaChosen:
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
         assert self._logprobs is not None
-        with _hardware():
+        with hardware():
             return self._logprobs.of(row, token_id, num_top)
 
 
@@ -323,7 +325,7 @@ class CudaCopy:
             self._arrived.record()
 
     def wait(self) -> memoryview:
-        with _hardware():
+        with hardware():
             if self._arrived:
                 self._wait(self._arrived)
         return memoryview(self._host.numpy().reshape(-1))
@@ -336,27 +338,3 @@ def _synchronize(event: Event) -> None:
 def _num_looked_up(batch: Batch) -> int:
     """How many of the tokens that were chosen last a step may look up: those up to the last it does."""
     return 0 if batch.sources is None else int(batch.sources.max()) + 1
-
-
-@contextmanager
-def _hardware() -> Iterator[None]:
-    """PyTorch's errors as ours; the first line says what is wrong."""
-    try:
-        yield
-    except RuntimeError as error:
-        kind = DeviceLost if _is_lost() else BackendError
-        raise kind(f"the GPU failed: {_first_line(error)}") from error
-
-
-def _is_lost() -> bool:
-    """Whether CUDA refuses to go on: then it says the same of whatever it is asked."""
-    try:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "no reason given")

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from hotloop.backends.cuda.failure import first_line
 from hotloop.backends.cuda.parallel import TIMEOUT_S
 from hotloop.backends.cuda.runner import CudaBackend
 from hotloop.backends.cuda.workers import Plan, Seat, memory_of
@@ -30,7 +31,7 @@ def main() -> None:
     try:
         _serve(connection)
     except Exception as error:
-        connection.send(next(iter(str(error).splitlines()), repr(error)))
+        connection.send(first_line(error))
         raise
 
 
@@ -47,7 +48,9 @@ def _serve(connection: Connection) -> None:
     if torch.device(seat.device).type == "cuda":
         torch.cuda.set_device(seat.device)
     connection.send(memory_of(seat.device))
-    plan: Plan = connection.recv()
+    plan: Plan | None = connection.recv()
+    if plan is None:
+        return
     store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
     group = seat.join(store)
     model = load_model(plan.path, load_format=plan.load_format)

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 import torch.distributed as dist
 
+from hotloop.backends.cuda.failure import first_line
 from hotloop.backends.cuda.parallel import TIMEOUT_S, SharedGroup, Transport
 from hotloop.backends.cuda.staging import Event
 from hotloop.core.config import EngineConfig, LoadFormat
@@ -135,8 +136,8 @@ class Workers:
             for rank in range(1, num_ranks):
                 self._processes.append(_Process(replace(self._seat, rank=rank, device=devices[rank])))
             self.memory = [memory_of(device), *(process.hear() for process in self._processes)]
-        except DeviceLost as error:
-            self.failure = error
+        except BaseException:
+            self.failure = DeviceLost("the ranks could not be started")
             self.close()
             raise
 
@@ -173,8 +174,9 @@ class Workers:
         try:
             yield
         except Exception as error:
-            self._watcher.join(_REASON_S)  # if another failed first, that is the reason
-            self.failure = self.failure or DeviceLost(f"rank 0 failed: {error}")
+            if self._watcher.is_alive():
+                self._watcher.join(_REASON_S)  # if another failed first, that is the reason
+            self.failure = self.failure or DeviceLost(f"rank 0 failed: {first_line(error)}")
             raise self.failure from error
 
     def wait(self, event: Event) -> None:
