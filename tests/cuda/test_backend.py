@@ -14,6 +14,7 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.step import Shape, pack
 from hotloop.backends.cuda.warm import warm_up
@@ -36,9 +37,18 @@ def tiny_model(family: Family, **changes: Any) -> Model:
     return Model(f"tiny-{family}", Path(family), family, spec, TOKENIZER, None, DictWeights(tensors), 0)
 
 
-def make_backend(model: Model, device: str, *, kv_bytes: int = 4 << 20, **settings: Any) -> CudaBackend:
+def make_backend(
+    model: Model,
+    device: str,
+    *,
+    kv_bytes: int = 4 << 20,
+    dtype: torch.dtype = torch.float32,
+    flash: Flash | None = None,
+    **settings: Any,
+) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
-    return CudaBackend(model, kv_bytes, config, dtype=torch.float32, device=device, has_graphs=device == "cuda")
+    has_graphs = device == "cuda"
+    return CudaBackend(model, kv_bytes, config, dtype=dtype, device=device, has_graphs=has_graphs, flash=flash)
 
 
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:
