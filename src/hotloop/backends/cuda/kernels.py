@@ -11,24 +11,39 @@ elements, so everything that addresses it does so in 64 bits.
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _COPY_TILE = 4096
 _HEAD_TILE = 4  # heads of 128 bf16 that one warp reads 16 bytes a thread
 
 
 def add_norm(
-    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    *,
+    is_overlapped: bool = False,
 ) -> torch.Tensor:
     """residual += x, if there is one; out = rmsnorm(residual) * weight. All [rows, hidden] but the weight."""
     num_rows, hidden_size = residual.shape
     tile = triton.next_power_of_2(hidden_size)
     num_warps = 8 if tile >= 2048 else 4
-    _add_norm[(num_rows,)](x, residual, weight, out, eps, hidden_size, tile, num_warps=num_warps)
+    options = {"launch_pdl": True} if is_overlapped else {}
+    _add_norm[(num_rows,)](
+        x, residual, weight, out, eps, hidden_size, tile, is_overlapped, num_warps=num_warps, **options
+    )
     return out
 
 
 @triton.jit
-def _add_norm(x, residual, weight, out, eps, hidden_size: tl.constexpr, tile: tl.constexpr):
+def _add_norm(
+    x, residual, weight, out, eps, hidden_size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr
+):
+    if is_overlapped:  # with the kernels before and behind: see gemv
+        gdc_launch_dependents()
+        gdc_wait()
     begin = tl.program_id(0).to(tl.int64) * hidden_size
     i = tl.arange(0, tile)
     is_in = i < hidden_size
