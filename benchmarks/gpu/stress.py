@@ -188,7 +188,7 @@ class Ordeal:
         num_used = self.engine.stats().num_blocks_used
         if num_used:
             self.fail(f"{num_used} blocks are used while nothing runs")
-        if self.engine.has_failed:
+        if self.engine.failure:
             self.fail("the engine's loop failed")
 
     def fail(self, what: str) -> None:
@@ -202,7 +202,7 @@ class Ordeal:
     def _submit(self, writer: Writer, count: int) -> None:
         for i in range(count):
             self._room.acquire()
-            if self.is_late or self.engine.has_failed:
+            if self.is_late or self.engine.failure:
                 self._room.release()
                 return
             self._submit_one(writer.write())
@@ -328,7 +328,7 @@ def run(
     with Engine(tokenizer, LentBackend(backend, NUM_KV_TOKENS // backend.block_size), CONFIG) as engine:
         ordeal = Ordeal(engine, began_at + limit_s)
         for _ in range(NUM_ROUNDS):
-            if ordeal.is_late or engine.has_failed:
+            if ordeal.is_late or engine.failure:
                 break
             ordeal.round(writers, -(-num_requests // NUM_ROUNDS))
             memory.append(_memory())

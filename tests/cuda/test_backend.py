@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
@@ -15,10 +16,12 @@ from tests.models.tiny import tiny_spec, tiny_weights
 from hotloop.backends.backend import Batch, Row, Sampling
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.step import Shape, pack
+from hotloop.backends.cuda.warm import warm_up
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
+from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model
 from hotloop.models.spec import DictWeights, Family
@@ -138,6 +141,17 @@ def test_a_grammar_penalties_and_logprobs_on_the_device(device: str) -> None:
     assert [token_id for token_id, _ in done.logprobs[0].top] == np.argsort(-want)[:3].tolist()
 
 
+def test_a_draft_model_beside_the_model_changes_no_token(device: str) -> None:
+    model = tiny_model("llama", max_context=256)
+    config = EngineConfig(max_running=2, max_step_tokens=64, debug_checks=True)
+    want = reference_answer([5, 6, 7], 8)
+    drafter = ModelDrafter(make_backend(model, device), TOKENIZER, least_chance=0)
+    with Engine(TOKENIZER, make_backend(model, device), config, drafter=drafter) as engine:
+        done = engine.generate([5, 6, 7], greedy(8))
+    assert list(done.token_ids) == want
+    assert done.usage.num_accepted > 0, "the same model guesses right"
+
+
 def test_blocks_are_copied_out_and_in(device: str) -> None:
     model = tiny_model("qwen2")
     first, second = make_backend(model, device), make_backend(model, device)
@@ -160,3 +174,25 @@ def test_logits_that_are_no_numbers_fail_their_request(device: str) -> None:
     with pytest.raises(BackendError, match="not numbers"):
         chosen.token(0)
     assert chosen.token(1) >= 0
+
+
+def test_after_the_warm_up_nothing_is_compiled(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        pytest.skip("the interpreter compiles nothing")
+    model = tiny_model("qwen3", max_context=512)
+    backend = make_backend(model, device, max_step_tokens=256)
+    warm_up(backend)
+    compiled: list[str] = []
+
+    def on_compile(*, fn: Any, **_: Any) -> None:
+        compiled.append(fn.name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", on_compile)
+    prompt = [i % 250 for i in range(200)]
+    grammar = json_schema({"type": "object", "properties": {"n": {"enum": ["one", "two"]}}, "required": ["n"]} | CLOSED)
+    with Engine(TOKENIZER, backend, EngineConfig(max_running=4, max_step_tokens=256)) as engine:
+        for params in (greedy(4), greedy(4, logprobs=2, frequency_penalty=1), SamplingParams(top_p=0.5, max_tokens=4)):
+            engine.generate(prompt, params)
+            engine.generate(prompt[:3], params)
+        engine.generate(prompt[:150], SamplingParams(), grammar=grammar)
+    assert not compiled

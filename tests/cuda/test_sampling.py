@@ -8,6 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.cuda import sampling
+from hotloop.backends.cuda.logprobs import Logprobs
+from hotloop.backends.cuda.staging import Staging
+from hotloop.core.request import TokenLogprob
 
 Row = NDArray[np.float32]
 
@@ -207,8 +210,14 @@ def test_a_draw_does_not_depend_on_the_batch(rng: np.random.Generator, device: s
 def test_logprobs_of_a_token_and_of_the_likeliest(rng: np.random.Generator, device: str) -> None:
     row = rng.normal(size=300).astype(np.float32)
     expected = row - np.log(np.exp(row.astype(np.float64)).sum())
-    own, top = sampling.logprobs(torch.tensor(row, device=device), 17, 4)
-    assert own == pytest.approx(expected[17])
-    assert [token for token, _ in top] == np.argsort(-row)[:4].tolist()
-    assert [value for _, value in top] == pytest.approx(np.sort(expected)[::-1][:4])
-    assert sampling.logprobs(torch.tensor(row, device=device), 17, 0)[1] == []
+    logits = torch.tensor(np.stack([-row, row, -row, row]), device=device)
+    found = Logprobs(logits, {1: 4, 3: 0}, Staging(torch.device(device)).upload)
+    logits.zero_()  # what is measured is what the model said
+    found.measure(torch.tensor([1, 17, 2, -1], dtype=torch.int32, device=device))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    one = found.of(1, 17, 4)
+    assert (one.token_id, one.logprob) == (17, pytest.approx(expected[17], abs=1e-5))
+    assert [token for token, _ in one.top] == np.argsort(-row)[:4].tolist()
+    assert [value for _, value in one.top] == pytest.approx(np.sort(expected)[::-1][:4], abs=1e-5)
+    assert found.of(3, 9, 0) == TokenLogprob(9, pytest.approx(expected[9], abs=1e-5), ())  # another than was chosen

@@ -82,7 +82,7 @@ def test_a_device_that_is_gone_ends_everything_with_its_error() -> None:
         assert isinstance(listener.last("runs").error, DeviceLost)
         assert isinstance(listener.last("waits").error, DeviceLost)
         engine._thread.join(30)
-        assert engine.has_failed
+        assert engine.failure
         with pytest.raises(EngineClosed, match="has failed"):
             engine.generate([1, 2], greedy())
 
@@ -144,7 +144,7 @@ def test_a_watcher_that_fails_stops_nothing() -> None:
         assert engine.generate([1, 2], greedy(5)).usage.num_output == 5
         assert engine.is_running
     assert not engine.is_running
-    assert not engine.has_failed
+    assert not engine.failure
 
 
 def test_a_bug_in_the_loop_leaves_nobody_waiting() -> None:
@@ -154,7 +154,7 @@ def test_a_bug_in_the_loop_leaves_nobody_waiting() -> None:
         engine.submit([make_request([1], "a")], listener)
         listener.wait("a")
         engine._thread.join(30)
-        assert engine.has_failed
+        assert engine.failure
         assert not engine.is_running
         with pytest.raises(EngineClosed, match="has failed"):
             engine.generate([1])
@@ -181,5 +181,5 @@ def test_a_command_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureF
     with make_engine() as engine:
         engine._post(fail)
         assert engine.generate([1, 2, 3], greedy(3)).token_ids
-        assert not engine.has_failed
+        assert not engine.failure
     assert "a command failed" in caplog.text

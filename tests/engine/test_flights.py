@@ -272,4 +272,4 @@ def test_a_device_lost_in_a_command_leaves_nobody_waiting() -> None:
         gate.set()
         assert events.get(timeout=30).error
         engine._thread.join(30)
-        assert engine.has_failed
+        assert engine.failure

@@ -91,7 +91,9 @@ def test_a_matrix_that_has_no_whole_groups_is_not_held_in_int4() -> None:
     assert weight_bytes(spec, "int4") == weight_bytes(spec, "int8")
 
 
-def fit_70b(total_gib: int, free_gib: int, share: float, min_tokens: int = 8192) -> int:
+def fit_70b(
+    total_gib: int, free_gib: int, share: float, min_tokens: int = 8192, companion: ModelSpec | None = None
+) -> int:
     return fit_kv_gpu(
         "m",
         SHAPE_70B,
@@ -100,6 +102,7 @@ def fit_70b(total_gib: int, free_gib: int, share: float, min_tokens: int = 8192)
         share=share,
         working_bytes=2 * GIB,
         min_tokens=min_tokens,
+        companion=companion,
     )
 
 
@@ -107,6 +110,15 @@ def test_kv_gets_what_a_gpu_has_left() -> None:
     weights = weight_bytes(SHAPE_70B, "bf16")
     assert fit_70b(180, 179, 0.9) == int(0.9 * 180 * GIB) - weights - 2 * GIB
     assert fit_70b(180, 150, 0.9) == 150 * GIB - weights - 2 * GIB
+
+
+def test_a_draft_model_gets_room_for_its_weights_and_as_many_tokens() -> None:
+    draft = tiny_spec("llama")
+    left = fit_70b(180, 179, 0.9) - weight_bytes(draft, "bf16")
+    own, others = kv_token_bytes(SHAPE_70B), kv_token_bytes(draft)
+    found = fit_70b(180, 179, 0.9, companion=draft)
+    assert found == left * own // (own + others)
+    assert left - found >= found // own * others
 
 
 def test_a_gpu_that_is_too_small_names_what_helps() -> None:

@@ -10,14 +10,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import openai
 import pytest
 from tests.server.serving import HELLO, MODEL, Serving, check_error, only, until
 
+from hotloop.backends.backend import Batch
 from hotloop.core.config import EngineConfig, ServerConfig
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, DeviceLost
 from hotloop.server.app import HttpServer, curl_line
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -179,10 +181,22 @@ def test_neither_healthy_nor_ready_once_the_engine_has_failed() -> None:
     with Serving() as serving:
         serving.engine._core.scheduler.pool.num_idle += 1  # a bug of ours: the check between two requests finds it
         assert serving.chat().status_code == 200
-        until(lambda: serving.engine.has_failed)
+        until(lambda: serving.engine.failure)
         for path in ("/health", "/ready"):
             check_error(serving.http.get(path), 503)
         assert "has failed" in check_error(serving.chat(), 503)["message"]
+
+
+def test_a_lost_device_ends_what_runs_and_then_the_server() -> None:
+    with Serving() as serving:
+
+        def lose(batch: Batch) -> NoReturn:
+            raise DeviceLost("the GPU failed: an illegal memory access was encountered")
+
+        serving.engine._backend.launch = lose  # type: ignore[method-assign]
+        assert "illegal memory access" in check_error(serving.chat(), 500)["message"]
+        serving.join()
+        assert isinstance(serving.engine.failure, DeviceLost)
 
 
 def test_a_closed_engine_answers_503() -> None:

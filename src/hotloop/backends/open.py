@@ -8,6 +8,7 @@ from hotloop.backends.backend import Backend
 from hotloop.core.config import Device, EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
 from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
 
 _INSTALL = "pip install 'hotloop[cuda]'"
 
@@ -53,12 +54,20 @@ def open_backend(
     device: Device = "cpu",
     weight_format: WeightFormat = "int8",
     precision: Precision = "fast",
+    companion: ModelSpec | None = None,
+    kv_tokens: int | None = None,
 ) -> Backend:
-    """The quickest backend of that precision on this device."""
+    """The quickest backend of that precision on this device.
+
+    On a GPU a companion, a draft model, is left room for, and is then opened with KV for as many tokens; on a CPU the
+    configuration says how much each has.
+    """
     if choose_device(device).device == "cuda":
         from hotloop.backends.cuda.runner import open_cuda  # noqa: PLC0415 - an extra, and seconds
 
-        return open_cuda(model, config, weight_format=weight_format, precision=precision)
+        return open_cuda(
+            model, config, weight_format=weight_format, precision=precision, companion=companion, kv_tokens=kv_tokens
+        )
     from hotloop.backends.openvino.runner import open_cpu  # noqa: PLC0415 - half a second, and not for everyone
 
     return open_cpu(model, config, weight_format=weight_format, precision=precision)

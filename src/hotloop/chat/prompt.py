@@ -32,12 +32,17 @@ class Prompt:
     """What the model reads: the tokens, and the text they were cut from."""
 
     token_ids: Sequence[int]
-    text: str
+    find_text: Callable[[], str] = field(repr=False, compare=False)
     changes: tuple[str, ...] = ()
     """What was done to the conversation so that it begins as it did before."""
     num_exact: int = 0
     """Tokens that are there because they were generated so, not because the tokenizer would cut them so."""
     find_spans: Callable[[], tuple[Span, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def text(self) -> str:
+        """For a prompt that came as tokens it is spelled when somebody asks: most prompts are long and nobody does."""
+        return self.find_text()
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -110,21 +115,21 @@ class Prompts:
             places = find_places(encoded.text, messages, tools, reword)
             return find_spans(_as_given(places, tools, conversation.tools), encoded, self._tokenizer)
 
-        return Prompt(encoded.token_ids, encoded.text, changes + verbatim, encoded.num_exact, spans)
+        return Prompt(encoded.token_ids, lambda: encoded.text, changes + verbatim, encoded.num_exact, spans)
 
     def text(self, text: str, *, has_bos: bool = True, scope: str = "") -> Prompt:
         """Plain text, as a completion continues it; it begins as the model wants a text to, unless told otherwise."""
         encoded = self._splicer.encode(text, add_bos=has_bos and self._tokenizer.wants_bos, scope=scope)
         places = [Place("text", 0, 0, len(encoded.text))]
         spans = partial(find_spans, places, encoded, self._tokenizer)
-        return Prompt(encoded.token_ids, encoded.text, num_exact=encoded.num_exact, find_spans=spans)
+        return Prompt(encoded.token_ids, lambda: encoded.text, num_exact=encoded.num_exact, find_spans=spans)
 
     def tokens(self, token_ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Tokens a client has cut itself. Raises RequestError where the model has no such token."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self._tokenizer.vocab_size:
-                raise RequestError(f"{param}: the model has no token {token_id}", param=param)
-        return Prompt(token_ids, self._tokenizer.decode(token_ids, keep_special=True))
+        if token_ids and not (0 <= min(token_ids) and max(token_ids) < self._tokenizer.vocab_size):
+            unknown = next(each for each in token_ids if not 0 <= each < self._tokenizer.vocab_size)
+            raise RequestError(f"{param}: the model has no token {unknown}", param=param)
+        return Prompt(token_ids, lambda: self._tokenizer.decode(token_ids, keep_special=True))
 
     def order(self, tools: Sequence[Tool]) -> Tools:
         """The tools as prompt and grammar should have them."""

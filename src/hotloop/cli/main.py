@@ -27,6 +27,7 @@ from hotloop.cli.run import run_agent
 from hotloop.cli.serve import serve
 from hotloop.cli.settings import Sources
 from hotloop.cli.simulate import simulate
+from hotloop.cli.size import size
 from hotloop.cli.trace import trace
 from hotloop.cli.version import version
 from hotloop.core.config import TraceConfig
@@ -45,7 +46,7 @@ app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
 app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, lint, doctor, pull, models, demo, version):
+for command in (simulate, size, lint, doctor, pull, models, demo, version):
     app.command(command)
 app.command(bench)
 app.command(predict)

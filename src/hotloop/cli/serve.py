@@ -1,6 +1,8 @@
 """`hotloop serve`."""
 
+import os
 import sys
+import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
@@ -8,10 +10,13 @@ from hotloop.cli.pages import live_of_engine, opened_store, page_of
 from hotloop.cli.settings import TRACED, ConfigFile, EngineFlags, ModelFlags, ServerFlags, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
+from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
     from hotloop.ui.source import Live
+
+MIN_LIFE_S = 60.0
 
 
 def serve(
@@ -30,6 +35,7 @@ def serve(
 
     from hotloop.cli.loading import load_engine
 
+    began_at = time.monotonic()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import serve as serve_engine
@@ -47,6 +53,19 @@ def serve(
         if store:
             page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
         serve_engine(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining)
+    if isinstance(loaded.failure, DeviceLost):
+        begin_again(loaded.failure, time.monotonic() - began_at)
+
+
+def begin_again(failure: DeviceLost, lived_s: float) -> None:
+    """Replace this process by a new one with the same arguments: no other can use a device that was lost.
+
+    One that did not live long would only be lost again, so whoever started it hears of it instead.
+    """
+    if lived_s < MIN_LIFE_S:
+        raise failure
+    print(f"{failure}; starting again", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _summary(loaded: "Engine", model: ModelConfig) -> str:

@@ -21,6 +21,9 @@ Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 
+MAX_DRAFTED_CERTAIN = 24
+"""Most tokens of one draft that a grammar makes certain, beside those that are guessed."""
+
 _COUNTS = (
     "max_running",
     "max_waiting",
@@ -90,7 +93,7 @@ class EngineConfig:
     drafts: bool = True
     """Whether likely continuations are guessed from what was read and written before, and verified in one step."""
     draft_model: str | None = None
-    """A smaller model of the same vocabulary that guesses as well (CPU): a name `hotloop models` lists, or a path."""
+    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, or a path."""
     max_draft_tokens: int = 8
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000

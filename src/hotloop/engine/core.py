@@ -109,6 +109,7 @@ class EngineCore:
         self._speculator = (
             Speculator(drafter, self._decoder, max_draft_tokens=config.max_draft_tokens) if drafter else None
         )
+        self._tells_first = drafter is not None and drafter.has_model  # nobody's tokens wait for guesses
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
         self._flights: deque[_Launched] = deque()
@@ -158,6 +159,8 @@ class EngineCore:
         began_at = self._clock()
         if self._disk:
             self._disk.poll(began_at)
+        if self._tells_first:
+            self._tell_all()
         launched = self._launch(began_at)
         self._tell_all()
         if launched:

@@ -29,7 +29,6 @@ from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
-from hotloop.engine.drafting.model import open_drafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.kv_events import open_publisher
 from hotloop.engine.look import Look, Lookout
@@ -100,8 +99,8 @@ class Engine:
             self._at_end.callback(close)
         if self.kv_events:
             self._at_end.callback(self.kv_events.close)
-        self.has_failed = False
-        """Whether a bug of ours ended the loop: this engine will never run again."""
+        self.failure: Exception | None = None
+        """What ended the loop, a bug of ours or a lost device: this engine will never run again."""
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
 
     @classmethod
@@ -116,20 +115,13 @@ class Engine:
         load_format: LoadFormat = "auto",
     ) -> "Engine":
         """The model of that name or path, on this machine's GPU if it has one. Not started yet."""
-        from hotloop.backends.open import choose_device, open_backend  # noqa: PLC0415 - half a second, and not for all
-        from hotloop.models.model import load_model  # noqa: PLC0415
+        from hotloop.engine.load import open_parts  # noqa: PLC0415 - half a second, and not for everyone
 
         config = config or EngineConfig()
-        choice = choose_device(device)
-        loaded = load_model(model, load_format=load_format)
-        for note in loaded.notes:
-            log.warning("%s: %s", loaded.name, note)
-        backend = open_backend(loaded, config, device=choice.device, weight_format=weights, precision=precision)
-        drafter = open_drafter(
-            loaded.tokenizer, backend.vocab_size, config, device=choice.device, weights=weights, precision=precision
-        )
-        engine = cls(loaded.tokenizer, backend, config, name=loaded.name, template=loaded.template, drafter=drafter)
-        engine.device_note = choice.note
+        parts = open_parts(model, config, weights=weights, precision=precision, device=device, load_format=load_format)
+        name, tokenizer, template = parts.model.name, parts.model.tokenizer, parts.model.template
+        engine = cls(tokenizer, parts.backend, config, name=name, template=template, drafter=parts.drafter)
+        engine.device_note = parts.device_note
         return engine
 
     def start(self) -> Self:
@@ -301,7 +293,7 @@ class Engine:
 
     def _check_admission(self, requests: Sequence[Request]) -> None:
         """Whether these may join the queue now."""
-        if self.has_failed:
+        if self.failure:
             raise EngineClosed("the engine has failed; its log says more")
         if self._is_closing:
             raise EngineClosed("the engine is shutting down")
@@ -340,9 +332,9 @@ class Engine:
         try:
             while self._take_inbox():
                 self._step()
-        except Exception:
+        except Exception as error:
             log.exception("the engine's loop failed; it will not run again")
-            self.has_failed = True
+            self.failure = error
         finally:  # nobody is left waiting for an event
             with self._wake:
                 self._is_closing = self._is_stopped = True
@@ -365,7 +357,7 @@ class Engine:
         except DeviceLost as error:
             log.exception("%s failed; the engine will not run again", what)
             self._core.fail_all(error)
-            self.has_failed = self._is_stopped = True
+            self.failure, self._is_stopped = error, True
         except Exception as error:
             log.exception("%s failed", what)
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))

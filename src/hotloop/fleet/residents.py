@@ -57,7 +57,7 @@ class HotloopResident:
         return await ask_app(self._app, ask)
 
     def check(self) -> None:
-        if self._engine.has_failed:
+        if self._engine.failure:
             raise EngineClosed("the engine has failed; the replica's log says more")
 
     def close(self) -> None:

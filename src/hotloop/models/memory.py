@@ -96,14 +96,21 @@ def fit_kv_gpu(
     min_tokens: int,
     weight_format: WeightFormat = "bf16",
     kv_item_bytes: int = 2,
+    companion: ModelSpec | None = None,
 ) -> int:
     """The bytes a GPU has left for KV beside weights and working memory. Refuses a model if `min_tokens` do not fit.
 
     [ others' | weights | working | KV .............. | kept free ]
               ^ total - free                          ^ after `share` of the total, or at the end
+
+    A companion, a draft model, is left room for its weights, and for KV of as many tokens.
     """
-    token_bytes = kv_token_bytes(spec, kv_item_bytes)
-    need = Footprint(weight_bytes(spec, weight_format), min_tokens * token_bytes, working_bytes)
+    own_bytes = token_bytes = kv_token_bytes(spec, kv_item_bytes)
+    weights_bytes = weight_bytes(spec, weight_format)
+    if companion:
+        weights_bytes += weight_bytes(companion, weight_format)
+        token_bytes += kv_token_bytes(companion, kv_item_bytes)
+    need = Footprint(weights_bytes, min_tokens * token_bytes, working_bytes)
     allowed_bytes = min(int(total_bytes * share), free_bytes)
     left_bytes = allowed_bytes - need.weights_bytes - working_bytes
     advice = ""
@@ -113,7 +120,7 @@ def fit_kv_gpu(
         advice = f"--max-context {left_bytes // token_bytes} would fit"
     have = f"--gpu-memory {share:g} of a GPU of {_gib(total_bytes)}, {_gib(free_bytes)} free, is {_gib(allowed_bytes)}"
     check_fits(name, need, allowed_bytes, have=have, advice=advice)
-    return left_bytes
+    return left_bytes * own_bytes // token_bytes
 
 
 def available_bytes(root: Path = Path("/")) -> int:

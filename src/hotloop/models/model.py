@@ -50,6 +50,18 @@ def read_model(name: str, path: Path) -> Model:
     return _read_folder(name, path) if path.is_dir() else _read_gguf(name, path)
 
 
+def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
+    """The name and the shape of a model; of a folder nothing but config.json need be there."""
+    name, path = locate(name_or_path)
+    if not path.is_dir():
+        file = read_gguf_file(path)
+        return name, _within_window(gguf_spec(file), gguf_window(file))[0]
+    _check_folder(path)
+    spec = config_spec(path)
+    check_spec(path, spec, spec.num_layers)
+    return name, _within_window(spec, config_window(path))[0]
+
+
 def _read_gguf(name: str, path: Path) -> Model:
     file = read_gguf_file(path)
     spec = gguf_spec(file)

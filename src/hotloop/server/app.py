@@ -2,6 +2,7 @@
 
 first signal    the listener closes, the engine admits nothing more, what runs may finish within the drain timeout
 second signal   what still runs is aborted at once
+a lost device   what ran has ended with an error; the listener closes, so that another process can begin
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from hotloop.border.listen import bind, url_of
 from hotloop.border.page import Application, WithPage
 from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
 from hotloop.server import generate, info
 from hotloop.server.anthropic import messages as anthropic
@@ -128,6 +129,10 @@ class HttpServer(uvicorn.Server):
         is_chat = self._engine.template is not None
         self._on_ready(url, curl_line(url, is_chat=is_chat, has_key=bool(self._settings.api_key)))
 
+    async def on_tick(self, counter: int) -> bool:
+        """Asked ten times a second whether to stop. A device that is lost will serve nobody in this process."""
+        return await super().on_tick(counter) or isinstance(self._engine.failure, DeviceLost)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stats = self._engine.stats()
         self._on_drain(stats.num_running + sum(stats.num_waiting.values()))
@@ -157,7 +162,10 @@ def serve(
     on_ready: Callable[[str, str], None] = lambda url, curl: None,
     on_drain: Callable[[int], None] = lambda num_running: None,
 ) -> None:
-    """Serve until a signal. `on_ready` gets the address and a curl line to try, `on_drain` how many still run."""
+    """Serve until a signal, or until the device is lost.
+
+    `on_ready` gets the address and a curl line to try, `on_drain` how many still run.
+    """
     HttpServer(engine, config, tracer=tracer, page=page, on_ready=on_ready, on_drain=on_drain).run()
 
 

@@ -43,7 +43,7 @@ _detokenize_body = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def health(request: Request) -> Response:
-    if Service.of(request).engine.has_failed:
+    if Service.of(request).engine.failure:
         raise EngineClosed("the engine has failed; the server's log says more")
     return JSONResponse({"status": "ok"})
 

@@ -166,7 +166,7 @@ def test_a_full_disk_fails_no_request(tmp_path: Path, alone: tuple[int, ...]) ->
         assert engine._core._disk.store.flush()
         assert say(engine, [9, *PROMPT])[1:] == (0, 0)
         assert engine.stats().disk.num_dropped == 14
-        assert not engine.has_failed
+        assert not engine.failure
 
 
 def test_no_room_in_memory_is_no_reason_to_fail(filled: Path, alone: tuple[int, ...]) -> None:

@@ -36,6 +36,8 @@ PARAMS = [
 class Oracle:
     """Knows what each prompt is answered with, and says so, but for a share of mistakes."""
 
+    has_model = True
+
     def __init__(self, answers: dict[tuple[int, ...], Sequence[int]], error_rate: float, seed: int = 0) -> None:
         self._answers = answers
         self._error_rate = error_rate

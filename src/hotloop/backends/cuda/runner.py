@@ -9,6 +9,7 @@ All that is enqueued here, copies of blocks included, is in the order of the one
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,12 +19,13 @@ from hotloop.backends.cuda.choosing import choose_tokens
 from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.graphs import Graphs
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
-from hotloop.backends.cuda.sampling import logprobs
+from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.staging import Staging
 from hotloop.backends.cuda.step import capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.host import NOT_NUMBERS
-from hotloop.core.config import EngineConfig, Precision, WeightFormat
+from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ConfigError, DeviceLost, RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
@@ -32,32 +34,45 @@ from hotloop.models.spec import ModelSpec
 
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
-MAX_FORCED_DRAFT = 24  # tokens of one draft that a grammar adds to the guesses
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
 
 
 def open_cuda(
-    model: Model, config: EngineConfig, *, weight_format: WeightFormat, precision: Precision
+    model: Model,
+    config: EngineConfig,
+    *,
+    weight_format: WeightFormat,
+    precision: Precision,
+    companion: ModelSpec | None = None,
+    kv_tokens: int | None = None,
 ) -> "CudaBackend":
-    """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left."""
+    """The model on the GPU, in bf16 unless float32 was asked for, its KV sized from what the GPU has left, unless it
+    was left room by the model that it is a companion of.
+    """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
-    own = "f32" if dtype == torch.float32 else "bf16"
+    own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     if config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    kv_bytes = fit_kv_gpu(
-        model.name,
-        model.spec,
-        total_bytes=total_bytes,
-        free_bytes=free_bytes,
-        share=config.gpu_memory,
-        working_bytes=working_bytes(model.spec, config, dtype.itemsize),
-        min_tokens=min(model.spec.max_context, config.max_context or 4096),
-        weight_format="f32" if dtype == torch.float32 else "bf16",
-        kv_item_bytes=dtype.itemsize,
-    )
+    if kv_tokens:
+        kv_bytes = kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
+    else:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        kv_bytes = fit_kv_gpu(
+            model.name,
+            model.spec,
+            total_bytes=total_bytes,
+            free_bytes=free_bytes,
+            share=config.gpu_memory,
+            working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (model.spec, companion) if spec),
+            min_tokens=min(model.spec.max_context, config.max_context or 4096),
+            weight_format=own,
+            kv_item_bytes=dtype.itemsize,
+            companion=companion,
+        )
     try:
-        return CudaBackend(model, kv_bytes, config, dtype=dtype)
+        backend = CudaBackend(model, kv_bytes, config, dtype=dtype)
+        warm_up(backend)
+        return backend
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{model.name} ran out of GPU memory while it was loaded ({_first_line(error)}); "
@@ -102,7 +117,7 @@ class CudaBackend:
         weights = load_weights(model, device, dtype)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device))
-        most = BLOCK_SIZE + config.max_draft_tokens + MAX_FORCED_DRAFT + 1  # rows of one that decodes
+        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._indexes = torch.zeros(
@@ -149,8 +164,9 @@ class CudaBackend:
             self._staging.synchronize()
         self._graphs = None
         del self._decoder, self._indexes, self._chosen
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        with suppress(BackendError), _hardware():
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
 
 class CudaFlight:
@@ -163,19 +179,20 @@ class CudaFlight:
         self._chosen = chosen[:num_wanted]
         self._staging = staging
         self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
-        self._raw: dict[int, torch.Tensor] = {}
+        self._logprobs: Logprobs | None = None
         self.begun, self.ended = staging.event(), staging.event()
 
     def sample(self, sampling: Sampling) -> None:
         with _hardware():
-            self._raw = {
-                index: self.logits[index].clone()
-                for index, row in enumerate(sampling.rows)
-                if row.request.sampling.logprobs is not None
-            }
+            asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
+            num_tops = {i: num_top for i, num_top in asked if num_top is not None}
+            if num_tops:
+                self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
             if sampling.rows:
                 choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
                 self._result.copy_(self._chosen, non_blocking=True)
+            if self._logprobs:
+                self._logprobs.measure(self._chosen)
             self.ended.record()
             del self.logits
 
@@ -183,16 +200,16 @@ class CudaFlight:
         with _hardware():
             self.ended.synchronize()
             device_s = self.begun.elapsed_time(self.ended) / 1000
-            return CudaChosen(self._result.tolist(), self._raw, device_s)
+            return CudaChosen(self._result.tolist(), self._logprobs, device_s)
 
 
 class CudaChosen:
     """Tokens, on the host."""
 
-    def __init__(self, token_ids: list[int], raw: dict[int, torch.Tensor], device_s: float) -> None:
+    def __init__(self, token_ids: list[int], logprobs: Logprobs | None, device_s: float) -> None:
         self.device_s = device_s
         self._token_ids = token_ids
-        self._raw = raw
+        self._logprobs = logprobs
 
     def token(self, row: int, allowed: Allowed | None = None) -> int:
         token_id = self._token_ids[row]
@@ -203,9 +220,9 @@ class CudaChosen:
         raise BackendError(NOT_NUMBERS)
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        assert self._logprobs is not None
         with _hardware():
-            own, top = logprobs(self._raw[row], token_id, num_top)
-        return TokenLogprob(token_id, own, tuple(top))
+            return self._logprobs.of(row, token_id, num_top)
 
 
 class CudaCopy:

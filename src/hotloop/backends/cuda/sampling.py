@@ -258,11 +258,3 @@ def _score(logit, heat, seed, begin, tile: tl.constexpr):
     series = uniform * (1 + uniform * (1 / 2 + uniform * (1 / 3 + uniform * (1 / 4))))
     exponential = tl.where(uniform < 0.01, series, -tl.log(1 - uniform))
     return logit / tl.maximum(heat, _LEAST_HEAT) - tl.log(exponential)
-
-
-def logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:
-    """The log-probability of a token, and the likeliest tokens with theirs, of one row [vocab_size]."""
-    logs = torch.log_softmax(logits.double(), 0)
-    values, token_ids = logs.topk(min(num_top, len(logs)))
-    own, *top = torch.cat((logs[token_id : token_id + 1], values)).tolist()  # one wait for the device
-    return own, list(zip(token_ids.tolist(), top, strict=True))

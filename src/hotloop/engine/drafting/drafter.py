@@ -31,6 +31,9 @@ class Guess:
 class Drafter(Protocol):
     """Guesses what comes next."""
 
+    has_model: bool
+    """Whether a guess may take steps of the hardware."""
+
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess a want, at most `max_tokens` long; empty where there is none."""
         ...
@@ -49,6 +52,7 @@ class EitherDrafter:
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._both = first, second
+        self.has_model = first.has_model or second.has_model
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         first, second = self._both

@@ -73,6 +73,8 @@ class SuffixHistory:
 class PastDrafter:
     """Guesses from what was read and written before: by this request itself, or by those before it."""
 
+    has_model = False
+
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_history_tokens: int, *, min_match: int = 1) -> None:
         self._min_match = min_match
         self._lookup = PromptLookup(token_classes(tokenizer, vocab_size))

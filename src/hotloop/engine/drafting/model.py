@@ -12,18 +12,16 @@ import logging
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hotloop.backends.backend import Backend, Row, Sampling
-from hotloop.core.config import Device, EngineConfig, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ConfigError, ModelError
+from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
 from hotloop.engine.blocks import BlockPool
-from hotloop.engine.drafting.drafter import Drafter, EitherDrafter, Guess, Want
-from hotloop.engine.drafting.history import PastDrafter
+from hotloop.engine.drafting.drafter import Guess, Want
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.step import Slice, Step
 from hotloop.models.tokenizer import Tokenizer
@@ -34,46 +32,6 @@ MIN_MATCH = 4  # a shorter match in the past is a worse guess than a draft model
 MAX_TAIL = 1024  # tokens that one of two vocabularies may have beyond the other: padding, and markers added later
 
 _LIKELIEST = SamplingParams(temperature=0, logprobs=0)
-
-
-def open_drafter(
-    target: Tokenizer,
-    vocab_size: int,
-    config: EngineConfig,
-    *,
-    device: Device,
-    weights: WeightFormat,
-    precision: Precision,
-) -> Drafter | None:
-    """The draft model, if there is to be one, asked where the past has nothing like it."""
-    if config.draft_model is None:
-        return None
-    model = open_draft_model(config.draft_model, target, config, device=device, weights=weights, precision=precision)
-    if not config.drafts:
-        return model
-    return EitherDrafter(PastDrafter(target, vocab_size, config.draft_history_tokens, min_match=MIN_MATCH), model)
-
-
-def open_draft_model(
-    name: str,
-    target: Tokenizer,
-    config: EngineConfig,
-    *,
-    device: Device = "cpu",
-    weights: WeightFormat = "int8",
-    precision: Precision = "fast",
-) -> "ModelDrafter":
-    """The model of that name or path as a drafter, with a quarter of the KV memory beside the real model's."""
-    from hotloop.backends.open import open_backend  # noqa: PLC0415 - half a second, and not for everyone
-    from hotloop.models.model import load_model  # noqa: PLC0415
-
-    if device == "cuda":
-        raise ConfigError("a draft model cannot share a GPU with the model yet; drafts from the past need none")
-    model = load_model(name)
-    check_same_vocabulary(target, model.tokenizer)
-    own = replace(config, kv_memory=f"{config.kv_memory_bytes // 4}B")
-    backend = open_backend(model, own, device=device, weight_format=weights, precision=precision)
-    return ModelDrafter(backend, target)
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
@@ -114,6 +72,8 @@ def _shadow(want: Want) -> _Shadow:
 
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
+
+    has_model = True
 
     def __init__(
         self, backend: Backend, target: Tokenizer, *, max_read_tokens: int = 256, least_chance: float = 0.4

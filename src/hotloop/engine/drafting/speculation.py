@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotloop.core.config import MAX_DRAFTED_CERTAIN
 from hotloop.core.request import Request
 from hotloop.engine.decode import Decoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
@@ -24,7 +25,6 @@ from hotloop.engine.step import Slice, Step
 _HOPE = 0.7  # for guesses nothing is known about: how often they will be right
 _MEMORY = 30  # guesses that an old opinion counts for
 _MAX_ROUNDS = 3  # a guess, and others after what the grammar made certain
-_MAX_CERTAIN = 24  # tokens of one draft that the grammar made certain
 _MAX_ASKED = 32  # requests to guess for in one step
 _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
 _GOOD = 0.5  # how often such a guess must be right
@@ -133,7 +133,7 @@ class Draft:
         """What the last guess makes certain; the matcher takes it."""
         if self.matcher is None:
             return []
-        room = _MAX_CERTAIN - len(self.token_ids) + self.num_guesses
+        room = MAX_DRAFTED_CERTAIN - len(self.token_ids) + self.num_guesses
         certain = self.matcher.forced()[:room]
         for token_id in certain:
             self.matcher.advance(token_id)

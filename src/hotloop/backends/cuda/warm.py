@@ -1,0 +1,42 @@
+"""A few steps before the first request: so that none waits for a kernel to be compiled, and a step of the largest size
+that does not fit into the GPU's memory fails while the engine is loaded, not under somebody's prompt.
+"""
+
+import numpy as np
+
+from hotloop.backends.backend import Backend, Batch, Mask, Row, Sampling
+from hotloop.core.request import Request, SamplingParams
+
+_WAYS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1),
+    SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=0, repetition_penalty=1.1, logprobs=1),
+)
+
+
+def warm_up(backend: Backend) -> None:
+    """Read and choose in every way there is. Whatever ends up in the blocks, nobody has them yet."""
+    for params in _WAYS:
+        _run(backend, min(backend.block_size, backend.max_context), params)
+    _run(backend, min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context), _WAYS[0])
+    backend.write_blocks([0], backend.read_blocks([0]).wait())
+
+
+def _run(backend: Backend, num_tokens: int, params: SamplingParams) -> None:
+    """One prompt of so many tokens, and the token after it under a grammar that allows everything."""
+    num_blocks = -(-num_tokens // backend.block_size)
+    batch = Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.arange(num_tokens),
+        past_lens=np.zeros(1, np.int32),
+        begins=np.array([0, num_tokens], np.int32),
+        block_ids=np.arange(num_blocks, dtype=np.int32),
+        block_begins=np.array([0, num_blocks], np.int32),
+        wanted=np.array([num_tokens - 1]),
+    )
+    row = Row(Request("warm-up", [0] * num_tokens, params), num_tokens)
+    mask: Mask = np.full(-(-backend.vocab_size // 8), 255, np.uint8)
+    flight = backend.launch(batch)
+    flight.sample(Sampling([row], masks=lambda: [(0, mask)]))
+    flight.wait()

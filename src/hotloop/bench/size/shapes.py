@@ -1,0 +1,31 @@
+"""Shapes of models that many run, by name, so that no file of theirs is needed."""
+
+from hotloop.models.catalogue import list_models
+from hotloop.models.model import load_spec
+from hotloop.models.spec import Family, ModelSpec
+
+
+def _shape(
+    family: Family, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int, context: int = 131_072
+) -> ModelSpec:
+    return ModelSpec(family, layers, hidden, mlp, heads, kv_heads, 128, vocab, context, 1e-5, 500_000.0)
+
+
+SHAPES = {
+    "llama-3.1-8b": _shape("llama", 32, 4096, 14336, 32, 8, 128_256),
+    "llama-3.1-70b": _shape("llama", 80, 8192, 28672, 64, 8, 128_256),
+    "mistral-7b": _shape("llama", 32, 4096, 14336, 32, 8, 32_768, 32_768),
+    "qwen2.5-7b": _shape("qwen2", 28, 3584, 18944, 28, 4, 152_064),
+    "qwen2.5-32b": _shape("qwen2", 64, 5120, 27648, 40, 8, 152_064),
+    "qwen2.5-72b": _shape("qwen2", 80, 8192, 29568, 64, 8, 152_064),
+    "qwen3-8b": _shape("qwen3", 36, 4096, 12288, 32, 8, 151_936),
+    "qwen3-32b": _shape("qwen3", 64, 5120, 25600, 64, 8, 151_936),
+}
+
+
+def find_shape(name_or_path: str) -> tuple[str, ModelSpec]:
+    """The shape of that name, or of the model of that name, GGUF file or folder. Models of the user come first."""
+    is_own = any(entry.name == name_or_path for entry in list_models())
+    if name_or_path in SHAPES and not is_own:
+        return name_or_path, SHAPES[name_or_path]
+    return load_spec(name_or_path)

@@ -1,0 +1,71 @@
+"""What an engine is made of, from a model's name: the model, its backend, and who guesses ahead."""
+
+import logging
+from dataclasses import dataclass, replace
+
+from hotloop.backends.backend import Backend
+from hotloop.backends.open import choose_device, open_backend
+from hotloop.core.config import Device, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
+from hotloop.engine.drafting.history import PastDrafter
+from hotloop.engine.drafting.model import MIN_MATCH, ModelDrafter, check_same_vocabulary
+from hotloop.models.model import Model, load_model
+
+log = logging.getLogger(__name__)
+
+_DRAFT_STEP_TOKENS = 512  # a draft model reads a bounded piece at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    model: Model
+    backend: Backend
+    drafter: Drafter | None
+    """None: the engine's own, which guesses from the past."""
+    device_note: str
+
+
+def open_parts(
+    name: str,
+    config: EngineConfig,
+    *,
+    weights: WeightFormat,
+    precision: Precision,
+    device: Device,
+    load_format: LoadFormat,
+) -> Parts:
+    """The model of that name or path and the draft model that was asked for, on this machine's GPU if it has one."""
+    choice = choose_device(device)
+    model = load_model(name, load_format=load_format)
+    for note in model.notes:
+        log.warning("%s: %s", model.name, note)
+    draft = None
+    if config.draft_model:
+        draft = load_model(config.draft_model, load_format=load_format)
+        check_same_vocabulary(model.tokenizer, draft.tokenizer)
+    backend = open_backend(
+        model,
+        config,
+        device=choice.device,
+        weight_format=weights,
+        precision=precision,
+        companion=draft.spec if draft else None,
+    )
+    if not draft:
+        return Parts(model, backend, None, choice.note)
+    try:
+        own = replace(
+            config, kv_memory=f"{config.kv_memory_bytes // 4}B", max_step_tokens=_DRAFT_STEP_TOKENS, draft_model=None
+        )
+        num_tokens = backend.num_blocks * backend.block_size
+        guessing = open_backend(
+            draft, own, device=choice.device, weight_format=weights, precision=precision, kv_tokens=num_tokens
+        )
+    except BaseException:
+        backend.close()
+        raise
+    drafter: Drafter = ModelDrafter(guessing, model.tokenizer)
+    if config.drafts:
+        past = PastDrafter(model.tokenizer, backend.vocab_size, config.draft_history_tokens, min_match=MIN_MATCH)
+        drafter = EitherDrafter(past, drafter)
+    return Parts(model, backend, drafter, choice.note)
