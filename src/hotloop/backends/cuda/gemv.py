@@ -1,69 +1,55 @@
-"""out = x @ w.T for one to four rows, on the ordinary cores: such a product is nothing but reading its weights.
+"""out = x @ w.T for a row or two, on the ordinary cores: such a product is nothing but reading its weights.
 
 Every program owns a few rows of the weights and reads them from end to end, so there is nothing to merge and the order
 of the sum is always the same. The next tile is on its way while one is summed, and the first of them is fetched
 before the kernel in front has ended: weights depend on nobody.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MAX_ROWS = 4
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+
+_TILE_K = 2048
 _LANE_BYTES = 16  # of weights, that a thread reads and sums by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Rows of the weights that one program owns, and how much of each it reads at a time."""
-
-    tile_n: int
-    tile_k: int
-    num_warps: int
 
 
 def gemv(
     x: torch.Tensor,  # [rows, k]
-    w: torch.Tensor,  # [n, k] bf16 or e4m3
+    w: torch.Tensor,  # [n, k]
     out: torch.Tensor,  # [rows, n], or [rows, n / 2] if gated
-    tiling: Tiling,
     *,
-    scales: torch.Tensor | None = None,  # [n] float32
     bias: torch.Tensor | None = None,  # [n]
     is_gated: bool = False,  # out = silu(first half) * second half
-    is_overlapped: bool = False,  # with the kernel in front; needs compute capability 9.0
 ) -> torch.Tensor:
     num_rows, k = x.shape
     n = len(w)
-    assert num_rows <= MAX_ROWS
-    tile_k = min(tiling.tile_k, triton.next_power_of_2(k))
-    options = {"launch_pdl": True} if is_overlapped else {}
-    _gemv[(triton.cdiv(n, tiling.tile_n),)](
-        x, w, scales, bias, out, num_rows, n, k, triton.next_power_of_2(num_rows), tiling.tile_n, tile_k,
-        min(_LANE_BYTES // w.element_size(), tile_k), is_gated, is_overlapped, num_warps=tiling.num_warps, **options,
+    tile_n = 2 if num_rows == 1 and not is_gated else 4  # measured on an H200
+    if not x.is_cuda:
+        tile_n = 64  # the interpreter takes as long for a small tile as for a large one
+    tile_k = min(_TILE_K, triton.next_power_of_2(k))
+    _gemv[(triton.cdiv(n, tile_n),)](
+        x, w, bias, out, num_rows, n, k, triton.next_power_of_2(num_rows), tile_n, tile_k,
+        min(_LANE_BYTES // w.element_size(), tile_k), is_gated, num_warps=8, **overlap(x.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _gemv(
-    x, w, scales, bias, out, num_rows, n, k: tl.constexpr, row_tile: tl.constexpr,
+    x, w, bias, out, num_rows, n, k: tl.constexpr, row_tile: tl.constexpr,
     tile_n: tl.constexpr, tile_k: tl.constexpr, lane: tl.constexpr,
     is_gated: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
-    if is_overlapped:
-        gdc_launch_dependents()
-    column = weight_rows(tl.program_id(0), tile_n, n, is_gated)
+    let_next_begin(is_overlapped)
+    column = _weight_rows(tl.program_id(0), tile_n, n, is_gated)
     i = tl.arange(0, tile_k)
     at = w + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + i[None, :]
     row = tl.arange(0, row_tile)
     is_row = (row < num_rows)[:, None]
     part = _load_tile(at, i, k)
-    if is_overlapped:
-        gdc_wait()
+    wait_for_previous(is_overlapped)
     total = tl.zeros([row_tile, tile_n, tile_k // lane], tl.float32)
     for begin in range(0, k, tile_k):
         values = tl.load(x + row[:, None] * k + begin + i[None, :], mask=is_row & (begin + i < k)[None, :], other=0.0)
@@ -71,7 +57,7 @@ def _gemv(
         weights = part.to(tl.float32).reshape(1, tile_n, tile_k // lane, lane)
         part = _load_tile(at + begin + tile_k, begin + tile_k + i, k)
         total += tl.sum(values * weights, 3)
-    finish(tl.sum(total, 2), scales, bias, out, row, is_row, column, n, is_gated)
+    _finish(tl.sum(total, 2), bias, out, row, is_row, column, n, is_gated)
 
 
 @triton.jit
@@ -81,7 +67,7 @@ def _load_tile(at, i, k: tl.constexpr):
 
 
 @triton.jit
-def weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
+def _weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
     """The rows of the weights that a tile has. If gated, every second one is of the second half:
 
     g0 u0 g1 u1 g2 u2 ...
@@ -94,11 +80,9 @@ def weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
 
 
 @triton.jit
-def finish(total, scales, bias, out, row, is_row, column, n, is_gated: tl.constexpr):
-    """Scale the sums [rows, tile_n] float32, add the bias, pass the gate if there is one, and store."""
+def _finish(total, bias, out, row, is_row, column, n, is_gated: tl.constexpr):
+    """Add the bias to the sums [rows, tile_n] float32, pass the gate if there is one, and store."""
     is_column = column < n
-    if scales is not None:
-        total *= tl.load(scales + column, mask=is_column, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if is_gated:
