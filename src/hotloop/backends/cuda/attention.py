@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+
 MAX_SPLITS = 64
 TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
@@ -86,12 +88,13 @@ def decode_attention(
     _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, part_out, part_lse, scale * math.log2(math.e),
         num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs, tile_tokens, dim_tile,
-        num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+        num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages, **overlap(q.device),
     )  # fmt: skip
     if num_splits > 1:
         _merge_splits[(num_sequences, num_heads, max_rows)](
             part_out, part_lse, row_begins, lens, out, lse,
             num_heads, head_dim, num_splits, tile_tokens, dim_tile, num_warps=max(1, min(4, num_splits // 8)),
+            **overlap(q.device),
         )  # fmt: skip
     return out
 
@@ -101,8 +104,11 @@ def _attend(
     q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, out, lse, scale_log2,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     num_splits: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
     tile, split = tl.program_id(2) // num_splits, tl.program_id(2) % num_splits
     group: tl.constexpr = num_heads // num_kv_heads
@@ -162,9 +168,11 @@ def _split_size(length, num_splits: tl.constexpr, tile_tokens: tl.constexpr):
 def _merge_splits(
     outs, lses, row_begins, lens, out, lse,
     num_heads: tl.constexpr, head_dim: tl.constexpr, num_splits: tl.constexpr, tile_tokens: tl.constexpr,
-    dim_tile: tl.constexpr,
+    dim_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, head, row of the sequence): the splits that hold keys this row sees."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
