@@ -76,8 +76,8 @@ class Scheduler:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the pool holds."""
-        return self.retention.token_s * self.pool.num_blocks * self.block_size
+        """How long it takes, lately, to read as many tokens as the cache holds, host memory included."""
+        return self.retention.token_s * (self.pool.num_blocks + self.tree.host.pool.num_blocks) * self.block_size
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
