@@ -311,7 +311,7 @@ def main() -> int:
         kv_bytes = 128 * BLOCK_SIZE * kv_token_bytes(model.spec, 4)
         backend = CudaBackend(model, kv_bytes, config, dtype=torch.float32, device="cpu", has_graphs=False)
     else:
-        model, config = tool_model(), EngineConfig(max_running=64)
+        model, config = tool_model(), EngineConfig(max_running=64, host_kv="off")
         precision: Precision = "exact" if flags.exact else "fast"
         backend = open_cuda(model, config, weight_format="bf16", precision=precision)
     calls_of = {1: 1, 2: 1} if flags.tiny else CALLS_OF

@@ -160,6 +160,10 @@ class HostTier:
             assert not request.block_ids
 
     def _known(self, request: Request) -> list[int]:
+        """What host memory has of a request; the last token is always left to compute, for its logits."""
+        pool = self._scheduler.tree.host.pool
+        if pool.num_free == pool.num_blocks:
+            return []
         token_ids = request.token_ids[: request.num_tokens - 1]
         return self._scheduler.tree.peek(token_ids, request.salt, is_hosted=True)
 

@@ -223,8 +223,8 @@ class RadixTree:
 
     def _num_idle(self, node: Node, end: int | None = None) -> int:
         """Of its blocks, or the first so many. Who uses a block uses all before it, so the idle ones are the last."""
-        num_users, block_ids = self._pool_of(node).num_users, node.block_ids[:end]
-        return len(block_ids) - bisect_left(block_ids, True, key=lambda block_id: not num_users(block_id))
+        num_users, end = self._pool_of(node).num_users, len(node.block_ids) if end is None else end
+        return end - bisect_left(node.block_ids, True, hi=end, key=lambda block_id: not num_users(block_id))
 
     def _append(self, parent: Node, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`: its own edge grows if it is of the same session and nothing hangs below it and
