@@ -168,6 +168,23 @@ def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
     assert len(engine.core.scheduler.tree.peek(array("i", PROMPT))) == 12, "others may want it"
 
 
+def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    for i, each in enumerate((PROMPT, *OTHERS)):
+        engine.add(f"o{i}", tuple(each), 1, 0, 4)
+        engine.finish()
+    engine.add("again", tuple(PROMPT), 1, 0, 4)
+    engine.turn()
+    tier, scheduler = engine.core._host, engine.core.scheduler
+    assert tier
+    while tier.is_busy:
+        tier.poll()
+    assert scheduler.waiting["again"].is_awaited
+    assert scheduler.tree.is_awaited(array("i", PROMPT))
+    engine.finish()
+    assert engine.said["again"][-1].usage.num_from_host == 48
+
+
 def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine = host_turned(random.Random(0), num_blocks=24, num_host_blocks=60)
     engine.backend.is_late = lambda: True
@@ -184,6 +201,8 @@ def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine.is_broken = True
     while not engine.num_failed:
         engine.turn()
+    assert engine.backend._host
+    assert all(copy.is_over for copy in engine.backend._host._coming), "or it would write into others' blocks"
     engine.finish()
     assert engine.said["runs"][-1].error
     assert tokens_of(engine.said["again"]) == alone(tuple(PROMPT), 1, 0, 4)

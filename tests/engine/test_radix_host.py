@@ -165,6 +165,29 @@ def test_what_nobody_comes_back_to_is_given_up_at_once() -> None:
     both.check()
 
 
+def test_with_what_is_given_up_on_the_device_goes_what_follows_it_in_host_memory() -> None:
+    both = TwoMemories()
+    both.remember(1, 2, 3)
+    assert both.tree.evict(1) == 1
+    both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.FINISHED))
+    both.tree.hold(tokens(1, 2), Hold(HoldKind.FINISHED))
+    assert both.where(1, 2, 3) == "ddh"
+    assert both.tree.evict(1) == 1
+    assert both.where(1, 2, 3) == "d"
+    assert both.tree.host.pool.num_free == 8
+    both.check()
+
+
+def test_what_was_used_since_is_not_one_edge_with_what_was_not() -> None:
+    both = TwoMemories()
+    both.remember(1, 2, 3)
+    both.tree.evict(1)
+    both.tree.match(tokens(1, 2))
+    both.tree.evict(1)
+    assert both.where(1, 2, 3) == "dhh"
+    assert len([*both.tree._nodes()]) == 3
+
+
 def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
     both = TwoMemories(num_blocks=6)
     both.remember(1, 2, 3)
@@ -176,7 +199,9 @@ def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
     assert both.tree.evict(2) == 2
     assert (both.where(1, 2, 3), both.where(7, 8)) == ("ddh", "hh"), "what is before one who is away goes after others"
     both.retention.now = 60.0
+    both.remember(5)
     assert both.tree.evict(1) == 1
+    assert (both.where(1, 2, 3), both.where(5)) == ("dhh", "d"), "nobody is expected any more"
     assert not both.tree.is_awaited(tokens(1, 2, 3, 4))
     both.check()
 

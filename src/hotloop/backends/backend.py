@@ -135,7 +135,7 @@ class Restore(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would not wait; never raises."""
         ...
 
     def wait(self) -> float:

@@ -168,8 +168,10 @@ class CudaRestore:
 
     @property
     def is_done(self) -> bool:
-        with hardware():
+        try:
             return self._ended.query()
+        except RuntimeError:  # `wait` says more
+            return True
 
     def wait(self) -> float:
         with hardware():
