@@ -50,8 +50,8 @@ def test_a_random_traffic_of_blocks(device: str) -> None:
     memory = CudaHostMemory(kv, 60)
     device_has = {i: kv[:, :, i].clone() for i in range(40)}
     host_has: dict[int, torch.Tensor] = {}
-    for _ in range(60):
-        block_ids = rng.sample(range(40), rng.randrange(1, 30))
+    for _ in range(16):
+        block_ids = rng.sample(range(40), rng.randrange(1, 12))
         if rng.random() < 0.5:
             host_ids = rng.sample(range(60), len(block_ids))
             memory.offload(block_ids, host_ids)
@@ -101,18 +101,18 @@ def test_neighbours_are_copied_at_once() -> None:
 def test_an_engine_with_little_room_says_what_the_model_says(device: str) -> None:
     model = tiny_model("llama", max_context=512)
     rng = random.Random(5)
-    prompts = [[rng.randrange(250) for _ in range(150)] for _ in range(3)]
-    want = [tuple(reference_answer(prompt, 3)) for prompt in prompts]
+    prompts = [[rng.randrange(250) for _ in range(130)] for _ in range(2)]
+    want = [tuple(reference_answer(prompt, 2)) for prompt in prompts]
     block_bytes = make_backend(model, device).block_bytes
     backend = make_backend(model, device, kv_bytes=4 * block_bytes, host_kv=str(20 * block_bytes), max_context=256)
     config = EngineConfig(debug_checks=True, max_running=2, max_step_tokens=64, max_context=256)
     with Engine(TOKENIZER, backend, config) as engine:
         for _ in range(2):
             for prompt, token_ids in zip(prompts, want, strict=True):
-                assert engine.generate(prompt, greedy(3)).token_ids == token_ids
+                assert engine.generate(prompt, greedy(2)).token_ids == token_ids
         stats = engine.stats()
-    assert stats.host.num_restores >= 3
-    assert stats.num_host_tokens >= 3 * 128
+    assert stats.host.num_restores >= 2
+    assert stats.num_host_tokens >= 2 * 64
 
 
 def test_how_much_is_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -206,14 +206,15 @@ def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
     both.check()
 
 
-def test_nobody_waits_for_room_that_host_memory_has_as_well() -> None:
-    both = TwoMemories(num_blocks=6, num_host_blocks=2)
+def test_who_is_away_takes_no_room_on_the_device_with_what_is_in_host_memory() -> None:
+    both = TwoMemories()
     both.remember(1, 2, 3)
     both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.AWAY, 50.0))
-    assert both.tree.num_awaited(0, tokens(9)) == 1
+    assert both.tree.num_awaited(0, tokens(9)) == 3
     both.tree.evict(2)
     assert both.where(1, 2, 3) == "dhh"
     assert both.tree.num_awaited(0, tokens(9)) == 1
+    assert both.tree.num_awaited(0, tokens(1, 2)) == 0
 
 
 def test_what_is_given_up_takes_with_it_what_can_no_longer_be_reached() -> None:

@@ -93,8 +93,8 @@ class RadixTree:
         return any(node.hold and node in self._holds.away and self.retention.now < node.hold.until for node in nodes)
 
     def num_awaited(self, rank: int, token_ids: "array[int]", salt: str = "") -> int:
-        """How many idle blocks are kept for those who are away, if of that class or more urgent, and could not be kept
-        in host memory as well; but for the blocks of this prefix.
+        """How many idle blocks of the device are kept for those who are away, if of that class or more urgent; but for
+        the blocks of this prefix.
         """
         self._holds.expire()
         nodes: set[Node] = set()
@@ -103,9 +103,7 @@ class RadixTree:
                 nodes.update(takewhile(lambda node: node not in nodes, path(away)))
         known = ((node, num) for node, num in self.trace(token_ids, salt) if node in nodes)
         num_known = sum(self._num_idle(node, num) for node, num in known if not node.is_hosted)
-        num_idle = sum(self._num_idle(node) for node in nodes if not node.is_hosted)
-        num_hosted = sum(len(node.block_ids) for node in nodes if node.is_hosted)
-        return max(0, num_idle - num_known - (self.host.pool.num_blocks - num_hosted))
+        return sum(self._num_idle(node) for node in nodes if not node.is_hosted) - num_known
 
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
