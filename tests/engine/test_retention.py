@@ -116,14 +116,14 @@ def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
         shelf.hold(1, HoldKind.PINNED, until=i + 300, ttl_s=300)
         shelf.hold(2, HoldKind.AWAY, until=i + 60)
         shelf.hold(2, HoldKind.AWAY, until=i + 0.5)
-    assert len(shelf.tree._expiring) < 100
+    assert len(shelf.tree._holds) < 100
     shelf.retention.now = 798.0
     shelf.tree.num_awaited(0, prefix(9, 1))
     assert [node.hold is None for node in shelf.tree._nodes()] == [False, True]
     shelf.retention.now = 799.0
     shelf.tree.num_awaited(0, prefix(9, 1))
     assert [node.hold is None for node in shelf.tree._nodes()] == [True, True]
-    assert not shelf.tree._expiring
+    assert len(shelf.tree._holds) == 0
     shelf.tree.check()
 
 

@@ -63,6 +63,9 @@ class EngineConfig:
     `gpu_memory` leaves."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
+    host_kv: str = "auto"
+    """Host memory for KV that a GPU has no room for, such as 64GiB: it comes back quicker than it is computed again.
+    `auto` takes half of what is free, at most as much as the GPU has for KV; `off` takes none. A CPU needs none."""
     kv_precision: KvPrecision = "auto"
     """Precision of the KV cache; `auto` follows the precision of the computation, and a GPU knows no other."""
     max_context: int | None = None
@@ -120,10 +123,17 @@ class EngineConfig:
                 raise ConfigError("kv_events needs prefix_cache: there is nothing to tell without it")
         parse_bytes(self.kv_memory)
         parse_bytes(self.kv_dir_size)
+        if self.host_kv not in ("auto", "off"):
+            parse_bytes(self.host_kv)
 
     @property
     def kv_memory_bytes(self) -> int:
         return parse_bytes(self.kv_memory)
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """If a size was asked for."""
+        return parse_bytes(self.host_kv)
 
     @property
     def kv_dir_bytes(self) -> int:

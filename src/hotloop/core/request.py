@@ -137,6 +137,8 @@ class Usage:
     """Steps of the engine that gave this request at least one token."""
     num_restored: int = 0
     """Those of the cached tokens whose KV was read from disk for this request."""
+    num_from_host: int = 0
+    """Those whose KV was copied back from host memory for it."""
 
     @property
     def num_sampled(self) -> int:
@@ -182,6 +184,7 @@ class Request:
     """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
     num_cached: int = 0
     num_restored: int = 0
+    num_from_host: int = 0
     eviction: Eviction | None = None
     """What became of the first block that was not cached when it was let in, as far as the tree remembers."""
     num_read: int = 0
@@ -257,5 +260,6 @@ class Request:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             num_steps=self.num_steps,
-            num_restored=min(self.num_restored, self.num_cached),
+            num_restored=(num_restored := min(self.num_restored, self.num_cached)),
+            num_from_host=min(self.num_from_host, self.num_cached - num_restored),
         )

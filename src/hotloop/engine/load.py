@@ -55,7 +55,11 @@ def open_parts(
         return Parts(model, backend, None, choice.note)
     try:
         own = replace(
-            config, kv_memory=f"{config.kv_memory_bytes // 4}B", max_step_tokens=_DRAFT_STEP_TOKENS, draft_model=None
+            config,
+            kv_memory=f"{config.kv_memory_bytes // 4}B",
+            max_step_tokens=_DRAFT_STEP_TOKENS,
+            draft_model=None,
+            host_kv="off",
         )
         num_tokens = backend.num_blocks * backend.block_size
         guessing = open_backend(

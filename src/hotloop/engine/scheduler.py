@@ -16,20 +16,24 @@ whoever is next waits for those who are away a limited time.
 """
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.blocks import BlockPool
-from hotloop.engine.changes import Changes, Emptied
+from hotloop.engine.blocks import BlockPool, HostRoom
+from hotloop.engine.changes import Changes
 from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.step import Plan, Slice, Step
+
+if TYPE_CHECKING:
+    from hotloop.engine.host import HostTier
 
 MAX_PUT_OFF = 4
 SHORT_SHARE = 5  # one part in so many of a step goes to those who lack least, while somebody else could fill it
@@ -49,14 +53,16 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         changes: Changes | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self._changes = changes
-        self.tree = RadixTree(self.pool, block_size, self.retention, changes)
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host)
+        self.host: HostTier | None = None
+        self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness()
         self.courtesy = Courtesy(block_size)
         self.waiting: dict[str, Request] = {}
@@ -70,8 +76,8 @@ class Scheduler:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the pool holds."""
-        return self.retention.token_s * self.pool.num_blocks * self.block_size
+        """How long it takes, lately, to read as many tokens as the cache holds, host memory included."""
+        return self.retention.token_s * (self.pool.num_blocks + self.tree.host.pool.num_blocks) * self.block_size
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
@@ -184,29 +190,21 @@ class Scheduler:
         for request in self.waiting.values():
             request.num_pending = 0
         self._flying.clear()
-        num_evicted = self.tree.num_evicted
-        self.pool = BlockPool(self.pool.num_blocks)
-        self.tree = RadixTree(self.pool, self.block_size, self.retention, self._changes)
-        if self._changes:
-            self._changes.add(Emptied())
-        self.tree.num_evicted = num_evicted
+        self.tree = self.tree.emptied()
+        self.pool = self.tree.pool
         return requests
 
     def check(self) -> None:
-        self.pool.check()
         self.tree.check()
-        users: dict[int, int] = {}
+        users = Counter(block_id for block_ids in self.copying for block_id in block_ids)
         for request in self.running.values():
             assert request.id not in self.waiting
             assert request.num_settled <= request.num_computed < request.num_tokens + request.num_pending
             assert request.num_pending <= len(self._flying)
             assert len(request.block_ids) * self.block_size >= request.num_computed
-            for block_id in request.block_ids:
-                users[block_id] = users.get(block_id, 0) + 1
+            users.update(request.block_ids)
         assert all(not request.block_ids for request in self.waiting.values())
-        for block_id in range(self.pool.num_blocks):
-            assert self.pool.num_users(block_id) == users.get(block_id, 0)
-        assert self.tree.num_blocks == sum(map(self.pool.is_kept, range(self.pool.num_blocks)))
+        self.pool.check(users)
 
     def _queue(self, behind: list[Request]) -> list[Request]:
         """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
@@ -231,12 +229,12 @@ class Scheduler:
 
     def _num_lacking(self, request: Request) -> int:
         """What a request has to compute, as far as the tree can tell."""
-        num_known = 0 if request.id in self.running else len(self._peek(request)) * self.block_size
-        return request.num_missing - num_known
+        tiers = () if request.id in self.running else (False, True)
+        return request.num_missing - sum(len(self._peek(request, is_hosted=tier)) for tier in tiers) * self.block_size
 
-    def _peek(self, request: Request) -> list[int]:
+    def _peek(self, request: Request, *, is_hosted: bool = False) -> list[int]:
         """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
-        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=is_hosted)
 
     def _serve(self, plan: Plan, request: Request, budget: int) -> int:
         """Let a request compute as much as it may; returns what it took of the budget."""
@@ -289,6 +287,8 @@ class Scheduler:
         """Let one who waits run, if there is room."""
         if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
+        if self.host and self.host.is_coming(request):
+            return False
         known = self._peek(request)
         staying = [other for other in self.running.values() if other.rank <= request.rank]
         if not self._fits(request, known, staying):
@@ -299,6 +299,8 @@ class Scheduler:
             return False
         while not self._fits(request, known, self.running.values()):
             self._preempt(plan, max(self.running.values(), key=urgency))
+        if self.host and self.host.fetch(request):
+            return False
         self._adopt(request, self._known_blocks(request))
         self.running[request.id] = self.waiting.pop(request.id)
         if request.first_scheduled_at is None:
@@ -329,7 +331,7 @@ class Scheduler:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
         if len(others) == len(self.running):
             return self.pool.num_used + sum(self.pool.num_users(block_id) == 0 for block_id in known)
-        return len(set(known).union(*(other.block_ids for other in others)))
+        return len(set(known).union(*self.copying, *(other.block_ids for other in others)))
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

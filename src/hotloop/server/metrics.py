@@ -17,6 +17,7 @@ from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
+from hotloop.engine.host import HostStats
 from hotloop.engine.stats import EngineStats
 from hotloop.server.explain.account import Account
 from hotloop.trace.tracer import NullTracer, Tracer
@@ -118,6 +119,7 @@ class _EngineCollector(Collector):
         yield InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
         yield from _gauges(stats)
         yield from _totals(stats)
+        yield from _host(stats.host)
         yield from _disk(stats.disk)
 
 
@@ -141,6 +143,9 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily(
         "hotloop_restored_prompt_tokens", "Cached prompt tokens read from disk.", stats.num_restored_tokens
     )
+    yield CounterMetricFamily(
+        "hotloop_host_prompt_tokens", "Cached prompt tokens copied back from host memory.", stats.num_host_tokens
+    )
     yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
     yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.num_sampled_tokens)
     yield CounterMetricFamily(
@@ -154,6 +159,14 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)
     yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
     yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)
+
+
+def _host(stats: HostStats) -> Iterator[Family]:
+    yield GaugeMetricFamily("hotloop_kv_host_blocks", "KV blocks there are in host memory.", stats.num_blocks)
+    yield GaugeMetricFamily("hotloop_kv_host_blocks_cached", "Those that hold KV.", stats.num_blocks_cached)
+    yield CounterMetricFamily("hotloop_kv_host_offloaded_bytes", "KV copied to host memory.", stats.num_bytes_out)
+    yield CounterMetricFamily("hotloop_kv_host_restored_bytes", "KV copied back from there.", stats.num_bytes_in)
+    yield CounterMetricFamily("hotloop_kv_host_restores", "Times that a prefix was copied back.", stats.num_restores)
 
 
 def _disk(stats: DiskStats) -> Iterator[Family]:

@@ -4,21 +4,24 @@
     device  | forward N ..................... | choose N | forward N+1 ............. | choose N+1 | ...
 
 The tokens of step N stay on the device: step N+1 looks its rows up there, and the host hears of them while N+1 runs.
-All that is enqueued here, copies of blocks included, is in the order of the one stream.
+All that is enqueued here, copies of blocks included, is in the order of the one stream; only copies to host memory and
+back have streams of their own (`hostmemory`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 import torch
 
-from hotloop.backends.backend import Allowed, Batch, Sampling
+from hotloop.backends.backend import Allowed, Batch, HostMemory, Sampling
 from hotloop.backends.cuda.choosing import choose_tokens
 from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.graphs import Graphs
+from hotloop.backends.cuda.hostmemory import RING_BYTES, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.staging import Staging
@@ -27,7 +30,7 @@ from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ConfigError, DeviceLost, RequestError
+from hotloop.core.errors import BackendError, ConfigError, RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
 from hotloop.models.model import Model
@@ -77,7 +80,7 @@ def open_cuda(
         return backend
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"{model.name} ran out of GPU memory while it was loaded ({_first_line(error)}); "
+            f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
             f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
         ) from None
 
@@ -88,7 +91,8 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     num_heads = 4 * (spec.num_heads + spec.num_kv_heads)
     width = 4 * spec.hidden_size + 3 * spec.intermediate_size + num_heads * spec.head_dim
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    return num_rows * width * item_bytes + 4 * num_logits + _CONTEXT_BYTES
+    ring_bytes = 0 if config.host_kv == "off" else RING_BYTES
+    return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
 
 
 class CudaBackend:
@@ -129,45 +133,59 @@ class CudaBackend:
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running) if has_graphs else None
+        self._host = open_host_memory(self._decoder.kv, config)
+        self.host_memory: HostMemory | None = self._host
 
     def launch(self, batch: Batch) -> "CudaFlight":
-        with _hardware():
+        with hardware():
             flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids))
             if self.timeline is not None:
                 self.timeline.append(flight)
             shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
             ints, extent = pack(batch, BLOCK_SIZE, shape, has_table=self._decoder.flash is not None)
             self._staging.copy_to(self._indexes, ints)
+            if self._host:
+                self._host.before_step(batch.block_ids)
             flight.begun.record()
             if self._graphs and shape:
                 hidden = self._graphs.replay(shape)[: len(batch.wanted)]
             else:
                 views = view_parts(self._indexes, len(batch.past_lens), len(batch.token_ids))
                 hidden = self._decoder.forward(views.with_wanted(len(batch.wanted)), self._chosen, extent)
+            if self._host:
+                self._host.after_step(batch.block_ids)
             flight.logits = self._decoder.logits(hidden)
             return flight
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
-        with _hardware():
+        with hardware():
             [ids] = self._staging.upload([np.array(block_ids, np.int32)])
             kv = self._decoder.kv
             gathered = torch.empty((len(block_ids), *kv.shape[:2], *kv.shape[3:]), dtype=kv.dtype, device=kv.device)
             copy_blocks_out(kv, ids, gathered)
+            if self._host:
+                self._host.after_step(np.array(block_ids, np.int32))
             return CudaCopy(gathered.view(torch.uint8))
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with _hardware():
+        with hardware():
             kv = self._decoder.kv
             [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), np.frombuffer(data, np.uint8)])
+            if self._host:
+                self._host.before_step(np.array(block_ids, np.int32))
             copy_blocks_in(kv, ids, raw.view(kv.dtype))
+            if self._host:
+                self._host.after_step(np.array(block_ids, np.int32))
 
     def close(self) -> None:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
-        with suppress(BackendError), _hardware():
+        with suppress(BackendError), hardware():
             self._staging.synchronize()
-        self._graphs = None
+        if self._host:
+            self._host.close()
+        self._graphs = self._host = self.host_memory = None
         del self._decoder, self._indexes, self._chosen
-        with suppress(BackendError), _hardware():
+        with suppress(BackendError), hardware():
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
@@ -186,7 +204,7 @@ class CudaFlight:
         self.begun, self.ended = staging.event(), staging.event()
 
     def sample(self, sampling: Sampling) -> None:
-        with _hardware():
+        with hardware():
             asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
             num_tops = {i: num_top for i, num_top in asked if num_top is not None}
             if num_tops:
@@ -200,7 +218,7 @@ class CudaFlight:
             del self.logits
 
     def wait(self) -> "CudaChosen":
-        with _hardware():
+        with hardware():
             self.ended.synchronize()
             device_s = self.begun.elapsed_time(self.ended) / 1000
             return CudaChosen(self._result.tolist(), self._logprobs, device_s)
@@ -224,7 +242,7 @@ class CudaChosen:
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
         assert self._logprobs is not None
-        with _hardware():
+        with hardware():
             return self._logprobs.of(row, token_id, num_top)
 
 
@@ -240,31 +258,7 @@ class CudaCopy:
             self._arrived.record()
 
     def wait(self) -> memoryview:
-        with _hardware():
+        with hardware():
             if self._arrived:
                 self._arrived.synchronize()
         return memoryview(self._host.numpy().reshape(-1))
-
-
-@contextmanager
-def _hardware() -> Iterator[None]:
-    """PyTorch's errors as ours; the first line says what is wrong."""
-    try:
-        yield
-    except RuntimeError as error:
-        kind = DeviceLost if _is_lost() else BackendError
-        raise kind(f"the GPU failed: {_first_line(error)}") from error
-
-
-def _is_lost() -> bool:
-    """Whether CUDA refuses to go on: then it says the same of whatever it is asked."""
-    try:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "no reason given")

@@ -5,6 +5,7 @@ everything above can be tested on a CPU.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +20,15 @@ class _Event:
     """Stands in for a CUDA event where nothing runs behind anybody's back."""
 
     def record(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None: ...
     def elapsed_time(self, end: "_Event") -> float:
         return 0.0
+
+
+Event: TypeAlias = torch.cuda.Event | _Event
 
 
 class Staging:
@@ -34,7 +41,7 @@ class Staging:
         self._copied = [self.event(has_time=False) for _ in range(_NUM_BUFFERS)]
         self._turn = 0
 
-    def event(self, *, has_time: bool = True) -> "torch.cuda.Event | _Event":
+    def event(self, *, has_time: bool = True) -> Event:
         return torch.cuda.Event(enable_timing=has_time) if self.is_cuda else _Event()
 
     def copy_to(self, target: torch.Tensor, array: NDArray[np.int32]) -> None:

@@ -115,6 +115,7 @@ def render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
         "accepted_tokens": sum(usage.num_accepted for usage in usages),
         "steps": sum(usage.num_steps for usage in usages),
         "restored_tokens": sum(usage.num_restored for usage in usages),
+        "host_tokens": sum(usage.num_from_host for usage in usages),
         **render_reading(inquiry),
     }
 
