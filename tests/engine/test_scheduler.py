@@ -344,11 +344,50 @@ def test_a_long_prompt_is_slowed_by_a_bounded_share_however_many_short_ones_come
     long = loop.add("long", prompt(400))
     for i in range(100):
         loop.add(f"short{i}", prompt(6, 5000 + 100 * i))
+    num_read = 0
     while not long.num_output:
-        before = long.num_computed
         step = loop.step()
-        num_left = 40 - sum(1 for begin, end in step.values() if end - begin == 1)
-        assert long.num_computed - before >= min(400 - before, 4 * num_left // 5 - 2 * BLOCK_SIZE)
+        num_read += sum(end - begin for begin, end in step.values() if end - begin > 1)
+        saved_up = 40 // 2
+        assert long.num_computed >= min(400, 4 * (num_read - saved_up) // 5 - 2 * BLOCK_SIZE)
+
+
+def test_one_who_lacks_little_is_read_at_once_by_what_was_saved_up() -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
+    for i in range(3):
+        loop.add(f"long{i}", prompt(400, 1000 * i))
+    loop.step()
+    loop.add("short", prompt(19, 9000))
+    assert loop.step()["short"] == (0, 19)
+
+
+def test_of_equals_none_takes_the_share_of_those_who_lack_little() -> None:
+    loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
+    for i in range(3):
+        loop.add(f"long{i}", prompt(400, 1000 * i))
+    assert [*loop.step()] == ["long0"]
+
+
+def test_among_others_a_step_reads_no_longer_than_twice_what_it_takes_without() -> None:
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=4096))
+
+    def step() -> int:
+        """A step takes 10 ms, and 0.1 ms for each token that is read."""
+        loop.now += 0.01
+        step = loop.scheduler.schedule(loop.now)
+        num_read = sum(part.num_tokens for part in step.slices if part.num_tokens > 1)
+        loop.compute(step, 0.01 + 0.0001 * num_read)
+        return num_read
+
+    writes = loop.add("writes", prompt(8))
+    for _ in range(20):
+        step()
+    loop.finish(writes)
+    for i in range(3):
+        loop.add(f"long{i}", prompt(5000, 6000 * i))
+    sizes = [step() for _ in range(20)]
+    assert max(sizes[10:]) <= 200 + BLOCK_SIZE
+    assert min(sizes[10:]) >= 200 - 2 * BLOCK_SIZE
 
 
 def test_those_who_come_back_with_little_to_read_count_as_short() -> None:
