@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.engine.tiny import make_request
 
-from hotloop.engine.pace import LEAST, MOMENT_S, MOST, PROBE_S, Pace
+from hotloop.engine.pace import LEAST, MOMENT_S, MOST, PROBE_S, READER, Pace
 from hotloop.engine.step import Slice
 
 PLAIN_S, TOKEN_S, PAIR_S = 0.005, 2e-5, 1e-9
@@ -77,7 +77,7 @@ def test_who_reads_and_who_writes_share_the_time(pace: Pace) -> None:
         pace.room_s(num_reading, num_writing, 0.0) / PLAIN_S
         for num_reading, num_writing in ((8, 1), (4, 2), (3, 2), (1, 1), (1, 8))
     ]
-    assert rooms == pytest.approx([MOST, 1.0, 0.75, LEAST, LEAST])
+    assert rooms == pytest.approx([MOST, 2 * READER, 1.5 * READER, READER, LEAST])
 
 
 def test_now_and_then_a_step_reads_nothing_to_see_what_that_takes(pace: Pace) -> None:

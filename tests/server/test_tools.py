@@ -205,6 +205,7 @@ def test_usage_tells_how_the_tokens_came_about(serving: Serving) -> None:
     for usage in usages:
         extra = usage["hotloop"]
         work = {"sampled_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens", "steps", "restored_tokens"}
+        work |= {"waits_ms"}
         assert set(extra) == work | {"new_tokens", "reread_tokens", "block_tokens", "causes", "changes"}
         assert extra["sampled_tokens"] + extra["forced_tokens"] == usage["completion_tokens"]
         assert extra["accepted_tokens"] <= extra["drafted_tokens"]

@@ -7,6 +7,7 @@ tokens that nobody was told of; the totals then stand still until they are made 
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, replace
@@ -15,6 +16,7 @@ from itertools import takewhile
 from hotloop.core.request import Request, Usage
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore, Totals
+from hotloop.engine.lines import PREFIX
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
 
@@ -86,11 +88,19 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
         (each.token_ids[: (len(each.block_ids) - num_own[each.id]) * scheduler.block_size], each.salt)
         for each in scheduler.running.values()
     ]
-    used = tree.num_along(prefixes)
-    kept = tree.num_owned - used
+    used = _by_name(tree.num_along(prefixes))
+    kept = _by_name(tree.num_owned) - used
     for request in scheduler.running.values():
         used[request.session_id] += num_own[request.id]
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
+
+
+def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
+    """Sessions that have no name are one."""
+    named = Counter[str | None]()
+    for session, num_blocks in blocks.items():
+        named["" if session and session.startswith(PREFIX) else session] += num_blocks
+    return named
 
 
 def _num_own(request: Request, pool: BlockPool) -> int:

@@ -8,7 +8,7 @@ before it. All of that is learnt from the steps themselves, so nothing here know
 Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most twice
 as long as a step takes that reads nothing: short enough for whoever comes next, long enough that not much is wasted on
 the weights, which every step has to fetch. Where some wait for their next word, the time is shared: a reader counts as
-half a writer, and all of them have a third of the time at least.
+three quarters of a writer, and all who read have a quarter of the time at least.
 """
 
 import math
@@ -18,9 +18,9 @@ from hotloop.engine.step import Slice
 
 MOST = 2.0
 """So many times as long as a step takes that reads nothing, a step reads if others are served, at most."""
-LEAST = 0.5
+LEAST = 1 / 3
 """The same where many write and few read."""
-READER = 0.5  # of a writer
+READER = 0.75  # of a writer
 MOMENT_S = 1.0
 """So long after others were served steps stay short: they may be back."""
 PROBE_S = 1.0

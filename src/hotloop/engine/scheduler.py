@@ -107,9 +107,8 @@ class Scheduler:
         plan.room_s = self.pace.room_s(len(queue), num_writing, now)
         for request in self._short(queue, plan):
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
-        num_ready = sum(part.wants_token for part in plan.slices.values())
-        if num_ready > num_writing:
-            plan.room_s = min(plan.room_s, self.pace.room_s(len(queue), num_ready, now))
+        if sum(part.wants_token for part in plan.slices.values()) > num_writing:
+            plan.room_s = 0.0  # nobody's first word waits for what others read
         self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
         return Step(list(plan.slices.values()), plan.prefixes)
 

@@ -103,6 +103,8 @@ NUM_ACCEPTED: Final = "num_accepted"
 NUM_STEPS: Final = "num_steps"
 NUM_RESTORED: Final = "num_restored"
 NUM_PREEMPTIONS: Final = "num_preemptions"
+WAITS: Final = "waits"
+"""What was waited for before anything was read: a list of {reason, wait_s}."""
 IS_READING: Final = "is_reading"
 """Whether the prompt was only read ahead, here and in a question: its one token of output nobody is told of."""
 
