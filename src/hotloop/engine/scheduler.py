@@ -241,8 +241,11 @@ class Scheduler:
     def _serve(self, plan: Plan, request: Request, num_most: float = math.inf) -> int:
         """Let a request compute as much as it may; returns how much that is."""
         room = int(min(num_most, plan.num_left, self.courtesy.room(request.rank)))
-        if room <= 0 or plan.room_s <= 0 or not (request.id in self.running or self._admit(plan, request)):
+        if room <= 0 or plan.room_s <= 0:
             return 0
+        if request.id not in self.running:  # nobody is let in for less than a block, which could not be shared
+            if room < min(self.block_size, request.num_missing) or not self._admit(plan, request):
+                return 0
         num_tokens = self._advance(plan, request, room)
         plan.num_left -= num_tokens
         plan.num_read += num_tokens
