@@ -243,9 +243,9 @@ class Scheduler:
         room = int(min(num_most, plan.num_left, self.courtesy.room(request.rank)))
         if room <= 0 or plan.room_s <= 0:
             return 0
-        if request.id not in self.running:  # nobody is let in for less than a block, which could not be shared
-            if room < min(self.block_size, request.num_missing) or not self._admit(plan, request):
-                return 0
+        is_worth_it = room >= min(self.block_size, request.num_missing)  # to let somebody in: less cannot be shared
+        if request.id not in self.running and not (is_worth_it and self._admit(plan, request)):
+            return 0
         num_tokens = self._advance(plan, request, room)
         plan.num_left -= num_tokens
         plan.num_read += num_tokens
