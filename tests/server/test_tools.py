@@ -206,7 +206,7 @@ def test_usage_tells_how_the_tokens_came_about(serving: Serving) -> None:
         extra = usage["hotloop"]
         work = {"sampled_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens", "steps"}
         reading = {"new_tokens", "reread_tokens", "block_tokens", "causes", "changes"}
-        assert set(extra) == work | {"restored_tokens", "host_tokens"} | reading
+        assert set(extra) == work | {"restored_tokens", "host_tokens", "waits_ms"} | reading
         assert extra["sampled_tokens"] + extra["forced_tokens"] == usage["completion_tokens"]
         assert extra["accepted_tokens"] <= extra["drafted_tokens"]
     fast, slow = usages

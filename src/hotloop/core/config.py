@@ -75,8 +75,8 @@ class EngineConfig:
     max_waiting: int = 512
     """Most requests waiting for a place; one more is answered 429."""
     max_step_tokens: int | None = None
-    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode.
-    If not given, 512 on a CPU and more on a GPU."""
+    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode, in
+    smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
     kv_dir: str | None = None
@@ -87,8 +87,11 @@ class EngineConfig:
     """Where it is published what the KV cache holds, such as tcp://127.0.0.1:5557, in vLLM's format, for routers; the
     port after it replays. Whoever can connect can read the prompts; those with a salt are left out."""
     retention: bool = True
-    """Whether prompts are kept longer where a client asks for it or runs a tool, newcomers wait for those who are back
-    soon, and finished runs are let go first; if not, the longest unused goes first, whatever it is."""
+    """Whether prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs
+    are let go first; if not, the longest unused goes first, whatever it is."""
+    admission: bool = True
+    """Whether new sessions wait while those under way, and what they will grow by, fill the KV cache, so that each of
+    them finds its prefix when it comes back; if not, all are served at a time, however much is read again."""
     pinned_share: float = 0.5
     """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True

@@ -7,6 +7,9 @@ lock: only idle blocks may be given up.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from hotloop.core.request import Request
 
 
 class BlockPool:
@@ -118,3 +121,15 @@ class HostRoom:
 
 def no_host_room() -> HostRoom:
     return HostRoom(BlockPool(0), lambda block_ids, host_ids: None)
+
+
+class Fetcher(Protocol):
+    """Brings blocks back from host memory."""
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether a copy under way brings what a request needs next, so that it had better wait."""
+        ...
+
+    def fetch(self, request: Request) -> bool:
+        """Take a request out of the waiting until what host memory has of it is on the device, if that pays."""
+        ...

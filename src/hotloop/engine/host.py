@@ -20,7 +20,8 @@ from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.request import Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom
-from hotloop.engine.scheduler import WAIT_S, Scheduler
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.seating import WAIT_S
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 from hotloop.core.request import Request, Usage
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore, Totals
+from hotloop.engine.lines import PREFIX
 from hotloop.engine.node import Node
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
@@ -90,8 +91,8 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
         (each.token_ids[: (len(each.block_ids) - num_own[each.id]) * scheduler.block_size], each.salt)
         for each in scheduler.running.values()
     ]
-    used = _num_along(tree, prefixes)
-    kept = tree.num_owned - used
+    used = _by_name(_num_along(tree, prefixes))
+    kept = _by_name(tree.num_owned) - used
     for request in scheduler.running.values():
         used[request.session_id] += num_own[request.id]
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
@@ -107,6 +108,14 @@ def _num_along(tree: RadixTree, prefixes: Iterable[tuple["array[int]", str]]) ->
     for node, num_blocks in reached.items():
         found[node.session] += num_blocks
     return found
+
+
+def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
+    """Sessions that have no name are one."""
+    named = Counter[str | None]()
+    for session, num_blocks in blocks.items():
+        named["" if session and session.startswith(PREFIX) else session] += num_blocks
+    return named
 
 
 def _num_own(request: Request, pool: BlockPool) -> int:

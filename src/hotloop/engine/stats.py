@@ -33,6 +33,10 @@ class EngineStats:
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
+    num_seated: int
+    """Sessions under way: those that are served, and those that are expected back."""
+    num_swapped: int
+    """Sessions that had to make room for others, and wait in their turn."""
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats
@@ -62,6 +66,8 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_grammar_misses=grammars.num_misses,
         num_evicted_blocks=scheduler.tree.num_evicted,
         num_preemptions=scheduler.num_preemptions,
+        num_seated=len(scheduler.admission.seated),
+        num_swapped=scheduler.admission.num_swapped,
         num_finished=dict(totals.num_finished),
         disk=core.disk_stats(),
         host=core.host_stats(),

@@ -61,6 +61,7 @@ class Metrics:
         self._gap = self._histogram("hotloop_inter_token_seconds", "Between two tokens of one request.", _GAPS)
         self._request = self._histogram("hotloop_request_seconds", "From arrival to the end.", _LATENCIES)
         self._queue = self._histogram("hotloop_queue_seconds", "From arrival to the first step.", _LATENCIES)
+        self._waits = Counter("hotloop_wait_seconds", "What requests waited for.", ("reason",), registry=self.registry)
         self._step = self._histogram("hotloop_step_seconds", "One step of the engine.", _STEPS)
         self._overhead = self._histogram(
             "hotloop_step_overhead_seconds", "The part of a step that is not the backend.", _OVERHEADS
@@ -88,6 +89,8 @@ class Metrics:
         self._request.observe(time.monotonic() - request.arrived_at)
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)
+        for wait, wait_s in request.usage.waits_s.items():
+            self._waits.labels(wait.value).inc(wait_s)
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
@@ -129,6 +132,7 @@ def _gauges(stats: EngineStats) -> Iterator[GaugeMetricFamily]:
         waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
     yield waiting
     yield GaugeMetricFamily("hotloop_requests_running", "Requests in the batch.", stats.num_running)
+    yield GaugeMetricFamily("hotloop_sessions_seated", "Sessions under way.", stats.num_seated)
     yield GaugeMetricFamily("hotloop_kv_blocks", "KV blocks there are.", stats.num_blocks)
     yield GaugeMetricFamily("hotloop_kv_blocks_used", "KV blocks held by requests.", stats.num_blocks_used)
     yield GaugeMetricFamily("hotloop_kv_blocks_cached", "KV blocks kept only for reuse.", stats.num_blocks_cached)
@@ -158,6 +162,7 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily("hotloop_grammar_cache_hits", "Grammars found compiled.", stats.num_grammar_hits)
     yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)
     yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
+    yield CounterMetricFamily("hotloop_swapped_sessions", "Sessions put back for lack of room.", stats.num_swapped)
     yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)
 
 

@@ -188,6 +188,9 @@ class RequestTrace:
             names.NUM_RESTORED: usage.num_restored,
             names.NUM_FROM_HOST: usage.num_from_host,
             names.NUM_PREEMPTIONS: sum([request.num_preemptions for request in self._requests]),
+            names.WAITS: [
+                {"reason": wait.value, "wait_s": round(wait_s, 4)} for wait, wait_s in usages[0].waits_s.items()
+            ],
         }
 
     def _content(self) -> Json:

@@ -104,6 +104,8 @@ NUM_STEPS: Final = "num_steps"
 NUM_RESTORED: Final = "num_restored"
 NUM_FROM_HOST: Final = "num_from_host"
 NUM_PREEMPTIONS: Final = "num_preemptions"
+WAITS: Final = "waits"
+"""What was waited for before anything was read: a list of {reason, wait_s}."""
 IS_READING: Final = "is_reading"
 """Whether the prompt was only read ahead, here and in a question: its one token of output nobody is told of."""
 
