@@ -159,8 +159,9 @@ class NullHostMemory:
             self.blocks[host_id] = bytes(data[i * size : (i + 1) * size])
 
     def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "NullRestore":
-        self._coming.append(NullRestore(self._backend, self.blocks, host_ids, block_ids))
-        return self._coming[-1]
+        copy = NullRestore(self._backend, self.blocks, host_ids, block_ids)  # others may arrive meanwhile
+        self._coming.append(copy)
+        return copy
 
     def arrive(self) -> None:
         """Some copies are made, perhaps."""
