@@ -22,6 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+
 MAX_SPLITS = 64
 TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
@@ -95,13 +97,14 @@ def decode_attention(
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, part_out, part_lse,
         scale * math.log2(math.e), num_parts, num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs,
         tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+        **overlap(q.device),
     )  # fmt: skip
     if num_parts > 1:
         part_tile = triton.next_power_of_2(num_parts)
         _merge_parts[(num_sequences, num_heads, max_rows)](
             part_out, part_lse, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
             num_heads, head_dim, tile_tokens, part_tile, dim_tile,
-            num_warps=max(1, min(4, part_tile // 8)),
+            num_warps=max(1, min(4, part_tile // 8)), **overlap(q.device),
         )  # fmt: skip
     return out
 
@@ -114,8 +117,11 @@ def _attend(
     q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, out, lse, scale_log2, num_parts,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     num_splits: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
     tile, split = tl.program_id(2) // num_splits, tl.program_id(2) % num_splits
     group: tl.constexpr = num_heads // num_kv_heads
@@ -188,9 +194,11 @@ def _load_count(counts, sequence):
 def _merge_parts(
     outs, lses, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
     num_heads: tl.constexpr, head_dim: tl.constexpr, tile_tokens: tl.constexpr, part_tile: tl.constexpr,
-    dim_tile: tl.constexpr,
+    dim_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, head, row of the sequence): the splits that hold keys this row sees, and the other parts."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin

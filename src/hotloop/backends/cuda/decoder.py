@@ -1,7 +1,7 @@
 """The forward pass: a dense decoder over one ragged batch, written for one reader and one card.
 
-Matrix products are cuBLAS's, with q, k and v and gate and up each in one; all that stands between them is ours. Nothing
-here waits for the device, or depends on what a tensor holds, so a call can be captured in a CUDA graph.
+The matrix products are in `linear`, with q, k and v and gate and up each in one. Nothing here waits for the device, or
+depends on what a tensor holds, so a call can be captured in a CUDA graph.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store, silu_mul
+from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
+from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
 from hotloop.backends.cuda.step import Extent, Views
@@ -64,27 +65,22 @@ class Decoder:
         for layer, kv in zip(self._weights.layers, self.kv, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
             mixed = self._attend(step, layer, kv, normed, extent)
-            add_norm(mixed @ layer.o.t(), residual, layer.mlp_norm, self.spec.rms_eps, normed)
-            gate_up = normed @ layer.gate_up.t()
-            active = silu_mul(gate_up, self._empty(num_rows, self.spec.intermediate_size))
-            added = active @ layer.down.t()
+            add_norm(linear(mixed, layer.o), residual, layer.mlp_norm, self.spec.rms_eps, normed)
+            added = linear(gated(normed, layer.gate_up), layer.down)
         assert added is not None
         residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[wanted, vocabulary] in float32: rounded to bf16 many tokens would be equally likely."""
-        head = self._weights.head.t()
-        if self._dtype == torch.float32 or hidden.device.type == "cpu":
-            return (hidden @ head).float()
-        return torch.mm(hidden, head, out_dtype=torch.float32)
+        """[wanted, vocabulary] in float32."""
+        return logits(hidden, self._weights.head)
 
     def _attend(
         self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, extent: Extent
     ) -> torch.Tensor:
         """[rows, heads * head_dim]"""
         spec, num_rows = self.spec, len(normed)
-        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
         rotate_and_store(
             qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
@@ -130,10 +126,6 @@ class Decoder:
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
 
 
 def _num_multiprocessors(device: torch.device) -> int:

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from hotloop.backends.cuda.attention import Workspace
 from hotloop.backends.cuda.groups import ITEM_INTS
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.backends.cuda.prefill import _load_block, _take
 
 TILE_PAIRS = 64
@@ -49,6 +50,7 @@ def shared_attention(
         q, k_cache, v_cache, block_ids, folded, items, workspace.outs, workspace.lses, scale * math.log2(math.e),
         num_splits, num_parts, num_heads, num_kv_heads, head_dim, block_size, ITEM_INTS, tile_pairs,
         triton.next_power_of_2(head_dim), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
+        **overlap(q.device),
     )  # fmt: skip
 
 
@@ -59,8 +61,11 @@ def _attend_shared(
     q, k_cache, v_cache, block_ids, folded, items, outs, lses, scale_log2, num_splits, num_parts,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     item_ints: tl.constexpr, tile_pairs: tl.constexpr, dim_tile: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (item, kv head). Every row sees every key, so nothing is masked."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     item, kv_head = items + tl.program_id(0) * item_ints, tl.program_id(1)
     group: tl.constexpr = num_heads // num_kv_heads
     row_begin, row_end = tl.load(item), tl.load(item + 1)
