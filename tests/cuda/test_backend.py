@@ -14,6 +14,7 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.step import Shape, pack
@@ -44,11 +45,20 @@ def make_backend(
     kv_bytes: int = 4 << 20,
     dtype: torch.dtype = torch.float32,
     flash: Flash | None = None,
+    min_saved_bytes: int = MIN_SAVED_BYTES,
     **settings: Any,
 ) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
-    has_graphs = device == "cuda"
-    return CudaBackend(model, kv_bytes, config, dtype=dtype, device=device, has_graphs=has_graphs, flash=flash)
+    return CudaBackend(
+        model,
+        kv_bytes,
+        config,
+        dtype=dtype,
+        device=device,
+        has_graphs=device == "cuda",
+        flash=flash,
+        min_saved_bytes=min_saved_bytes,
+    )
 
 
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:

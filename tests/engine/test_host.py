@@ -67,7 +67,7 @@ def host_engine(num_blocks: int = 20, num_host_blocks: int = 100, **settings: An
     backend = NullBackend(
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, num_host_blocks=num_host_blocks
     )
-    return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
+    return Engine(TOKENIZER, backend, EngineConfig(**{"debug_checks": True, "retention": False, **settings}))
 
 
 def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
@@ -144,7 +144,7 @@ def test_a_copy_that_fails_costs_its_prefix_and_nobodys_answer(when: str) -> Non
         again = engine.generate(PROMPT, greedy())
         assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
         assert again.usage.num_cached == 0
-        assert not engine.has_failed
+        assert not engine.failure
         until_idle(engine)
 
 

@@ -79,6 +79,8 @@ class EngineConfig:
     smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
+    shared_attention: bool = True
+    """Whether a GPU attends to KV that many requests of a step share once for all of them; a CPU always does."""
     kv_dir: str | None = None
     """A folder where what was read is kept as well, to survive a restart; as worthy of protection as the prompts."""
     kv_dir_size: str = "8GiB"

@@ -4,26 +4,38 @@ The matrix products are in `linear`, with q, k and v and gate and up each in one
 depends on what a tensor holds, so a call can be captured in a CUDA graph.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
 from hotloop.backends.cuda.flash import Flash
+from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
 from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.prefill import prefill_attention
+from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
 from hotloop.backends.cuda.step import Extent, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _SPLIT_ROWS = 4096  # rows times splits that there is room for
+MIN_SAVED_BYTES = 64 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches
 
 
 class Decoder:
     """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace."""
 
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor, flash: Flash | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        kv: torch.Tensor,
+        flash: Flash | None = None,
+        min_saved_bytes: int = MIN_SAVED_BYTES,
+    ) -> None:
         self.spec = spec
         self.kv = kv
         self.flash = flash
@@ -35,6 +47,13 @@ class Decoder:
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
         self._workspace = Workspace.allocate(_SPLIT_ROWS, spec.num_heads, spec.head_dim, 1, self._device)
+        self.sharing = Sharing(
+            block_size=kv.shape[4],
+            tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
+            num_programs=-(-2 * self._num_sms // spec.num_kv_heads),
+            min_saved=-(-min_saved_bytes // (2 * kv[0, 0, 0].nbytes)),
+            split_rows=_SPLIT_ROWS,
+        )
 
     def forward(self, step: Views, chosen: torch.Tensor, extent: Extent) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
@@ -69,11 +88,7 @@ class Decoder:
         out = torch.empty_like(q)
         short, long = extent.num_short, extent.num_long
         if short:
-            decode_attention(
-                q[: extent.num_short_rows], kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins,
-                out, self._workspace, num_sequences=short, max_rows=extent.max_short_rows, scale=self._scale,
-                num_splits=self._num_splits(extent),
-            )  # fmt: skip
+            self._attend_short(step, q[: extent.num_short_rows], kv, out, extent)
         if long and self.flash:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
@@ -86,10 +101,27 @@ class Decoder:
             )  # fmt: skip
         return out.view(num_rows, -1)
 
+    def _attend_short(self, step: Views, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, extent: Extent) -> None:
+        """Over what sequences share first, if they do."""
+        num_splits = self._num_splits(extent)
+        others: dict[str, Any] = {}
+        if extent.num_items:
+            num_parts = num_splits + self.sharing.max_splits(extent.num_short_rows)
+            shared_attention(
+                q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
+                num_splits=num_splits, num_parts=num_parts, scale=self._scale,
+            )  # fmt: skip
+            others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
+        decode_attention(
+            q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
+            num_sequences=extent.num_short, max_rows=extent.max_short_rows, scale=self._scale, num_splits=num_splits,
+            **others,
+        )  # fmt: skip
+
     def _num_splits(self, extent: Extent) -> int:
-        """A power of two, as many as there is room for."""
+        """A power of two, as many as there is room for: half of it, where the other half is for what is shared."""
         wanted = num_splits_for(extent.num_short, self.spec.num_kv_heads, self._num_sms)
-        room = max(1, _SPLIT_ROWS // extent.num_short_rows)
+        room = max(1, _SPLIT_ROWS // extent.num_short_rows // (2 if extent.num_items else 1))
         return int(min(wanted, 1 << (room.bit_length() - 1)))
 
     def _empty(self, *shape: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from hotloop.backends.backend import Allowed, Batch, HostMemory, Sampling
 from hotloop.backends.cuda.choosing import choose_tokens
-from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.graphs import Graphs
@@ -25,7 +25,7 @@ from hotloop.backends.cuda.hostmemory import RING_BYTES, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.staging import Staging
-from hotloop.backends.cuda.step import capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.host import NOT_NUMBERS
@@ -111,6 +111,7 @@ class CudaBackend:
         device: str = "cuda",
         has_graphs: bool = True,
         flash: Flash | None = None,
+        min_saved_bytes: int = MIN_SAVED_BYTES,
     ) -> None:
         self.spec = spec = model.spec
         self.timeline: list[CudaFlight] | None = None
@@ -123,16 +124,19 @@ class CudaBackend:
         self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {torch.__version__}"
         weights = load_weights(model, device, dtype)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device), flash)
+        kv = torch.zeros(kv_shape, dtype=dtype, device=device)
+        self._decoder = Decoder(spec, weights, kv, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
-        self._indexes = torch.zeros(
-            capacity(config.max_running, max_rows, max_blocks), dtype=torch.int32, device=device
-        )
+        self._sharing = self._decoder.sharing if config.shared_attention else None
+        num_ints = capacity(config.max_running, max_rows, max_blocks, self._decoder.sharing.num_items(max_rows))
+        self._indexes = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
-        self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running) if has_graphs else None
+        self._graphs: Graphs | None = None
+        if has_graphs:
+            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running, self._sharing)
         self._host = open_host_memory(self._decoder.kv, config)
         self.host_memory: HostMemory | None = self._host
 
@@ -141,8 +145,10 @@ class CudaBackend:
             flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids))
             if self.timeline is not None:
                 self.timeline.append(flight)
-            shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
-            ints, extent = pack(batch, BLOCK_SIZE, shape, has_table=self._decoder.flash is not None)
+            groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
+            shape = self._graphs.fitting(shape_of(batch, groups)) if self._graphs else None
+            has_table = self._decoder.flash is not None
+            ints, extent = pack(batch, BLOCK_SIZE, shape, has_table=has_table, sharing=self._sharing, groups=groups)
             self._staging.copy_to(self._indexes, ints)
             if self._host:
                 self._host.before_step(batch.block_ids)
@@ -150,7 +156,7 @@ class CudaBackend:
             if self._graphs and shape:
                 hidden = self._graphs.replay(shape)[: len(batch.wanted)]
             else:
-                views = view_parts(self._indexes, len(batch.past_lens), len(batch.token_ids))
+                views = view_parts(self._indexes, len(batch.past_lens), len(batch.token_ids), extent.num_items)
                 hidden = self._decoder.forward(views.with_wanted(len(batch.wanted)), self._chosen, extent)
             if self._host:
                 self._host.after_step(batch.block_ids)
