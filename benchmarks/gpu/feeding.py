@@ -22,13 +22,12 @@ class Sizes:
     chunk: int = 50
     num_decoded: int = 32
     num_rows: int = 8
-    num_requests: int = 64
+    num_requests: int = 32
     num_tokens: int = 2 * BLOCK_SIZE + 2
     """Over two blocks: one is set aside for whoever is let in, so that shorter answers never have to give way."""
     trunk_len: int = 128
     num_kv_tokens: int = 32_768
-    num_scarce_tokens: int = 4096
-    max_running: int = 64
+    num_scarce_tokens: int = 2048
 
 
 TINY = Sizes(
@@ -42,7 +41,6 @@ TINY = Sizes(
     trunk_len=64,
     num_kv_tokens=2048,
     num_scarce_tokens=320,
-    max_running=4,
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.beside import short_beside_long
 from benchmarks.gpu.models import dummy_model
 from hotloop.backends.cuda.runner import CudaBackend, CudaFlight, open_cuda
 from hotloop.core.config import EngineConfig
@@ -160,6 +161,22 @@ def batch(client: Client, count: int, num_in: int = 1024, num_out: int = 128, re
     return rates
 
 
+def lockstep(client: Client, num_agents: int = 64, num_turns: int = 8, repeats: int = 2) -> list[float]:
+    """Output tokens a second of agents with one head that all ask at once, 380 tokens in and 80 out a turn."""
+    rates = []
+    for _ in range(repeats):
+        head = client.prompt(4000)
+        histories = [head + client.prompt(60) for _ in range(num_agents)]
+        num_tokens, seconds = 0, 0.0
+        for _ in range(num_turns):
+            answers = client.ask(histories, 80)
+            num_tokens, seconds = num_tokens + answers.num_tokens, seconds + answers.seconds
+            for history in histories:
+                history += client.prompt(380)
+        rates.append(num_tokens / seconds)
+    return rates
+
+
 def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 128) -> dict[str, Any]:
     """How much of the time of steps that only decode the card had nothing to do, by its own clock."""
     backend = client.engine._backend
@@ -211,12 +228,14 @@ def run() -> Iterator[tuple[str, dict[str, Any]]]:
         for context in (2048, 32768):
             rates = decode_alone(client, context)
             yield f"decode alone at {context:,}", _figure(rates, decode_limit(spec, limits, 1, context))
-        for num_tokens in (2048, 8192, 32768):
-            rates = prefill(client, num_tokens)
+        for num_tokens in (2048, 8192, 32768, 100_000):
+            rates = prefill(client, num_tokens, repeats=1 if num_tokens == 100_000 else 3)
             yield f"prefill of {num_tokens:,}", _figure(rates, prefill_limit(spec, limits, num_tokens))
         yield "64 running", idle_share(client, 64)
         for count in (64, 256):
             yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
+        yield "64 agents in lockstep", _figure(lockstep(client), None)
+        yield "100 tokens beside 3 x 8,000", short_beside_long(engine, client.prompt)
 
 
 def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:

@@ -42,8 +42,7 @@ from hotloop.models.tokenizer import Tokenizer
 VOCAB_SIZE = 640
 NUM_THREADS, NUM_ROUNDS = 4, 10
 MAX_OPEN, MAX_RUNNING = 192, 64
-NUM_KV_TOKENS = 2304
-MAX_CONTEXT = 1024
+NUM_KV_TOKENS, MAX_CONTEXT = 2304, 1024
 MAX_GROWTH_BYTES = 4 << 20
 BANNED_ID = 40
 CONFIG = EngineConfig(max_running=MAX_RUNNING, max_step_tokens=512, debug_checks=True, max_context=MAX_CONTEXT)
@@ -332,6 +331,8 @@ def run(
                 break
             ordeal.round(writers, -(-num_requests // NUM_ROUNDS))
             memory.append(_memory())
+            progress = f"{ordeal.num_submitted:,} requests, {len(ordeal.failures)} failures, {memory[-1]['device']:,} B"
+            print(f"{time.monotonic() - began_at:4.0f} s  {progress}, {json.dumps(ordeal.reasons)}", flush=True)
         stats = engine.stats()
     if ordeal.num_submitted < num_requests:
         ordeal.fail(f"only {ordeal.num_submitted:,} of {num_requests:,} requests were submitted in {limit_s:g} s")
@@ -391,7 +392,6 @@ def main() -> int:
     backend.close()
     if flags.json:
         flags.json.write_text(json.dumps(report))
-    print(json.dumps(report))
     show(report, Console(width=140))
     return 0 if report["passed"] else 1
 

@@ -14,6 +14,7 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.step import Shape, pack
 from hotloop.backends.cuda.warm import warm_up
@@ -37,12 +38,20 @@ def tiny_model(family: Family, **changes: Any) -> Model:
 
 
 def make_backend(
-    model: Model, device: str, *, kv_bytes: int = 4 << 20, has_fp8_weights: bool = False, **settings: Any
+    model: Model,
+    device: str,
+    *,
+    kv_bytes: int = 4 << 20,
+    dtype: torch.dtype = torch.float32,
+    has_fp8_weights: bool = False,
+    flash: Flash | None = None,
+    **settings: Any,
 ) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
+    has_graphs = device == "cuda"
     return CudaBackend(
-        model, kv_bytes, config,
-        dtype=torch.float32, has_fp8_weights=has_fp8_weights, device=device, has_graphs=device == "cuda",
+        model, kv_bytes, config, dtype=dtype, has_fp8_weights=has_fp8_weights, device=device, has_graphs=has_graphs,
+        flash=flash,
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Step:
         """The next step; empty if there is nothing to do, or somebody needs the values of a step in flight for it."""
-        if any(request.num_pending and not request.can_overlap for request in self.running.values()):
+        if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = now
         self.courtesy.begin(

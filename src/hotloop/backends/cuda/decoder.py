@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
+from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
 from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.prefill import prefill_attention
@@ -22,9 +23,10 @@ _SPLIT_ROWS = 4096  # rows times splits that there is room for
 class Decoder:
     """The weights, the KV cache [layers, keys and values, blocks, kv heads, block size, head dim], and a workspace."""
 
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor) -> None:
+    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor, flash: Flash | None = None) -> None:
         self.spec = spec
         self.kv = kv
+        self.flash = flash
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
@@ -72,7 +74,12 @@ class Decoder:
                 out, self._workspace, num_sequences=short, max_rows=extent.max_short_rows, scale=self._scale,
                 num_splits=self._num_splits(extent),
             )  # fmt: skip
-        if long:
+        if long and self.flash:
+            self.flash.attend(
+                q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
+                max_rows=extent.max_long_rows, scale=self._scale,
+            )  # fmt: skip
+        elif long:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.block_ids, step.block_begins[short:],
                 out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale,

@@ -27,6 +27,7 @@ def gemv(
     num_rows, k = x.shape
     n = len(weight)
     w, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Matrix) else (weight, None)
+    assert w.shape[1] == k
     num_warps = _NUM_WARPS
     tile_n = 2 if num_rows == 1 and not is_gated else 4  # measured on an H200
     if scales is not None:  # widening takes instructions: fewer threads, each with more to sum, have fewer to merge

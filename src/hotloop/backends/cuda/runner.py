@@ -17,6 +17,7 @@ import torch
 from hotloop.backends.backend import Allowed, Batch, Sampling
 from hotloop.backends.cuda.choosing import choose_tokens
 from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.graphs import Graphs
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
@@ -73,7 +74,8 @@ def open_cuda(
             companion=companion,
         )
     try:
-        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8)
+        flash = find_flash(model.spec, BLOCK_SIZE, dtype)
+        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
         warm_up(backend)
         return backend
     except torch.OutOfMemoryError as error:
@@ -119,6 +121,7 @@ class CudaBackend:
         has_fp8_weights: bool = False,
         device: str = "cuda",
         has_graphs: bool = True,
+        flash: Flash | None = None,
     ) -> None:
         self.spec = spec = model.spec
         self.timeline: list[CudaFlight] | None = None
@@ -132,10 +135,10 @@ class CudaBackend:
         self.kv_layout = f"{model.fingerprint} cuda {dtype} {weight_format} {BLOCK_SIZE} {torch.__version__}"
         weights = load_weights(model, device, dtype, is_fp8=has_fp8_weights)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device))
+        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device), flash)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
-        max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
+        max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._indexes = torch.zeros(
             capacity(config.max_running, max_rows, max_blocks), dtype=torch.int32, device=device
         )
@@ -149,7 +152,7 @@ class CudaBackend:
             if self.timeline is not None:
                 self.timeline.append(flight)
             shape = self._graphs.fitting(shape_of(batch)) if self._graphs else None
-            ints, extent = pack(batch, BLOCK_SIZE, shape)
+            ints, extent = pack(batch, BLOCK_SIZE, shape, has_table=self._decoder.flash is not None)
             self._staging.copy_to(self._indexes, ints)
             flight.begun.record()
             if self._graphs and shape:

@@ -1,7 +1,9 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | block_ids ......... ]
+    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | block_ids ..... | table ]
       rows, 8 bytes each                                 sequences                          as many as there are
+
+The table repeats the blocks of the sequences with many rows, each as wide as the longest: FlashAttention wants it so.
 
 Where each part lies depends on the number of rows and sequences alone, so a CUDA graph that was captured for those
 finds the parts of every later step in the same place. A graph's step is padded: rows that are stored nowhere, sequences
@@ -47,6 +49,11 @@ class Views:
         """So many rows are wanted, not as many as there are."""
         return replace(self, wanted=self.wanted[:count])
 
+    def table(self, extent: "Extent") -> torch.Tensor:
+        """[num_long, table_width]"""
+        begin, width = extent.table_begin, extent.table_width
+        return self.block_ids[begin : begin + extent.num_long * width].view(extent.num_long, width)
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -57,6 +64,9 @@ class Extent:
     max_short_rows: int
     num_long: int = 0
     max_long_rows: int = 0
+    table_begin: int = 0
+    """Where in `block_ids` the table of the long ones begins: a row each, of `table_width` blocks."""
+    table_width: int = 0
 
 
 def view_parts(buffer: torch.Tensor, num_sequences: int, num_rows: int) -> Views:
@@ -68,8 +78,8 @@ def view_parts(buffer: torch.Tensor, num_sequences: int, num_rows: int) -> Views
 
 
 def capacity(max_sequences: int, max_rows: int, max_blocks: int) -> int:
-    """Integers that the largest step takes."""
-    return sum(_sizes(max_sequences, max_rows)) + max_blocks
+    """Integers that the largest step takes, where each sequence has up to `max_blocks`."""
+    return sum(_sizes(max_sequences, max_rows)) + 2 * max_sequences * max_blocks
 
 
 def shape_of(batch: Batch) -> Shape:
@@ -77,7 +87,9 @@ def shape_of(batch: Batch) -> Shape:
     return Shape(len(rows), int(batch.begins[-1]), int(rows.max()))
 
 
-def pack(batch: Batch, block_size: int, pad_to: Shape | None = None) -> tuple[NDArray[np.int32], Extent]:
+def pack(
+    batch: Batch, block_size: int, pad_to: Shape | None = None, *, has_table: bool = False
+) -> tuple[NDArray[np.int32], Extent]:
     """All of a step as integers, padded to a shape where there is one."""
     is_long = np.diff(batch.begins) > MAX_SHORT_ROWS
     wanted = batch.wanted
@@ -87,8 +99,11 @@ def pack(batch: Batch, block_size: int, pad_to: Shape | None = None) -> tuple[ND
     num_rows_of = np.diff(batch.begins)
     num_sequences, num_rows = len(num_rows_of), int(batch.begins[-1])
     sizes = _sizes(*(pad_to or Shape(num_sequences, num_rows, 0))[:2])
-    ints = np.zeros(sum(sizes) + len(batch.block_ids), np.int32)
-    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, block_ids = np.split(
+    all_lens = batch.past_lens + num_rows_of
+    table = _table(batch, all_lens[is_long], block_size) if has_table else np.empty((0, 0), np.int32)
+    sizes = [*sizes, len(batch.block_ids)]
+    ints = np.zeros(sum(sizes) + table.size, np.int32)
+    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, block_ids, last = np.split(
         ints, np.cumsum(sizes)
     )
     owner = np.repeat(np.arange(num_sequences), num_rows_of)
@@ -103,10 +118,21 @@ def pack(batch: Batch, block_size: int, pad_to: Shape | None = None) -> tuple[ND
     wanted_rows[: len(wanted)] = wanted
     row_begins[:] = num_rows
     row_begins[: num_sequences + 1] = batch.begins
-    lens[:num_sequences] = batch.past_lens + num_rows_of
+    lens[:num_sequences] = all_lens
     block_begins[: num_sequences + 1] = batch.block_begins
     block_ids[:] = batch.block_ids
-    return ints, _extent(num_rows_of, is_long)
+    last[:] = table.reshape(-1)
+    extent = _extent(num_rows_of, is_long)
+    return ints, replace(extent, table_begin=len(block_ids), table_width=table.shape[1])
+
+
+def _table(batch: Batch, lens: NDArray[np.int32], block_size: int) -> NDArray[np.int32]:
+    """The blocks of the last sequences, a row each; what is past a sequence's end is never read."""
+    num_blocks = -(-lens // block_size)
+    column = np.arange(num_blocks.max(initial=0))
+    begins = batch.block_begins[len(batch.past_lens) - len(lens) : len(batch.past_lens)]
+    at = np.where(column < num_blocks[:, None], begins[:, None] + column, 0)
+    return batch.block_ids[at].astype(np.int32)
 
 
 def _extent(num_rows_of: NDArray[np.int32], is_long: NDArray[np.bool_]) -> Extent:
