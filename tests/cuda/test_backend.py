@@ -44,6 +44,7 @@ def make_backend(
     *,
     kv_bytes: int = 4 << 20,
     dtype: torch.dtype = torch.float32,
+    has_fp8_weights: bool = False,
     flash: Flash | None = None,
     min_saved_bytes: int = MIN_SAVED_BYTES,
     **settings: Any,
@@ -54,6 +55,7 @@ def make_backend(
         kv_bytes,
         config,
         dtype=dtype,
+        has_fp8_weights=has_fp8_weights,
         device=device,
         has_graphs=device == "cuda",
         flash=flash,
@@ -106,6 +108,19 @@ def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph()
     row_begins = padded[16 + 4 * 8 :][:5]
     assert row_begins.tolist() == [0, 2, 2, 2, 2]
     assert padded[16 + 4 * 8 + 5 :][:4].tolist() == [64, 0, 0, 0]
+
+
+def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
+    """In a chunk and alone. The tiny model is a harsh one: its rows are short, so errors hardly cancel."""
+    model = tiny_model("qwen2", hidden_size=64, intermediate_size=96)
+    prompt = [random.Random(2).randrange(250) for _ in range(40)]
+    want = reference_logits(model.spec, model.weights, prompt)
+    backend = make_backend(model, device, has_fp8_weights=True)
+    chunk = logits_of(backend, batch((prompt[:39], 0, [0])))[-1]
+    alone = logits_of(backend, batch((prompt[39:], 39, [0])))[-1]
+    for got, exact in ((chunk, want[38]), (alone, want[39])):
+        error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+        assert 1e-4 < error < 0.1, "rounded, and not more"
 
 
 def answers(device: str, prompts: list[list[int]], sampling: SamplingParams, **settings: Any) -> list[list[int]]:

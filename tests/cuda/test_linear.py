@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.cuda.test_kernels import assert_close
 
+from hotloop.backends.cuda.fp8 import quantise
 from hotloop.backends.cuda.linear import gated, linear, logits
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -36,6 +37,34 @@ def test_gated(n: int, k: int, num_rows: int, dtype: torch.dtype, device: str) -
     x, w = random(num_rows, k, dtype=dtype, device=device), random(n, k, dtype=dtype, device=device) / k**0.5
     gate, up = (x.double() @ w.double().t()).chunk(2, -1)
     assert_close(gated(x, w), gate * torch.sigmoid(gate) * up)
+
+
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize(("n", "k"), [(64, 128), (48, 208), (80, 4112)])
+def test_weights_in_e4m3(n: int, k: int, num_rows: int, device: str) -> None:
+    """Few rows meet the weights as they are; more are rounded to e4m3 themselves, to half a step of a sixteenth."""
+    x, w = (random(rows, k, dtype=torch.bfloat16, device=device) for rows in (num_rows, n))
+    bias = random(n, dtype=torch.bfloat16, device=device)
+    weight = quantise(w / k**0.5)
+    rounded = x if num_rows < 3 else quantise(x).widened()
+    want = rounded.double() @ weight.widened().double().t()
+    assert_close(linear(x, weight), want)
+    assert_close(linear(x, weight, bias), want + bias.double())
+    gate, up = want.chunk(2, -1)
+    assert_close(gated(x.float(), weight).bfloat16(), gate * torch.sigmoid(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 64), (5, 200), (3, 14336)])
+def test_rows_become_e4m3(num_rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x = random(num_rows, size, dtype=dtype, device=device) * torch.logspace(-3, 3, num_rows, device=device)[:, None]
+    x[0, : size // 2] = 0
+    found = quantise(x)
+    assert torch.equal(found.values.float().abs().amax(1), torch.full((num_rows,), 448.0, device=device))
+    error = (found.widened().double() - x.double()).abs()
+    assert bool((error <= x.double().abs() / 16 + found.scales[:, None].double() / 512).all())
+    zero = quantise(torch.zeros(1, size, dtype=dtype, device=device)).widened()
+    assert not zero.any()
 
 
 def test_no_rows(device: str) -> None:

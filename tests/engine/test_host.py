@@ -243,7 +243,7 @@ def test_beside_the_disk(seed: int, tmp_path: Path) -> None:
 
 
 def test_those_who_are_away_are_expected_back_from_host_memory_too() -> None:
-    with host_engine() as engine:
+    with host_engine(retention=True) as engine:
         first = engine.generate(PROMPT, greedy())
         prefix = array("i", [*PROMPT, *first.token_ids])
         engine.hold(prefix, Hold(HoldKind.AWAY, time.monotonic() + 60, 60))

@@ -10,7 +10,7 @@ from hotloop.core.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-WeightFormat = Literal["int8", "int4", "bf16", "f32"]
+WeightFormat = Literal["int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
@@ -44,7 +44,7 @@ class ModelConfig:
     weights: WeightFormat = "int8"
     """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to read prompts
     faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
-    or in f32 if that is asked for."""
+    or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output) is for a GPU only."""
     precision: Precision = "fast"
     """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching never
     change a token."""

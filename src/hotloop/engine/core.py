@@ -113,9 +113,8 @@ class EngineCore:
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
-        self._speculator = (
-            Speculator(drafter, self._decoder, max_draft_tokens=config.max_draft_tokens) if drafter else None
-        )
+        most = config.max_draft_tokens
+        self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._tells_first = drafter is not None and drafter.has_model  # nobody's tokens wait for guesses
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}

@@ -55,6 +55,9 @@ def open_cuda(
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
+    is_fp8 = weight_format == "fp8"
+    if is_fp8:
+        _check_fp8(precision)
     if config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
     if kv_tokens:
@@ -69,13 +72,13 @@ def open_cuda(
             share=config.gpu_memory,
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (model.spec, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
-            weight_format=own,
+            weight_format="fp8" if is_fp8 else own,
             kv_item_bytes=dtype.itemsize,
             companion=companion,
         )
     try:
         flash = find_flash(model.spec, BLOCK_SIZE, dtype)
-        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, flash=flash)
+        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
         warm_up(backend)
         return backend
     except torch.OutOfMemoryError as error:
@@ -83,6 +86,17 @@ def open_cuda(
             f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
             f"--gpu-memory below {config.gpu_memory:g} leaves more for others"
         ) from None
+
+
+def _check_fp8(precision: Precision) -> None:
+    if precision == "exact":
+        raise ConfigError("weights fp8 do not go with precision exact: eight bits are not")
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 9):
+        name = torch.cuda.get_device_name()
+        raise ConfigError(
+            f"weights fp8 need a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
+        )
 
 
 def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int:
@@ -108,6 +122,7 @@ class CudaBackend:
         config: EngineConfig,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        has_fp8_weights: bool = False,
         device: str = "cuda",
         has_graphs: bool = True,
         flash: Flash | None = None,
@@ -121,8 +136,9 @@ class CudaBackend:
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(spec, dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
-        self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {torch.__version__}"
-        weights = load_weights(model, device, dtype)
+        weight_format = "fp8" if has_fp8_weights else dtype
+        self.kv_layout = f"{model.fingerprint} cuda {dtype} {weight_format} {BLOCK_SIZE} {torch.__version__}"
+        weights = load_weights(model, device, dtype, is_fp8=has_fp8_weights)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, flash, min_saved_bytes)
