@@ -28,6 +28,7 @@ class LentBackend:
         self.max_context = inner.max_context
         self.block_bytes = inner.block_bytes
         self.kv_layout = inner.kv_layout
+        self.host_memory = inner.host_memory
 
     def launch(self, batch: Batch) -> Flight:
         return self._inner.launch(batch)

@@ -89,7 +89,7 @@ class Answers:
 
 def open_engine(name: str = "llama-8b", **settings: Any) -> Engine:
     model = dummy_model(name)
-    config = EngineConfig(**{"max_running": 256, **settings})
+    config = EngineConfig(**{"max_running": 256, "host_kv": "off", **settings})
     backend = open_cuda(model, config, weight_format="bf16", precision="fast")
     return Engine(model.tokenizer, backend, config, name=model.name)
 

@@ -139,7 +139,7 @@ class Examiner:
     def _open(self, path: Path, dtype: str, max_running: int) -> Iterator[tuple[Model, CudaBackend]]:
         model = load_model(str(path))
         kind = getattr(torch, dtype)
-        config = EngineConfig(max_running=max_running, max_step_tokens=_MAX_STEP_TOKENS)
+        config = EngineConfig(max_running=max_running, max_step_tokens=_MAX_STEP_TOKENS, host_kv="off")
         kv_bytes = self.sizes.num_kv_tokens * kv_token_bytes(model.spec, kind.itemsize)
         has_graphs = self.device == "cuda"
         backend = CudaBackend(model, kv_bytes, config, dtype=kind, device=self.device, has_graphs=has_graphs)

@@ -339,7 +339,7 @@ def main() -> int:
 
 
 def open_model(*, is_exact: bool, is_tiny: bool) -> tuple[Model, CudaBackend, EngineConfig]:
-    config = EngineConfig(max_running=64)
+    config = EngineConfig(max_running=64, host_kv="off")
     if not is_exact and not is_tiny:
         model = tool_model()
         return model, open_cuda(model, config, weight_format="bf16", precision="fast"), config

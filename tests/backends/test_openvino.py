@@ -157,6 +157,11 @@ def test_the_sum_knows_that_exact_unpacks_the_weights(empty_home: Path) -> None:
     assert held_gib["exact"] == pytest.approx(held_gib["fast"] * (4 + 4 + 1) / (1 + 1), rel=0.1)
 
 
+def test_weights_in_fp8_are_refused(empty_home: Path) -> None:
+    with pytest.raises(ConfigError, match="weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32"):
+        open_cpu(tiny_model("llama"), CONFIG, weight_format="fp8")
+
+
 @pytest.mark.skipif(not IS_ARM, reason="needs an ARM CPU: others keep KV in other precisions")
 def test_kv_in_a_precision_that_is_not_there_is_refused(empty_home: Path) -> None:
     with pytest.raises(ConfigError, match="kv_precision u8 is not for this CPU: it can be f16 or f32"):

@@ -32,6 +32,12 @@ def test_the_memory_is_checked_when_it_is_set() -> None:
         EngineConfig(kv_memory="lots")
 
 
+def test_host_memory_is_not_for_several_gpus() -> None:
+    assert EngineConfig(gpus=2).host_kv == "auto"
+    with pytest.raises(ConfigError, match="host_kv 1GiB cannot be had with 2 gpus"):
+        EngineConfig(gpus=2, host_kv="1GiB")
+
+
 @pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
 def test_a_share_of_the_gpu_is_above_nothing_and_at_most_all(share: float) -> None:
     assert EngineConfig(gpu_memory=1).gpu_memory == 1

@@ -14,6 +14,8 @@ from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
+from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.step import Shape, pack
 from hotloop.backends.cuda.warm import warm_up
@@ -36,9 +38,29 @@ def tiny_model(family: Family, **changes: Any) -> Model:
     return Model(f"tiny-{family}", Path(family), family, spec, TOKENIZER, None, DictWeights(tensors), 0)
 
 
-def make_backend(model: Model, device: str, *, kv_bytes: int = 4 << 20, **settings: Any) -> CudaBackend:
+def make_backend(
+    model: Model,
+    device: str,
+    *,
+    kv_bytes: int = 4 << 20,
+    dtype: torch.dtype = torch.float32,
+    has_fp8_weights: bool = False,
+    flash: Flash | None = None,
+    min_saved_bytes: int = MIN_SAVED_BYTES,
+    **settings: Any,
+) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
-    return CudaBackend(model, kv_bytes, config, dtype=torch.float32, device=device, has_graphs=device == "cuda")
+    return CudaBackend(
+        model,
+        kv_bytes,
+        config,
+        dtype=dtype,
+        has_fp8_weights=has_fp8_weights,
+        device=device,
+        has_graphs=device == "cuda",
+        flash=flash,
+        min_saved_bytes=min_saved_bytes,
+    )
 
 
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:
@@ -86,6 +108,19 @@ def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph()
     row_begins = padded[16 + 4 * 8 :][:5]
     assert row_begins.tolist() == [0, 2, 2, 2, 2]
     assert padded[16 + 4 * 8 + 5 :][:4].tolist() == [64, 0, 0, 0]
+
+
+def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
+    """In a chunk and alone. The tiny model is a harsh one: its rows are short, so errors hardly cancel."""
+    model = tiny_model("qwen2", hidden_size=64, intermediate_size=96)
+    prompt = [random.Random(2).randrange(250) for _ in range(40)]
+    want = reference_logits(model.spec, model.weights, prompt)
+    backend = make_backend(model, device, has_fp8_weights=True)
+    chunk = logits_of(backend, batch((prompt[:39], 0, [0])))[-1]
+    alone = logits_of(backend, batch((prompt[39:], 39, [0])))[-1]
+    for got, exact in ((chunk, want[38]), (alone, want[39])):
+        error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+        assert 1e-4 < error < 0.1, "rounded, and not more"
 
 
 def answers(device: str, prompts: list[list[int]], sampling: SamplingParams, **settings: Any) -> list[list[int]]:

@@ -11,6 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_folder, write_gguf, write_json
 
+from hotloop.backends.cuda.fp8 import Fp8Matrix, quantise
 from hotloop.backends.cuda.weights import DeviceWeights, load_weights
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model, load_model
@@ -68,6 +69,21 @@ def test_quantised_rows_are_put_in_order_before_they_are_numbers(tmp_path: Path,
     assert_loaded(load_weights(model, device, torch.float32, chunk_bytes=5 * 4 * 96), spec, wanted)
 
 
+def test_matrices_of_layers_become_e4m3_a_row_at_a_time(tmp_path: Path, device: str) -> None:
+    spec = tiny_spec("qwen2", has_tied_head=False)
+    tensors = tiny_weights(spec)
+    model = load_model(str(write_folder(tmp_path / "m", spec, tensors)))
+    loaded = load_weights(model, device, torch.float32, is_fp8=True, chunk_bytes=5 * 4 * 96)
+    assert torch.equal(loaded.head.cpu(), torch.tensor(tensors["head"]))
+    want = expected_layer(spec, tensors, 1)
+    for name in ("qkv", "o", "gate_up", "down"):
+        matrix, exact = getattr(loaded.layers[1], name), torch.tensor(want[name]).double()
+        assert isinstance(matrix, Fp8Matrix)
+        error = (matrix.widened().cpu().double() - exact).abs()
+        assert bool((error <= exact.abs() / 16 + matrix.scales.cpu().double()[:, None] / 512).all()), name
+    assert isinstance(loaded.layers[1].qkv_bias, torch.Tensor)
+
+
 def write_quantised(path: Path, spec: ModelSpec, kind: GGMLQuantizationType) -> Path:
     """A GGUF of random blocks; its vectors are float32, as llama.cpp leaves them."""
     random = np.random.default_rng(0)
@@ -110,6 +126,23 @@ def test_ranks_load_their_shares(tmp_path: Path, kind: str, device: str) -> None
                 assert torch.equal(getattr(share, field), want), field
 
 
+def test_ranks_round_their_own_shares_to_e4m3(tmp_path: Path, device: str) -> None:
+    spec = tiny_spec("llama")
+    model = load_model(str(write_quantised(tmp_path / "m.gguf", spec, GGMLQuantizationType.Q8_0)))
+    exact = load_weights(model, device, torch.float32).layers[1]
+    for rank in range(2):
+        share = load_weights(model, device, torch.float32, is_fp8=True, rank=rank, num_ranks=2).layers[1]
+        for name, want in (
+            ("o", exact.o.chunk(2, 1)[rank]),
+            ("down", exact.down.chunk(2, 1)[rank]),
+            ("gate_up", torch.cat([part.chunk(2)[rank] for part in exact.gate_up.chunk(2)])),
+        ):
+            rounded = quantise(want.contiguous())
+            got = getattr(share, name)
+            assert torch.equal(got.scales, rounded.scales), name
+            assert torch.equal(got.widened(), rounded.widened()), name
+
+
 def test_the_head_of_a_rank_is_rows_of_a_tied_embedding(tmp_path: Path, device: str) -> None:
     spec = tiny_spec("llama")
     model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec))))
@@ -144,3 +177,6 @@ def test_dummy_weights_are_made_on_the_device(tmp_path: Path, device: str) -> No
     assert (layer.attn_norm == 1).all()
     assert layer.qkv_bias is not None
     assert (layer.qkv_bias == 0).all()
+    narrow = load_weights(model, device, torch.bfloat16, is_fp8=True).layers[1].gate_up
+    assert isinstance(narrow, Fp8Matrix)
+    assert narrow.widened().std().item() == pytest.approx(0.02, rel=0.1)

@@ -61,6 +61,7 @@ class Turned:
         drafter: Drafter | None = None,
         num_blocks: int = 40,
         max_running: int = 6,
+        num_host_blocks: int = 0,
         **changes: Any,
     ) -> None:
         self.rng = rng
@@ -69,6 +70,7 @@ class Turned:
             num_blocks=num_blocks,
             vocab_size=VOCAB_SIZE,
             depth=2,
+            num_host_blocks=num_host_blocks,
             on_run=self._run,
             is_late=lambda: rng.random() < 0.7,
         )

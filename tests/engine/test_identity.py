@@ -35,7 +35,7 @@ def undisturbed() -> list[list[int]]:
         {"max_step_tokens": 16, "prefix_cache": False},
         {"num_blocks": 26},
         {"num_blocks": 26, "prefix_cache": False},
-        {"num_blocks": 30, "max_step_tokens": 9},
+        {"num_blocks": 30, "max_step_tokens": 9, "admission": False},
     ],
     ids=str,
 )

@@ -69,7 +69,7 @@ class TestTotals:
     def test_they_never_go_back(self, seed: int):
         """Whoever comes, ends, gives way or is broken off meanwhile."""
         rng = random.Random(seed)
-        engine = Turned(num_blocks=16, max_step_tokens=12, max_running=6)
+        engine = Turned(num_blocks=16, max_step_tokens=12, max_running=6, admission=False)
         before = astuple(engine.look().totals)
         for i in range(150):
             if rng.random() < 0.3:
@@ -104,6 +104,13 @@ class TestBlocks:
             engine.ask(session, [*shared, *([ord(session[0])] * 8)], session=session)
             engine.finish()
         assert engine.look().blocks == {None: BlockCount(0, 3), "one": BlockCount(0, 2), "two": BlockCount(0, 2)}
+
+    def test_sessions_without_a_name_are_counted_as_one(self):
+        engine = Turned()
+        for first in (1, 2):
+            engine.ask(f"r{first}", [first] * 16, max_tokens=1)
+            engine.core.step()
+        assert engine.finish().blocks == {"": BlockCount(0, 8)}
 
     def test_who_goes_on_where_another_ended_has_only_what_comes_after(self):
         engine = Turned()

@@ -7,7 +7,7 @@ import pytest
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.radix import RadixTree
-from hotloop.engine.retention import BREAK_SHARE, FADE_S, MAX_BREAK_S, Retention
+from hotloop.engine.retention import FADE_S, Retention
 
 BLOCK_SIZE = 4
 
@@ -116,14 +116,14 @@ def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
         shelf.hold(1, HoldKind.PINNED, until=i + 300, ttl_s=300)
         shelf.hold(2, HoldKind.AWAY, until=i + 60)
         shelf.hold(2, HoldKind.AWAY, until=i + 0.5)
-    assert len(shelf.tree._expiring) < 100
+    assert len(shelf.tree._holds) < 100
     shelf.retention.now = 798.0
     shelf.tree.num_awaited(0, prefix(9, 1))
     assert [node.hold is None for node in shelf.tree._nodes()] == [False, True]
     shelf.retention.now = 799.0
     shelf.tree.num_awaited(0, prefix(9, 1))
     assert [node.hold is None for node in shelf.tree._nodes()] == [True, True]
-    assert not shelf.tree._expiring
+    assert len(shelf.tree._holds) == 0
     shelf.tree.check()
 
 
@@ -148,18 +148,6 @@ def test_a_peek_finds_what_a_match_finds_and_leaves_no_trace() -> None:
     assert shelf.tree.is_awaited(prefix(1, 4))
     assert found == shelf.tree.match(asked)
     assert len(found) == 3
-
-
-def test_room_is_broken_into_again_when_reading_it_anew_has_become_a_small_share_of_the_time() -> None:
-    retention = Retention(0)
-    retention.token_s = 0.001
-    assert retention.may_break(1000)
-    retention.now = 0.9 / BREAK_SHARE
-    assert not retention.may_break(10)
-    retention.now = 1.0 / BREAK_SHARE
-    assert retention.may_break(1_000_000)
-    retention.now += MAX_BREAK_S
-    assert retention.may_break(1)
 
 
 def test_the_time_to_read_a_token_is_learnt() -> None:

@@ -24,8 +24,10 @@ class Loop:
         self.scheduler = scheduler
         self.now = 0.0
 
-    def add(self, name: str, prompt: list[int], priority: Priority = Priority.INTERACTIVE) -> Request:
-        request = make_request(prompt, name, priority=priority, arrived_at=self.now)
+    def add(
+        self, name: str, prompt: list[int], priority: Priority = Priority.INTERACTIVE, session: str = ""
+    ) -> Request:
+        request = make_request(prompt, name, priority=priority, session_id=session, arrived_at=self.now)
         self.scheduler.add(request)
         return request
 

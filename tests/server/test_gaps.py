@@ -2,7 +2,8 @@
 
 import pytest
 
-from hotloop.server.gaps import MAX_S, USUAL_S, ToolGaps
+from hotloop.engine.gaps import MAX_S, USUAL_S
+from hotloop.server.gaps import ToolGaps
 
 
 class Clock:

@@ -15,7 +15,7 @@ from tests.server.serving import Serving, until
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.scheduler import SETTLE_S
+from hotloop.engine.seating import SETTLE_S
 from hotloop.server.service import Service
 
 CALLS = write_call("clock")
@@ -45,6 +45,16 @@ def find_holds(serving: Serving) -> dict[str, Hold]:
 def wait_for(serving: Serving, *kinds: HoldKind) -> dict[str, Hold]:
     until(lambda: sorted(hold.kind for hold in find_holds(serving).values()) == sorted(kinds))
     return find_holds(serving)
+
+
+def wait_for_pins(serving: Serving, count: int) -> dict[str, Hold]:
+    """The holds that were asked for, once there are so many."""
+
+    def pins() -> dict[str, Hold]:
+        return {text: hold for text, hold in find_holds(serving).items() if hold.kind is HoldKind.PINNED}
+
+    until(lambda: len(pins()) == count)
+    return pins()
 
 
 def chat(serving: Serving, messages: list[Any], **fields: Any) -> dict[str, Any]:
@@ -112,7 +122,7 @@ def test_a_breakpoint_pins_what_lies_before_it(agency: Serving) -> None:
     system = [{"type": "text", "text": RULES, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
     messages = [user(LONG, "And this is not kept, though it is as long as the rest of it.", marked=LONG)]
     usage = claude.post(agency, system=system, messages=messages).json()["usage"]
-    holds = wait_for(agency, HoldKind.PINNED, HoldKind.PINNED)
+    holds = wait_for_pins(agency, 2)
     (first, hour), (second, minutes) = sorted(holds.items(), key=lambda pair: len(pair[0]))
     assert (hour.ttl_s, minutes.ttl_s) == (3600, 300)
     assert_is_cut(first, RULES)
@@ -150,7 +160,7 @@ def test_openais_words_pin_the_whole_prompt(path: str, fields: dict[str, Any], t
         response: httpx.Response = serving.http.post(path, json=body | fields)
         assert response.status_code == 200
         serving.chat()  # by now the engine has heard of a hold, if there is one
-        holds = wait_for(serving, *[HoldKind.PINNED] * (ttl_s is not None))
+        holds = wait_for_pins(serving, int(ttl_s is not None))
     assert [hold.ttl_s for hold in holds.values()] == [ttl_s] * (ttl_s is not None)
 
 

@@ -41,9 +41,9 @@ class Agent:
 class World:
     """Twelve agents, and room for four at their longest."""
 
-    def __init__(self, tool_time: ToolTime, *, retention: bool, num_turns: int = 6, share_lost: float = 0.0) -> None:
+    def __init__(self, tool_time: ToolTime, *, is_on: bool, num_turns: int = 6, share_lost: float = 0.0) -> None:
         num_tokens = 4 * (PROMPT + num_turns * (ANSWER + RESULT))
-        config = EngineConfig(retention=retention)
+        config = EngineConfig(retention=is_on, admission=is_on)
         self.scheduler = Scheduler(config, block_size=BLOCK_SIZE, num_blocks=num_tokens // BLOCK_SIZE)
         self.now = 0.0
         self.gaps = ToolGaps(lambda: self.now)
@@ -95,12 +95,13 @@ class World:
         agent.num_left -= 1
         agent.ended_at = self.now
         if not agent.num_left:
-            self.scheduler.tree.hold(request.token_ids, Hold(HoldKind.FINISHED))
+            self.scheduler.seating.hold(request.token_ids, Hold(HoldKind.FINISHED), "", request.line)
             return
         call_id = f"{agent.name}{agent.num_left}"
         self.gaps.leave(call_id, "tool")
         if patience_s := self.gaps.patience_s(["tool"], self.scheduler.turnover_s):
-            self.scheduler.tree.hold(request.token_ids, Hold(HoldKind.AWAY, self.now + patience_s))
+            hold = Hold(HoldKind.AWAY, self.now + patience_s)
+            self.scheduler.seating.hold(request.token_ids, hold, "", request.line)
         if agent.rng.random() >= self.share_lost:
             agent.tokens = request.token_ids + agent.words(RESULT)
             back_at = self.now + self.tool_time(agent.rng)
@@ -113,7 +114,7 @@ def lognormal(median_s: float) -> ToolTime:
 
 def gain(tool_time: ToolTime, share_lost: float = 0.0) -> float:
     """How many times longer jobs take if the longest unused always goes first."""
-    plain, kept = (World(tool_time, retention=is_on, share_lost=share_lost).mean_job_s() for is_on in (False, True))
+    plain, kept = (World(tool_time, is_on=is_on, share_lost=share_lost).mean_job_s() for is_on in (False, True))
     return plain / kept
 
 

@@ -128,6 +128,37 @@ class Copy(Protocol):
         ...
 
 
+class Restore(Protocol):
+    """Blocks on their way back from host memory. Until it is done nobody may use either end of it."""
+
+    num_bytes: int
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not wait; never raises."""
+        ...
+
+    def wait(self) -> float:
+        """How long the copying itself took, in seconds. Raises BackendError if it failed."""
+        ...
+
+
+class HostMemory(Protocol):
+    """Room for blocks beside the hardware's own, from where they come back quicker than they are computed."""
+
+    num_blocks: int
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        """Copy these blocks, as they are after all that was launched, to as many of the host's. They may be given to
+        somebody else at once.
+        """
+        ...
+
+    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> Restore:
+        """Begin to copy what was offloaded back into as many blocks, while other work goes on."""
+        ...
+
+
 class Backend(Protocol):
     """Hardware that holds `num_blocks` KV blocks of `block_size` tokens each and computes batches over them."""
 
@@ -142,6 +173,8 @@ class Backend(Protocol):
     block_bytes: int
     kv_layout: str
     """What the bytes of a block depend on beside its tokens: the model, the precision, who computes and stores them."""
+    host_memory: HostMemory | None
+    """None where there is none beside the hardware's own, as on a CPU."""
 
     def launch(self, batch: Batch) -> Flight:
         """Begin to write the KV of every token into its blocks. Raises BackendError if the hardware fails."""

@@ -3,6 +3,9 @@
 Its "model" is a pure function of the tokens it can see in its KV: the next token is a hash of the sequence's last few
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
 
+What is offloaded to host memory comes back some time later, if `is_late` says so, and is read and written only then:
+whoever touches either end of such a copy too early is found out, and so is who forgets it.
+
 With a depth of two it behaves as a device does: batches are computed some time after they were launched, in order, the
 tokens are chosen under the masks that were handed over, and a row may be a token of the batch before.
 """
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Allowed, Batch, Chosen, Flight, Mask, Sampling
+from hotloop.backends.backend import Allowed, Batch, Chosen, Flight, HostMemory, Mask, Sampling
 from hotloop.backends.host import NOT_NUMBERS, HostChosen, HostCopy, HostFlight
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import BackendError, HotloopError
@@ -35,6 +38,7 @@ class NullBackend:
         vocab_size: int = 1000,
         max_context: int = 1 << 20,
         depth: int = 1,
+        num_host_blocks: int = 0,
         on_run: Callable[[Batch], None] | None = None,
         is_late: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -46,11 +50,14 @@ class NullBackend:
         self.block_bytes = block_size * np.dtype(np.int64).itemsize
         self.kv_layout = f"null {block_size}"
         self._on_run = on_run
-        self._is_late = is_late  # whether a batch, with a depth of two, is computed only when somebody needs it
+        self.is_late = is_late
+        """Whether a batch, with a depth of two, is computed only when somebody needs it; and whether a copy is."""
         self._queue: deque[_DeviceFlight] = deque()
         self._chosen_ids: list[int] = []  # of the batch that was computed last
         self._error: BackendError | None = None  # that nobody has heard of yet
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
+        self._host = NullHostMemory(self, num_host_blocks) if num_host_blocks else None
+        self.host_memory: HostMemory | None = self._host
         self._noise = np.random.default_rng(0).random(vocab_size, np.float32)  # logits as uneven as a model's
         self._logits = np.zeros((0, vocab_size), np.float32)
         self._likeliest: list[int] = []
@@ -68,6 +75,8 @@ class NullBackend:
         """Logits [wanted, vocabulary], valid until the next call."""
         if self._on_run:
             self._on_run(batch)
+        if self._host:
+            self._host.arrive()
         tables = [batch.block_ids[a:b] for a, b in zip(batch.block_begins, batch.block_begins[1:], strict=False)]
         token_ids = self._token_ids(batch)
         for i, table in enumerate(tables):
@@ -83,6 +92,10 @@ class NullBackend:
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         self._catch_up()
+        self.put(block_ids, data)
+
+    def put(self, block_ids: Sequence[int], data: memoryview) -> None:
+        """Write at once, whatever else is under way."""
         self._kv[np.array(block_ids)] = np.frombuffer(data, np.int64).reshape(-1, self.block_size)
 
     def close(self) -> None:
@@ -90,7 +103,7 @@ class NullBackend:
 
     def _catch_up(self, num_left: int = 0) -> None:
         """Compute what was launched until so many are left; a device in a hurry leaves none."""
-        while self._queue and (len(self._queue) > num_left or not self._is_late()):
+        while self._queue and (len(self._queue) > num_left or not self.is_late()):
             flight = self._queue.popleft()
             self._chosen_ids = flight.compute(self.run)
             self._error = flight.error
@@ -129,6 +142,65 @@ class NullBackend:
             self._logits[row, token_id] = self.LIKELIEST
         self._likeliest = token_ids
         return self._logits[: len(token_ids)]
+
+
+class NullHostMemory:
+    """Host memory of a backend without a model."""
+
+    def __init__(self, backend: NullBackend, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._backend = backend
+        self.blocks = [b""] * num_blocks
+        self._coming: list[NullRestore] = []
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        data, size = self._backend.read_blocks(block_ids).wait(), self._backend.block_bytes
+        for i, host_id in enumerate(host_ids):
+            self.blocks[host_id] = bytes(data[i * size : (i + 1) * size])
+
+    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "NullRestore":
+        copy = NullRestore(self._backend, self.blocks, host_ids, block_ids)  # others may arrive meanwhile
+        self._coming.append(copy)
+        return copy
+
+    def arrive(self) -> None:
+        """Some copies are made, perhaps."""
+        for copy in self._coming:
+            if not self._backend.is_late():
+                copy.arrive()
+        self._coming = [copy for copy in self._coming if not copy.is_over]
+
+
+class NullRestore:
+    """Copies some time, or when it has to."""
+
+    def __init__(
+        self, backend: NullBackend, blocks: list[bytes], host_ids: Sequence[int], block_ids: Sequence[int]
+    ) -> None:
+        self.num_bytes = len(block_ids) * backend.block_bytes
+        self._backend = backend
+        self._blocks = blocks
+        self._host_ids, self._block_ids = host_ids, block_ids
+        self._num_asked = 0
+        self.is_over = False
+        backend.write_blocks(block_ids, memoryview(b"\xff" * self.num_bytes))
+
+    @property
+    def is_done(self) -> bool:
+        self._num_asked += 1
+        if self._num_asked > 8 or not self._backend.is_late():
+            self.arrive()
+        return self.is_over
+
+    def wait(self) -> float:
+        self.arrive()
+        return 1e-9
+
+    def arrive(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            data = b"".join(self._blocks[host_id] for host_id in self._host_ids)
+            self._backend.put(self._block_ids, memoryview(data))
 
 
 class _DeviceFlight:

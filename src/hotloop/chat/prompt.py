@@ -126,7 +126,7 @@ class Prompts:
 
     def tokens(self, token_ids: Sequence[int], *, param: str = "prompt") -> Prompt:
         """Tokens a client has cut itself. Raises RequestError where the model has no such token."""
-        if token_ids and not (0 <= min(token_ids) and max(token_ids) < self._tokenizer.vocab_size):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._tokenizer.vocab_size):
             unknown = next(each for each in token_ids if not 0 <= each < self._tokenizer.vocab_size)
             raise RequestError(f"{param}: the model has no token {unknown}", param=param)
         return Prompt(token_ids, lambda: self._tokenizer.decode(token_ids, keep_special=True))

@@ -10,7 +10,7 @@ from hotloop.core.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-WeightFormat = Literal["int8", "int4", "bf16", "f32"]
+WeightFormat = Literal["int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
@@ -45,7 +45,7 @@ class ModelConfig:
     weights: WeightFormat = "int8"
     """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to read prompts
     faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
-    or in f32 if that is asked for."""
+    or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output) is for a GPU only."""
     precision: Precision = "fast"
     """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching never
     change a token."""
@@ -66,6 +66,10 @@ class EngineConfig:
     """Share of a GPU's memory that may be used in all: for weights, working memory, and KV, which gets the rest."""
     gpus: int = 1
     """How many GPUs the model is split over; each has a part of every layer. A draft model is on the first alone."""
+    host_kv: str = "auto"
+    """Host memory for KV that a GPU has no room for, such as 64GiB: it comes back quicker than it is computed again.
+    `auto` takes half of what is free, at most as much as the GPU has for KV; `off` takes none. A CPU needs none,
+    and several GPUs have none."""
     kv_precision: KvPrecision = "auto"
     """Precision of the KV cache; `auto` follows the precision of the computation, and a GPU knows no other."""
     max_context: int | None = None
@@ -75,10 +79,12 @@ class EngineConfig:
     max_waiting: int = 512
     """Most requests waiting for a place; one more is answered 429."""
     max_step_tokens: int | None = None
-    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode.
-    If not given, 512 on a CPU and more on a GPU."""
+    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode, in
+    smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
     """Whether prompts share what was already read."""
+    shared_attention: bool = True
+    """Whether a GPU attends to KV that many requests of a step share once for all of them; a CPU always does."""
     kv_dir: str | None = None
     """A folder where what was read is kept as well, to survive a restart; as worthy of protection as the prompts."""
     kv_dir_size: str = "8GiB"
@@ -87,8 +93,11 @@ class EngineConfig:
     """Where it is published what the KV cache holds, such as tcp://127.0.0.1:5557, in vLLM's format, for routers; the
     port after it replays. Whoever can connect can read the prompts; those with a salt are left out."""
     retention: bool = True
-    """Whether prompts are kept longer where a client asks for it or runs a tool, newcomers wait for those who are back
-    soon, and finished runs are let go first; if not, the longest unused goes first, whatever it is."""
+    """Whether prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs
+    are let go first; if not, the longest unused goes first, whatever it is."""
+    admission: bool = True
+    """Whether new sessions wait while those under way, and what they will grow by, fill the KV cache, so that each of
+    them finds its prefix when it comes back; if not, all are served at a time, however much is read again."""
     pinned_share: float = 0.5
     """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True
@@ -123,10 +132,19 @@ class EngineConfig:
                 raise ConfigError("kv_events needs prefix_cache: there is nothing to tell without it")
         parse_bytes(self.kv_memory)
         parse_bytes(self.kv_dir_size)
+        if self.host_kv not in ("auto", "off"):
+            parse_bytes(self.host_kv)
+            if self.gpus > 1:
+                raise ConfigError(f"host_kv {self.host_kv} cannot be had with {self.gpus} gpus: it serves one alone")
 
     @property
     def kv_memory_bytes(self) -> int:
         return parse_bytes(self.kv_memory)
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """If a size was asked for."""
+        return parse_bytes(self.host_kv)
 
     @property
     def kv_dir_bytes(self) -> int:

@@ -49,6 +49,19 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Wait(StrEnum):
+    """What a request waits for before it is let in."""
+
+    TURN = "turn"
+    """Steps that were full, and more urgent requests."""
+    BATCH = "batch"
+    """A place among those who run: there are `max_running`."""
+    ROOM = "room"
+    """KV blocks that others use."""
+    SESSIONS = "sessions"
+    """Sessions under way, which will come back to what the cache has of theirs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. The defaults are OpenAI's."""
@@ -137,10 +150,23 @@ class Usage:
     """Steps of the engine that gave this request at least one token."""
     num_restored: int = 0
     """Those of the cached tokens whose KV was read from disk for this request."""
+    num_from_host: int = 0
+    """Those whose KV was copied back from host memory for it."""
+    turn_wait_s: float = 0.0
+    batch_wait_s: float = 0.0
+    room_wait_s: float = 0.0
+    sessions_wait_s: float = 0.0
+    """How long it waited for each `Wait`."""
 
     @property
     def num_sampled(self) -> int:
         return self.num_output - self.num_forced
+
+    @property
+    def waits_s(self) -> dict[Wait, float]:
+        """How long it waited for what, if it did."""
+        times_s = (self.turn_wait_s, self.batch_wait_s, self.room_wait_s, self.sessions_wait_s)
+        return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +208,7 @@ class Request:
     """Whether it is worth knowing its tokens before the next step, since what follows them can be guessed."""
     num_cached: int = 0
     num_restored: int = 0
+    num_from_host: int = 0
     eviction: Eviction | None = None
     """What became of the first block that was not cached when it was let in, as far as the tree remembers."""
     num_read: int = 0
@@ -192,8 +219,16 @@ class Request:
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
+    line: str = ""
+    """Its session: by name, or else by the prompts it goes on from."""
     is_awaited: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
+    retry_at: float = 0.0
+    """When it is next seen whether its session may begin, if it was not to."""
+    waits_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))
+    waits_for: Wait = Wait.TURN
+    waits_from: float = field(init=False)
+    """Since when it waits for that."""
     rank: int = 0
     """The class it counts as: its priority, or a more urgent one if it had to wait long."""
     seed: int = 0
@@ -206,7 +241,7 @@ class Request:
     last_token_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.waiting_since = self.arrived_at
+        self.waiting_since = self.waits_from = self.arrived_at
         try:
             self.token_ids = array("i", self.prompt_ids)
         except OverflowError:
@@ -247,6 +282,11 @@ class Request:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
+    def wait_for(self, wait: Wait, now: float) -> None:
+        """It waits for that from now on, and has waited for something until now."""
+        self.waits_s[self.waits_for] += max(0.0, now - self.waits_from)
+        self.waits_for, self.waits_from = wait, now
+
     @property
     def usage(self) -> Usage:
         return Usage(
@@ -257,5 +297,10 @@ class Request:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             num_steps=self.num_steps,
-            num_restored=min(self.num_restored, self.num_cached),
+            num_restored=(num_restored := min(self.num_restored, self.num_cached)),
+            num_from_host=min(self.num_from_host, self.num_cached - num_restored),
+            turn_wait_s=self.waits_s[Wait.TURN],
+            batch_wait_s=self.waits_s[Wait.BATCH],
+            room_wait_s=self.waits_s[Wait.ROOM],
+            sessions_wait_s=self.waits_s[Wait.SESSIONS],
         )

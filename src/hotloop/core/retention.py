@@ -14,7 +14,7 @@ class HoldKind(IntEnum):
     ORDINARY = 1
     """Nothing is known."""
     AWAY = 2
-    """A tool runs; its agent is expected back at a certain time."""
+    """Its session is expected back by a certain time: a tool runs, or it usually comes back."""
     PINNED = 3
     """Somebody asked for it to be kept for a time, which begins anew with every use."""
 

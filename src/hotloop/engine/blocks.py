@@ -5,7 +5,11 @@ Invariant: it is free exactly when it has no user and is not kept; idle when it 
 lock: only idle blocks may be given up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hotloop.core.request import Request
 
 
 class BlockPool:
@@ -25,6 +29,10 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - len(self._free) - self.num_idle
+
+    @property
+    def num_kept(self) -> int:
+        return sum(self._is_kept)
 
     def allocate(self, count: int) -> list[int] | None:
         """That many blocks, with one user each; None if there are not enough."""
@@ -80,12 +88,48 @@ class BlockPool:
     def is_kept(self, block_id: int) -> bool:
         return self._is_kept[block_id]
 
-    def check(self) -> None:
+    def check(self, users: Mapping[int, int] | None = None) -> None:
+        """All that is counted agrees; and with how many users each block has, if that is known."""
+        assert users is None or all(users[block_id] == num for block_id, num in enumerate(self._num_users))
         is_free = set(self._free)
         assert len(self._free) == len(is_free), "a block is free twice"
         num_idle = 0
-        for block_id, (users, kept) in enumerate(zip(self._num_users, self._is_kept, strict=True)):
-            assert users >= 0
-            assert (users == 0 and not kept) == (block_id in is_free), f"block {block_id}: {users} users, kept {kept}"
-            num_idle += users == 0 and kept
+        for block_id, (num, kept) in enumerate(zip(self._num_users, self._is_kept, strict=True)):
+            assert num >= 0
+            assert (num == 0 and not kept) == (block_id in is_free), f"block {block_id}: {num} users, kept {kept}"
+            num_idle += num == 0 and kept
         assert num_idle == self.num_idle
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """Blocks in host memory for what leaves the device, and how it gets there: `offload(block_ids, host_ids)` copies
+    before whatever is launched or copied next can change those blocks.
+    """
+
+    pool: BlockPool
+    offload: Callable[[list[int], list[int]], None]
+
+    @property
+    def least(self) -> int:
+        """How many blocks should move at a time, at least: a copy of few costs as much as one of some more."""
+        return min(32, self.pool.num_blocks // 64)
+
+    def emptied(self) -> "HostRoom":
+        return HostRoom(BlockPool(self.pool.num_blocks), self.offload)
+
+
+def no_host_room() -> HostRoom:
+    return HostRoom(BlockPool(0), lambda block_ids, host_ids: None)
+
+
+class Fetcher(Protocol):
+    """Brings blocks back from host memory."""
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether a copy under way brings what a request needs next, so that it had better wait."""
+        ...
+
+    def fetch(self, request: Request) -> bool:
+        """Take a request out of the waiting until what host memory has of it is on the device, if that pays."""
+        ...

@@ -1,6 +1,7 @@
 """What changes in the prefix tree, in order, for somebody outside to hear of. Integers and bytes only.
 
-A block is named by its number in the pool: nobody else has that number as long as the tree keeps it.
+A block is named by its number in the pool: nobody else has that number as long as the tree keeps it. One in host memory
+has the number -1 - n of block n there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,11 +25,19 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The tree keeps what was in these blocks, in these others: it went to host memory, or came back."""
+
+    block_ids: Sequence[int]
+    new_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Emptied:
     """The tree keeps nothing."""
 
 
-Change = Kept | GivenUp | Emptied
+Change = Kept | GivenUp | Moved | Emptied
 
 
 class Changes:

@@ -24,12 +24,15 @@ from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
+from hotloop.engine.host import HostStats, HostTier, open_room
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
 from hotloop.models.tokenizer import Tokenizer
 
 OnEvent = Callable[[TokenEvent], None]
+
+_COPY_POLL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Totals:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_restored_tokens: int = 0
+    num_host_tokens: int = 0
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -95,20 +99,22 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.totals = Totals()
+        memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
             changes=changes,
+            host=open_room(memory),
         )
+        self._host = HostTier(memory, backend.block_bytes, self.scheduler, clock) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
-        self._speculator = (
-            Speculator(drafter, self._decoder, max_draft_tokens=config.max_draft_tokens) if drafter else None
-        )
+        most = config.max_draft_tokens
+        self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._tells_first = drafter is not None and drafter.has_model  # nobody's tokens wait for guesses
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
@@ -133,32 +139,44 @@ class EngineCore:
 
     @property
     def waiting(self) -> list[Request]:
-        """Who waits, for a place or for the disk."""
-        return [*list(self.scheduler.waiting.values()), *(self._disk.waiting if self._disk else ())]
+        """Who waits, for a place, for the disk or for host memory."""
+        tiers = [tier for tier in (self._disk, self._host) if tier]
+        return [*list(self.scheduler.waiting.values()), *(request for tier in tiers for request in tier.waiting)]
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits or runs, and no event is left to deliver."""
-        return not (self._listeners or self._flights or self._events)
+        return not (self._listeners or self._flights or self._events or self._is_copying)
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do."""
-        return self.scheduler.has_work or bool(self._flights or self._events)
+        return self.scheduler.has_work or bool(self._flights or self._events or self._is_copying)
+
+    @property
+    def _is_copying(self) -> bool:
+        return self._host is not None and self._host.is_busy
 
     def disk_stats(self) -> DiskStats:
         return self._disk.stats() if self._disk else DiskStats()
+
+    def host_stats(self) -> HostStats:
+        return self._host.stats() if self._host else HostStats()
 
     def check(self) -> None:
         self.scheduler.check()
         if self._disk:
             self._disk.check()
+        if self._host:
+            self._host.check()
 
     def step(self) -> StepReport | None:
         """Launch a step, tell the world of the one before, settle the oldest in flight if it is time for that."""
         began_at = self._clock()
         if self._disk:
             self._disk.poll(began_at)
+        if self._host:
+            self._host.poll()
         if self._tells_first:
             self._tell_all()
         launched = self._launch(began_at)
@@ -167,6 +185,8 @@ class EngineCore:
             launched.flight.sample(self._sampling(launched.step))
         if self._flights and (not launched or len(self._flights) >= self._backend.depth):
             return self._settle(self._flights.popleft())
+        if self._is_copying and not launched:
+            time.sleep(_COPY_POLL_S)  # there is nothing else to do
         return None
 
     def abort(self, *request_ids: str) -> None:
@@ -174,6 +194,8 @@ class EngineCore:
         for request_id in request_ids:
             if self._disk:
                 self._disk.let_go(request_id)
+            if self._host:
+                self._host.let_go(request_id)
             request = self._find(request_id)
             if request:
                 num_told = request.num_tokens - len(self._listeners[request_id].untold)
@@ -183,6 +205,8 @@ class EngineCore:
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
         self._flights.clear()
+        if self._host:
+            self._host.reset()
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
@@ -331,6 +355,7 @@ class EngineCore:
         self.totals.num_drafted_tokens += event.usage.num_drafted
         self.totals.num_accepted_tokens += event.usage.num_accepted
         self.totals.num_restored_tokens += event.usage.num_restored
+        self.totals.num_host_tokens += event.usage.num_from_host
         if self._disk:
             self._disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)

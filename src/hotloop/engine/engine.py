@@ -174,10 +174,10 @@ class Engine:
         """End requests early; each hears of it by its terminal event. Unknown ids have ended already."""
         self._post(lambda: self._core.abort(*request_ids))
 
-    def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "") -> None:
-        """Tell when a prefix is wanted again, on the clock of `time.monotonic`."""
+    def hold(self, token_ids: Sequence[int], hold: Hold, salt: str = "", line: str = "") -> None:
+        """Tell when a prefix, of that session, is wanted again, on the clock of `time.monotonic`."""
         tokens = array("i", token_ids)
-        self._post(lambda: self._core.scheduler.tree.hold(tokens, hold, salt))
+        self._post(lambda: self._core.scheduler.seating.hold(tokens, hold, salt, line))
 
     async def stream(
         self,

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from hotloop.core.retention import Eviction
+from hotloop.engine.node import Node, path, root_of
 
 MAX_EVICTIONS = 4096
 
@@ -18,8 +19,10 @@ class Evictions:
     def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
         return self._evictions.get(_digest(salt, parts))
 
-    def remember(self, salt: bytes, parts: Iterable[bytes], eviction: Eviction) -> None:
-        self._evictions[_digest(salt, parts)] = eviction
+    def remember(self, leaf: Node, end: int, eviction: Eviction) -> None:
+        """What the first `end` bytes of a leaf's key end with was given up."""
+        [_, *above] = [node.key for node in path(leaf)]
+        self._evictions[_digest(root_of(leaf).key, [*reversed(above), leaf.key[:end]])] = eviction
         if len(self._evictions) > MAX_EVICTIONS:
             self._evictions.popitem(last=False)
 

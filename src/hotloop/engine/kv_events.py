@@ -21,7 +21,7 @@ import msgspec
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
-from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, Kept
+from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, Kept, Moved
 
 MAX_REPLAYED = 4096
 """How many batches are kept for those who missed some."""
@@ -54,6 +54,10 @@ class Wording:
             case GivenUp():
                 names = [self._names.pop(block_id) for block_id in change.block_ids if block_id in self._names]
                 return ["BlockRemoved", names, None] if names else None
+            case Moved():
+                pairs = zip(change.block_ids, change.new_ids, strict=True)
+                self._names |= {new_id: self._names.pop(old_id) for old_id, new_id in pairs if old_id in self._names}
+                return None
             case Emptied():
                 self._names.clear()
                 return ["AllBlocksCleared"]

@@ -60,6 +60,7 @@ def open_parts(
             gpus=1,
             max_step_tokens=_DRAFT_STEP_TOKENS,
             draft_model=None,
+            host_kv="off",
         )
         num_tokens = backend.num_blocks * backend.block_size
         guessing = open_backend(

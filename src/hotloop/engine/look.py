@@ -7,7 +7,9 @@ tokens that nobody was told of; the totals then stand still until they are made 
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, replace
 from itertools import takewhile
@@ -15,6 +17,9 @@ from itertools import takewhile
 from hotloop.core.request import Request, Usage
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore, Totals
+from hotloop.engine.lines import PREFIX
+from hotloop.engine.node import Node
+from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
 
@@ -86,11 +91,31 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
         (each.token_ids[: (len(each.block_ids) - num_own[each.id]) * scheduler.block_size], each.salt)
         for each in scheduler.running.values()
     ]
-    used = tree.num_along(prefixes)
-    kept = tree.num_owned - used
+    used = _by_name(_num_along(tree, prefixes))
+    kept = _by_name(tree.num_owned) - used
     for request in scheduler.running.values():
         used[request.session_id] += num_own[request.id]
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
+
+
+def _num_along(tree: RadixTree, prefixes: Iterable[tuple["array[int]", str]]) -> Counter[str | None]:
+    """How many blocks these prefixes, each with its salt, have on the device together, by whose they are."""
+    reached: dict[Node, int] = {}
+    for token_ids, salt in prefixes:
+        for node, num_blocks in tree.trace(token_ids, salt):
+            reached[node] = 0 if node.is_hosted else max(reached.get(node, 0), num_blocks)
+    found = Counter[str | None]()
+    for node, num_blocks in reached.items():
+        found[node.session] += num_blocks
+    return found
+
+
+def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
+    """Sessions that have no name are one."""
+    named = Counter[str | None]()
+    for session, num_blocks in blocks.items():
+        named["" if session and session.startswith(PREFIX) else session] += num_blocks
+    return named
 
 
 def _num_own(request: Request, pool: BlockPool) -> int:
@@ -117,6 +142,7 @@ def _ended(totals: Totals) -> Usage:
         num_drafted=totals.num_drafted_tokens,
         num_accepted=totals.num_accepted_tokens,
         num_restored=totals.num_restored_tokens,
+        num_from_host=totals.num_host_tokens,
     )
 
 

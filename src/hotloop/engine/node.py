@@ -1,4 +1,7 @@
-"""An edge of the prefix tree, and the ways along edges. Only the tree changes one."""
+"""An edge of the prefix tree, and the ways along edges. Only the tree changes one.
+
+`size` is the number of bytes of a block's tokens in a key.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,10 +17,13 @@ class Node:
     parent: "Node | None"
     key: bytes
     block_ids: list[int]
+    """Of the device, or of host memory."""
     last_used: int
     used_at: float = 0.0
     session: str | None = ""
     """Whose it is; None once several sessions have used it."""
+    is_hosted: bool = False
+    """Whether its blocks are in host memory; then so are those of all nodes below it."""
     hold: Hold | None = None
     """What is known about the prefix that ends here."""
     queued: Rank | None = None
@@ -25,6 +31,20 @@ class Node:
     looked_at: float | None = None
     """When it is next seen whether its hold has expired; entries of another time are stale."""
     children: "dict[bytes, Node]" = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[int]:
+        """Its blocks as others are told of them: those in host memory have negative numbers."""
+        return [~block_id for block_id in self.block_ids] if self.is_hosted else list(self.block_ids)
+
+    @property
+    def last_name(self) -> int | None:
+        return self.names[-1] if self.block_ids else None
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether it has blocks, and nothing in the same memory hangs below it."""
+    return bool(node.block_ids) and not any(child.is_hosted == node.is_hosted for child in node.children.values())
 
 
 def path(node: Node) -> Iterator[Node]:
@@ -41,13 +61,71 @@ def root_of(node: Node) -> Node:
     return node
 
 
-def last_id(node: Node) -> int | None:
-    return node.block_ids[-1] if node.block_ids else None
-
-
 def subtree(top: Node) -> Iterator[Node]:
     stack = [top]
     while stack:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
+
+
+def trace(root: Node | None, key: bytes, size: int) -> Iterator[tuple[Node, int]]:
+    """Each node along the key, and how many of its blocks the key has."""
+    node, begin = root, 0
+    while node and (child := node.children.get(key[begin : begin + size])):
+        if not key.startswith(child.key, begin):
+            yield child, num_common(child.key, key, begin, size)
+            return
+        yield child, len(child.block_ids)
+        node, begin = child, begin + len(child.key)
+
+
+def num_common(edge: bytes, key: bytes, begin: int, size: int) -> int:
+    """How many whole blocks of `edge`, though not all of them, stand at `key[begin:]`."""
+    low, high = 1, min(len(edge), len(key) - begin) // size  # the first block is known to match
+    while low < high:
+        middle = (low + high + 1) // 2
+        if key.startswith(edge[: middle * size], begin):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def split(node: Node, num_blocks: int, size: int) -> Node:
+    """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
+    assert node.parent is not None
+    upper = Node(
+        node.parent,
+        node.key[: num_blocks * size],
+        node.block_ids[:num_blocks],
+        node.last_used,
+        node.used_at,
+        node.session,
+        node.is_hosted,
+    )
+    node.parent.children[node.key[:size]] = upper
+    node.parent, node.key, node.block_ids = upper, node.key[num_blocks * size :], node.block_ids[num_blocks:]
+    upper.children[node.key[:size]] = node
+    return upper
+
+
+def join(node: Node, size: int) -> bool:
+    """Make a node and its only child, which alone is left, one edge, if nothing tells them apart but where it ends."""
+    if len(node.children) != 1 or node.hold or node.parent is None:
+        return False
+    [child] = node.children.values()
+    if (node.is_hosted, node.session, node.last_used) != (child.is_hosted, child.session, child.last_used):
+        return False
+    node.parent.children[node.key[:size]] = child
+    child.parent, child.key, child.block_ids = node.parent, node.key + child.key, node.block_ids + child.block_ids
+    node.block_ids = []  # for the queue of leaves, which may still know it
+    return True
+
+
+def check_node(node: Node, size: int) -> None:
+    assert node.parent is not None
+    assert len(node.key) == len(node.block_ids) * size > 0
+    assert node.parent.children[node.key[:size]] is node
+    assert node.parent.parent is None or node.parent.last_used >= node.last_used
+    assert node.is_hosted or not node.parent.is_hosted, "a block of the device follows one that is in host memory"

@@ -3,13 +3,12 @@
     FINISHED   the run has ended; the longest ago first
     ORDINARY   chance of return x cost of reading it again, least first. The chance falls by e every `FADE_S` since the
                last use, and a token costs more the more come before it
-    AWAY       expected back from a tool; the less urgent class, then the one that returns last, goes first. One that is
+    AWAY       expected back; the less urgent class, then the one that returns last, goes first. One that is
                overdue is ordinary
     PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
 
-Holds are soft: they decide who goes first, never whether new work finds room. Newcomers do not take the room of those
-who are away more often than pays, but take it in the end. Pinned blocks may be a share of the pool at most; what is
-asked for beyond that is ordinary.
+Holds are soft: they decide who goes first, never whether new work finds room. Pinned blocks may be a share of the pool
+at most; what is asked for beyond that is ordinary.
 """
 
 import math
@@ -18,11 +17,10 @@ from hotloop.core.retention import Hold, HoldKind
 
 FADE_S = 60.0
 ATTENTION_TOKENS = 4000.0  # before a token, that make it cost twice as much
-BREAK_SHARE = 0.05  # of the time may be spent on reading again what newcomers took the room of
-MAX_BREAK_S = 30.0  # no newcomer that is next waits longer for those who are away
 
 _TOKEN_S = 0.0003  # to read a token, until it has been measured
 _LEARNING_RATE = 0.2
+_MANY = 256  # tokens, read in one step, tell as much as more would
 
 Rank = tuple[int, int, float, int]
 
@@ -38,18 +36,11 @@ class Retention:
         """Most blocks that may be pinned."""
         self.token_s = _TOKEN_S
         """How long it takes to read a token, lately."""
-        self._may_break_at = 0.0
 
     def learn(self, num_tokens: int, duration_s: float) -> None:
-        """So many tokens were read in that time, and little else was done."""
-        self.token_s += _LEARNING_RATE * (duration_s / num_tokens - self.token_s)
-
-    def may_break(self, num_tokens: int) -> bool:
-        """Whether a newcomer of so many tokens may have room of those who are away; if so, it takes it now."""
-        if self.now < self._may_break_at:
-            return False
-        self._may_break_at = self.now + min(num_tokens * self.token_s / BREAK_SHARE, MAX_BREAK_S)
-        return True
+        """So many tokens were read in that time."""
+        rate = _LEARNING_RATE * min(1.0, num_tokens / _MANY)
+        self.token_s += rate * (duration_s / num_tokens - self.token_s)
 
     def rank(self, hold: Hold | None, used_at: float, last_used: int, depth: int) -> Rank:
         """Lowest goes first; `depth` is the number of tokens up to the prefix's end."""

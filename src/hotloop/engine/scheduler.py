@@ -3,39 +3,38 @@
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there; between the two a request may be launched again if it does
 not need them. A step first gives every request that has read its prompt what it lacks, a token or a few forced ones (so
-decoding never starves), then fills its token budget with chunks of whoever lacks more: a share for those who lack least
-(so short prompts do not wait for long ones), the rest in order of arrival; with small ones, where somebody more urgent
-waits for the step (`Courtesy`). Before it computes anything a request follows the prefix tree as far as it goes, so
-that of many with the same prompt one reads it and the others adopt its blocks, even while it is still reading.
-
-Those who come back to a prefix that was kept for them go first, and newcomers do not take the room of those who are
-still away, unless it is time to (`Retention.may_break`): else all would read everything again at every turn.
+decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it (`Pace`,
+`Courtesy`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes anything
+a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the others
+adopt its blocks, even while it is still reading. Who comes back goes first; new sessions wait for a seat (`Admission`).
 
 Why it never stands still: the most urgent of the running never gives way, whoever fits the pool alone can finish, and
-whoever is next waits for those who are away a limited time.
+where nobody runs nobody waits for a seat.
 """
 
+import math
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
+from heapq import merge
 from operator import attrgetter
 
 from hotloop.core.config import EngineConfig
-from hotloop.core.request import FinishReason, Request
-from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.blocks import BlockPool
-from hotloop.engine.changes import Changes, Emptied
+from hotloop.core.request import FinishReason, Request, Wait
+from hotloop.engine.admission import Admission
+from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
+from hotloop.engine.changes import Changes
 from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness, urgency
+from hotloop.engine.pace import Pace
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
+from hotloop.engine.seating import Seating
+from hotloop.engine.short import ShortShare
 from hotloop.engine.step import Plan, Slice, Step
 
-MAX_PUT_OFF = 4
-SHORT_SHARE = 5  # one part in so many of a step goes to those who lack least, while somebody else could fill it
-MAX_SHORT = 16  # so many of the queue are looked at for that
-SETTLE_S = 0.5
-WAIT_S = 60.0
+MAX_SHORT = 16  # so many of the queue are looked at for those who lack little
+MAX_PUT_OFF = 8  # so many newcomers in a step are seen not to have a seat; then no other is tried
 
 
 class Scheduler:
@@ -49,16 +48,23 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         changes: Changes | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self._changes = changes
-        self.tree = RadixTree(self.pool, block_size, self.retention, changes)
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host)
+        self.host: Fetcher | None = None
+        self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness()
+        num_tokens = (num_blocks + self.tree.host.pool.num_blocks) * block_size
+        self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
+        self.seating = Seating(self.tree, self.admission, block_size)
         self.courtesy = Courtesy(block_size)
+        self.pace = Pace(self.retention.token_s)
+        self._short_share = ShortShare(self.max_step_tokens, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -70,26 +76,22 @@ class Scheduler:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the pool holds."""
-        return self.retention.token_s * self.pool.num_blocks * self.block_size
+        """How long it takes, lately, to read as many tokens as the cache holds, host memory included."""
+        return self.retention.token_s * self.admission.num_tokens
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
-        request.is_awaited = self.tree.is_awaited(request.token_ids, request.salt)
-        if request.is_awaited:  # nor is its prefix given up while it waits for a place
-            hold = Hold(HoldKind.AWAY, self.retention.now + WAIT_S, WAIT_S, rank=request.priority)
-            self.tree.hold(request.token_ids, hold, request.salt)
+        self.seating.arrive(request)
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
         """The next step; empty if there is nothing to do, or somebody needs the values of a step in flight for it."""
         if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
             return Step()
-        self.fairness.now = self.retention.now = now
-        self.courtesy.begin(
-            (each.rank for each in self.running.values()), now, self.retention.token_s, len(self._flying)
-        )
+        self.fairness.now = self.retention.now = self.admission.now = now
+        ranks = (each.rank for each in self.running.values())
+        self.courtesy.begin(ranks, now, self.retention.token_s, len(self._flying))
         plan = Plan()
         behind = []
         for request in list(self.running.values()):
@@ -100,16 +102,16 @@ class Scheduler:
                 behind.append(request)
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, missing)
-        num_granted = sum(part.num_tokens for part in plan.slices.values())
-        budget = max(self.block_size, self.max_step_tokens - num_granted)
         queue = self._queue(behind)
-        share = max(self.block_size, budget // SHORT_SHARE)
-        for request in self._short(queue, budget):
-            num_tokens = self._serve(plan, request, min(share, budget))
-            share, budget = share - num_tokens, budget - num_tokens
-        for request in queue:
-            if request.id not in plan.slices:
-                budget -= self._serve(plan, request, budget)
+        num_writing = len(plan.slices)
+        num_granted = sum(part.num_tokens for part in plan.slices.values())
+        plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
+        plan.room_s = self.pace.room_s(len(queue), num_writing, now)
+        for request in self._short(queue, plan):
+            self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
+        if sum(part.wants_token for part in plan.slices.values()) > num_writing:
+            plan.room_s = 0.0  # nobody's first word waits for what others read
+        self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
         return Step(list(plan.slices.values()), plan.prefixes)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
@@ -140,9 +142,8 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        num_tokens, least = step.num_tokens, min(self.max_step_tokens, 1024) // 2
-        if num_tokens > least and took_s > 0:  # it did little else than read prompts
-            self.retention.learn(num_tokens, took_s)
+        if took_s > 0 and (num_read := self.pace.learn(step.slices, took_s)):
+            self.retention.learn(num_read, max(0.0, took_s - self.pace.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -158,11 +159,7 @@ class Scheduler:
         request.finish_reason = reason
         request.num_read = request.num_settled
         self._release(request)
-        if reason is FinishReason.STOP:
-            hold = Hold(HoldKind.AWAY, self.retention.now + SETTLE_S, rank=request.rank)
-            self.tree.hold(request.token_ids, hold, request.salt)
-        elif request.is_awaited and request.id in self.waiting:  # nothing is kept for one who is not waiting any more
-            self.tree.match(request.token_ids, request.salt)
+        self.seating.end(request, reason, self.turnover_s, is_waiting=request.id in self.waiting)
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
     def fail(self, request: Request) -> None:
@@ -181,48 +178,45 @@ class Scheduler:
         requests += [self.waiting.pop(request_id) for request_id in given_way & self.waiting.keys()]
         for request in requests:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
+            self.seating.end(request, FinishReason.ERROR, self.turnover_s)
         for request in self.waiting.values():
             request.num_pending = 0
         self._flying.clear()
-        num_evicted = self.tree.num_evicted
-        self.pool = BlockPool(self.pool.num_blocks)
-        self.tree = RadixTree(self.pool, self.block_size, self.retention, self._changes)
-        if self._changes:
-            self._changes.add(Emptied())
-        self.tree.num_evicted = num_evicted
+        self.tree = self.seating.tree = self.tree.emptied()
+        self.pool = self.tree.pool
         return requests
 
     def check(self) -> None:
-        self.pool.check()
         self.tree.check()
-        users: dict[int, int] = {}
+        self.admission.check()
+        users = Counter(block_id for block_ids in self.copying for block_id in block_ids)
         for request in self.running.values():
             assert request.id not in self.waiting
             assert request.num_settled <= request.num_computed < request.num_tokens + request.num_pending
             assert request.num_pending <= len(self._flying)
             assert len(request.block_ids) * self.block_size >= request.num_computed
-            for block_id in request.block_ids:
-                users[block_id] = users.get(block_id, 0) + 1
+            users.update(request.block_ids)
         assert all(not request.block_ids for request in self.waiting.values())
-        for block_id in range(self.pool.num_blocks):
-            assert self.pool.num_users(block_id) == users.get(block_id, 0)
-        assert self.tree.num_blocks == sum(map(self.pool.is_kept, range(self.pool.num_blocks)))
+        self.pool.check(users)
 
     def _queue(self, behind: list[Request]) -> list[Request]:
         """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
-        joining = self.fairness.order(self.waiting.values(), self.running.values()) if self.waiting else []
-        return sorted([*sorted(behind, key=urgency), *joining], key=attrgetter("rank"))
+        waiting = [each for each in self.waiting.values() if each.retry_at <= self.fairness.now or not self.running]
+        joining = self.fairness.order(waiting, self.running.values()) if waiting else []
+        queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
+        return sorted(queue, key=attrgetter("rank"))
 
-    def _short(self, queue: list[Request], budget: int) -> list[Request]:
+    def _short(self, queue: list[Request], plan: Plan) -> list[Request]:
         """Those of the first class that lack least, if the first in the queue alone could fill the step."""
-        if len(queue) < 2 or queue[0].num_missing <= budget or not self._can_join(queue):
+        if len(queue) < 2 or not self._can_join(queue):
             return []
         first = queue[0]
+        if first.num_missing <= min(plan.num_left, self.pace.num_tokens(first.num_computed, plan.room_s)):
+            return []
         wanted = first.token_ids[: first.num_computed + self.block_size]  # who wants that as well waits and follows
         others = (each for each in queue[1:MAX_SHORT] if each.rank == first.rank)
         others = (each for each in others if each.salt != first.salt or each.token_ids[: len(wanted)] != wanted)
-        lacking = {each: self._num_lacking(each) for each in others}
-        return sorted(lacking, key=lacking.__getitem__)
+        return self._short_share.choose(first, others, self._num_lacking)
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
@@ -231,19 +225,25 @@ class Scheduler:
 
     def _num_lacking(self, request: Request) -> int:
         """What a request has to compute, as far as the tree can tell."""
-        num_known = 0 if request.id in self.running else len(self._peek(request)) * self.block_size
-        return request.num_missing - num_known
+        tiers = () if request.id in self.running else (False, True)
+        return request.num_missing - sum(len(self._peek(request, is_hosted=tier)) for tier in tiers) * self.block_size
 
-    def _peek(self, request: Request) -> list[int]:
+    def _peek(self, request: Request, *, is_hosted: bool = False) -> list[int]:
         """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
-        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=is_hosted)
 
-    def _serve(self, plan: Plan, request: Request, budget: int) -> int:
-        """Let a request compute as much as it may; returns what it took of the budget."""
-        room = int(min(budget, self.courtesy.room(request.rank)))
-        if room <= 0 or not (request.id in self.running or self._admit(plan, request)):
+    def _serve(self, plan: Plan, request: Request, num_most: float = math.inf) -> int:
+        """Let a request compute as much as it may; returns how much that is."""
+        room = int(min(num_most, plan.num_left, self.courtesy.room(request.rank)))
+        if room <= 0 or plan.room_s <= 0:
+            return 0
+        is_worth_it = room >= min(self.block_size, request.num_missing)  # to let somebody in: less cannot be shared
+        if request.id not in self.running and not (is_worth_it and self._admit(plan, request)):
             return 0
         num_tokens = self._advance(plan, request, room)
+        plan.num_left -= num_tokens
+        plan.num_read += num_tokens
+        plan.room_s -= self.pace.cost_s(request.num_computed, num_tokens)
         self.courtesy.see(request.rank)
         self.courtesy.take(request.rank, num_tokens)
         return num_tokens
@@ -255,7 +255,9 @@ class Scheduler:
         prefix = self._next_block(request) if missing > self.block_size else b""
         if prefix and self._is_read_by_another(plan, prefix):
             return 0
-        count = min(missing, budget)
+        count = int(min(missing, budget, self.pace.num_tokens(request.num_computed, plan.room_s)))
+        if not plan.num_read:  # somebody gets on in every step that reads
+            count = min(missing, budget, max(count, self.block_size))
         if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
             count -= (request.num_computed + count) % self.block_size
         if count <= 0 or not self._grant(plan, request, count):
@@ -289,31 +291,29 @@ class Scheduler:
         """Let one who waits run, if there is room."""
         if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
+        if self.host and self.host.is_coming(request):
+            return False
+        if not request.is_awaited and self.running and not self.seating.may_begin(request):
+            plan.num_put_off = MAX_PUT_OFF if self.admission.has_waited_long(request) else plan.num_put_off + 1
+            return False
         known = self._peek(request)
         staying = [other for other in self.running.values() if other.rank <= request.rank]
         if not self._fits(request, known, staying):
+            is_full = len(staying) >= self.config.max_running
+            request.wait_for(Wait.BATCH if is_full else Wait.ROOM, self.fairness.now)
             plan.is_closed = True
-            return False
-        if not request.is_awaited and self._is_put_off(request, known, staying):
-            plan.num_put_off += 1
             return False
         while not self._fits(request, known, self.running.values()):
             self._preempt(plan, max(self.running.values(), key=urgency))
+        if self.host and self.host.fetch(request):
+            return False
+        self.seating.begin(request)
         self._adopt(request, self._known_blocks(request))
         self.running[request.id] = self.waiting.pop(request.id)
         if request.first_scheduled_at is None:
             request.first_scheduled_at = self.fairness.now
             request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
         return True
-
-    def _is_put_off(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
-        """Whether a newcomer waits, for it would take the room of those who are away; not if there is nothing to do."""
-        if not self.running:
-            return False
-        num_awaited = self.tree.num_awaited(request.rank, request.token_ids, request.salt)
-        if not num_awaited or self._fits(request, known, others, num_awaited):
-            return False
-        return not self.retention.may_break(request.num_tokens - len(known) * self.block_size)
 
     def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
         """Whether all its tokens fit beside these others: what they use, have still to read, and a block more each;
@@ -329,7 +329,7 @@ class Scheduler:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
         if len(others) == len(self.running):
             return self.pool.num_used + sum(self.pool.num_users(block_id) == 0 for block_id in known)
-        return len(set(known).union(*(other.block_ids for other in others)))
+        return len(set(known).union(*self.copying, *(other.block_ids for other in others)))
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -338,7 +338,7 @@ class Scheduler:
         """What the tree has of a request's tokens; the last token is always left to compute, for its logits."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return []
-        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.session_id)
+        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
 
     def _adopt(self, request: Request, known: list[int]) -> None:
         """Use blocks of the tree beyond what this request has computed."""
@@ -371,7 +371,7 @@ class Scheduler:
         num_full = request.num_settled // self.block_size
         own = request.block_ids[:num_full].tolist()
         tokens = request.token_ids[: num_full * self.block_size]
-        shared = self.tree.insert(tokens, own, request.salt, request.session_id)
+        shared = self.tree.insert(tokens, own, request.salt, request.line)
         if shared == own:
             return
         for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
@@ -387,7 +387,7 @@ class Scheduler:
         del self.running[request.id]
         self._release(request)
         request.num_preemptions += 1
-        request.waiting_since = self.fairness.now
+        request.waiting_since = request.waits_from = self.fairness.now
         request.is_awaited = True
         self.num_preemptions += 1
         self.waiting[request.id] = request

@@ -7,6 +7,7 @@ from hotloop.core.request import FinishReason, Priority
 from hotloop.engine.core import EngineCore
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.host import HostStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,18 @@ class EngineStats:
     num_drafted_tokens: int
     num_accepted_tokens: int
     num_restored_tokens: int
+    num_host_tokens: int
     num_grammar_hits: int
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
+    num_seated: int
+    """Sessions under way: those that are served, and those that are expected back."""
+    num_swapped: int
+    """Sessions that had to make room for others, and wait in their turn."""
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
+    host: HostStats
 
 
 def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
@@ -54,10 +61,14 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_drafted_tokens=totals.num_drafted_tokens,
         num_accepted_tokens=totals.num_accepted_tokens,
         num_restored_tokens=totals.num_restored_tokens,
+        num_host_tokens=totals.num_host_tokens,
         num_grammar_hits=grammars.num_hits,
         num_grammar_misses=grammars.num_misses,
         num_evicted_blocks=scheduler.tree.num_evicted,
         num_preemptions=scheduler.num_preemptions,
+        num_seated=len(scheduler.admission.seated),
+        num_swapped=scheduler.admission.num_swapped,
         num_finished=dict(totals.num_finished),
         disk=core.disk_stats(),
+        host=core.host_stats(),
     )

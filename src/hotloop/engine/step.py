@@ -65,8 +65,14 @@ class Plan:
 
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
+    num_left: int = 0
+    """How many tokens of prompts it may still read."""
+    num_read: int = 0
+    """How many it reads already."""
+    room_s: float = 0.0
+    """How long it may still read."""
     num_put_off: int = 0
-    """How many newcomers were found to need the room of those who are away; after a few of them none is tried."""
+    """How many newcomers were found to have no seat."""
     is_closed: bool = False
     """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
     and must not come straight back.

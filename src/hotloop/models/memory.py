@@ -148,12 +148,17 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
 
 
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
-    """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8."""
+    """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
+
+    fp8 is the GPU's, which leaves the embedding and the head in bf16.
+    """
     count = prod(shape)
     if len(shape) == 1 or weight_format == "f32":
         return 4 * count
-    if weight_format == "bf16":
+    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "head")):
         return 2 * count
+    if weight_format == "fp8":
+        return count + 4 * shape[0]
     if weight_format == "int4" and name != "embed" and shape[1] % INT4_GROUP == 0:
         return count // 2 + count // INT4_GROUP * 5 // 2  # a scale of two bytes and half a byte of zero point a group
     return count + 2 * shape[0]

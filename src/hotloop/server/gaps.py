@@ -1,10 +1,5 @@
 """How long it pays to wait for an agent that runs a tool: learnt for each tool from when its results came back.
 
-Keeping a prefix saves reading it again, if its agent comes back in time, and costs its share of the cache until then.
-Both grow with its length, so all that counts is how long reading a whole cache takes (`turnover_s`):
-
-    gain of waiting t  =  turnover_s x (those back by t)  -  the time waited for each, t at most
-
 A call is known again by its id, so nothing is assumed about connections or sessions. Calls made together come back
 together; then the slower tool's time is believed of both, which keeps a prefix too long rather than too short. Bounded;
 used from any thread.
@@ -15,9 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
-USUAL_S = (1.0, 2.0, 4.0)
-"""How long tools are believed to take while little is known of them."""
-MAX_S = 60.0
+from hotloop.engine.gaps import MAX_S, USUAL_S, best_wait_s
 
 _MAX_RECENT = 32  # times of one tool
 _MAX_TOOLS = 1024
@@ -50,7 +43,7 @@ class ToolGaps:
         """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
         with self._lock:
             times = [[*USUAL_S, *self._recent.get(name, ())] for name in tool_names]
-        waits = [_best_wait(sorted(of_one), turnover_s) for of_one in times]
+        waits = [best_wait_s(of_one, turnover_s) for of_one in times]
         return min(max(waits, default=0.0), MAX_S) if all(waits) else 0.0
 
     def check(self) -> None:
@@ -63,18 +56,6 @@ class ToolGaps:
         self._recent.move_to_end(tool_name)
         if len(self._recent) > _MAX_TOOLS:
             self._recent.popitem(last=False)
-
-
-def _best_wait(times: list[float], turnover_s: float) -> float:
-    """The one of these times, in order, at which to stop waiting; 0 if waiting does not pay."""
-    best_s, most = 0.0, 0.0
-    waited = 0.0
-    for num_back, time_s in enumerate(times, 1):
-        waited += time_s
-        gain = num_back * turnover_s - waited - (len(times) - num_back) * time_s
-        if gain > most:
-            best_s, most = time_s, gain
-    return best_s
 
 
 def _key(call_id: str) -> str:

@@ -65,7 +65,7 @@ class Keeper:
         self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
 
     def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
-        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt)
+        self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.line)
 
 
 class Turn:

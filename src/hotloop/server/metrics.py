@@ -17,6 +17,7 @@ from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
+from hotloop.engine.host import HostStats
 from hotloop.engine.stats import EngineStats
 from hotloop.server.explain.account import Account
 from hotloop.trace.tracer import NullTracer, Tracer
@@ -60,6 +61,7 @@ class Metrics:
         self._gap = self._histogram("hotloop_inter_token_seconds", "Between two tokens of one request.", _GAPS)
         self._request = self._histogram("hotloop_request_seconds", "From arrival to the end.", _LATENCIES)
         self._queue = self._histogram("hotloop_queue_seconds", "From arrival to the first step.", _LATENCIES)
+        self._waits = Counter("hotloop_wait_seconds", "What requests waited for.", ("reason",), registry=self.registry)
         self._step = self._histogram("hotloop_step_seconds", "One step of the engine.", _STEPS)
         self._overhead = self._histogram(
             "hotloop_step_overhead_seconds", "The part of a step that is not the backend.", _OVERHEADS
@@ -87,6 +89,8 @@ class Metrics:
         self._request.observe(time.monotonic() - request.arrived_at)
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)
+        for wait, wait_s in request.usage.waits_s.items():
+            self._waits.labels(wait.value).inc(wait_s)
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
@@ -118,6 +122,7 @@ class _EngineCollector(Collector):
         yield InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
         yield from _gauges(stats)
         yield from _totals(stats)
+        yield from _host(stats.host)
         yield from _disk(stats.disk)
 
 
@@ -127,6 +132,7 @@ def _gauges(stats: EngineStats) -> Iterator[GaugeMetricFamily]:
         waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
     yield waiting
     yield GaugeMetricFamily("hotloop_requests_running", "Requests in the batch.", stats.num_running)
+    yield GaugeMetricFamily("hotloop_sessions_seated", "Sessions under way.", stats.num_seated)
     yield GaugeMetricFamily("hotloop_kv_blocks", "KV blocks there are.", stats.num_blocks)
     yield GaugeMetricFamily("hotloop_kv_blocks_used", "KV blocks held by requests.", stats.num_blocks_used)
     yield GaugeMetricFamily("hotloop_kv_blocks_cached", "KV blocks kept only for reuse.", stats.num_blocks_cached)
@@ -141,6 +147,9 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily(
         "hotloop_restored_prompt_tokens", "Cached prompt tokens read from disk.", stats.num_restored_tokens
     )
+    yield CounterMetricFamily(
+        "hotloop_host_prompt_tokens", "Cached prompt tokens copied back from host memory.", stats.num_host_tokens
+    )
     yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
     yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.num_sampled_tokens)
     yield CounterMetricFamily(
@@ -153,7 +162,16 @@ def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily("hotloop_grammar_cache_hits", "Grammars found compiled.", stats.num_grammar_hits)
     yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)
     yield CounterMetricFamily("hotloop_evicted_blocks", "Cached blocks given up for room.", stats.num_evicted_blocks)
+    yield CounterMetricFamily("hotloop_swapped_sessions", "Sessions put back for lack of room.", stats.num_swapped)
     yield CounterMetricFamily("hotloop_preemptions", "Requests put back for lack of blocks.", stats.num_preemptions)
+
+
+def _host(stats: HostStats) -> Iterator[Family]:
+    yield GaugeMetricFamily("hotloop_kv_host_blocks", "KV blocks there are in host memory.", stats.num_blocks)
+    yield GaugeMetricFamily("hotloop_kv_host_blocks_cached", "Those that hold KV.", stats.num_blocks_cached)
+    yield CounterMetricFamily("hotloop_kv_host_offloaded_bytes", "KV copied to host memory.", stats.num_bytes_out)
+    yield CounterMetricFamily("hotloop_kv_host_restored_bytes", "KV copied back from there.", stats.num_bytes_in)
+    yield CounterMetricFamily("hotloop_kv_host_restores", "Times that a prefix was copied back.", stats.num_restores)
 
 
 def _disk(stats: DiskStats) -> Iterator[Family]:

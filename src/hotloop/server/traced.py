@@ -186,7 +186,11 @@ class RequestTrace:
             names.NUM_ACCEPTED: usage.num_accepted,
             names.NUM_STEPS: usage.num_steps,
             names.NUM_RESTORED: usage.num_restored,
+            names.NUM_FROM_HOST: usage.num_from_host,
             names.NUM_PREEMPTIONS: sum([request.num_preemptions for request in self._requests]),
+            names.WAITS: [
+                {"reason": wait.value, "wait_s": round(wait_s, 4)} for wait, wait_s in usages[0].waits_s.items()
+            ],
         }
 
     def _content(self) -> Json:
@@ -208,7 +212,7 @@ def _render_cause(cause: Cause) -> Json:
 
 def _add_up(usages: Sequence[Usage], prompts: Sequence[Usage]) -> Usage:
     """The choices of a prompt share it."""
-    output = ("num_output", "num_forced", "num_drafted", "num_accepted", "num_steps", "num_restored")
+    output = ("num_output", "num_forced", "num_drafted", "num_accepted", "num_steps", "num_restored", "num_from_host")
     return Usage(
         num_prompt=sum(usage.num_prompt for usage in prompts),
         num_cached=sum(usage.num_cached for usage in prompts),

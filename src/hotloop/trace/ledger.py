@@ -33,6 +33,8 @@ class Tokens:
     """Read though they had been read before; `causes` says why."""
     restored: int = 0
     """Those of the cached ones that came from disk."""
+    from_host: int = 0
+    """Those that came from host memory; the others were on the device."""
     output: int = 0
     sampled: int = 0
     forced: int = 0
@@ -305,6 +307,7 @@ def _counted(request: Node) -> Tokens:
         new=request.count(names.NUM_NEW),
         again=request.count(names.NUM_AGAIN),
         restored=request.count(names.NUM_RESTORED),
+        from_host=request.count(names.NUM_FROM_HOST),
         output=request.count(names.NUM_OUTPUT),
         sampled=sampled,
         forced=forced,

@@ -8,6 +8,9 @@ can be replayed with other lengths; programs that find nothing to do leave at on
     splits   [ 0      | 1      | 2      | 3     ]          each a multiple of TILE_TOKENS, the last ones maybe empty
     rows                                  [ r r r ]        row r sees the keys up to its own
 
+Where leading keys of a sequence are taken care of elsewhere (shared.py), its splits begin after them, and are merged
+with what was found there.
+
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
 """
 
@@ -18,6 +21,8 @@ from typing import Self
 import torch
 import triton
 import triton.language as tl
+
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 
 MAX_SPLITS = 64
 TILE_TOKENS = 64
@@ -66,10 +71,14 @@ def decode_attention(
     num_splits: int,
     scale: float,
     lse: torch.Tensor | None = None,  # [rows, num_heads] float32, natural
+    num_skipped: torch.Tensor | None = None,  # [num_sequences] leading keys, whole tiles
+    num_others: torch.Tensor | None = None,  # [num_sequences] parts that were found among them
+    num_parts: int = 0,
 ) -> torch.Tensor:
     """Flash-decoding. `num_sequences`, `max_rows` (of a sequence) and `num_splits` are what a CUDA graph fixes.
 
-    One split needs no workspace.
+    One split needs no workspace, unless keys are skipped: then a row has room for `num_parts` parts there, its splits
+    first.
     """
     num_rows, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
@@ -78,31 +87,41 @@ def decode_attention(
     tile_tokens = TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
     part_out, part_lse = out, lse
-    if num_splits > 1:
+    num_parts = max(num_parts, num_splits)
+    if num_parts > 1:
         assert workspace is not None
-        assert num_rows * num_heads * num_splits <= workspace.lses.numel()
+        assert num_rows * num_heads * num_parts <= workspace.lses.numel()
         part_out, part_lse = workspace.outs, workspace.lses
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, part_out, part_lse, scale * math.log2(math.e),
-        num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs, tile_tokens, dim_tile,
-        num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, part_out, part_lse,
+        scale * math.log2(math.e), num_parts, num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs,
+        tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+        **overlap(q.device),
     )  # fmt: skip
-    if num_splits > 1:
-        _merge_splits[(num_sequences, num_heads, max_rows)](
-            part_out, part_lse, row_begins, lens, out, lse,
-            num_heads, head_dim, num_splits, tile_tokens, dim_tile, num_warps=max(1, min(4, num_splits // 8)),
+    if num_parts > 1:
+        part_tile = triton.next_power_of_2(num_parts)
+        _merge_parts[(num_sequences, num_heads, max_rows)](
+            part_out, part_lse, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
+            num_heads, head_dim, tile_tokens, part_tile, dim_tile,
+            num_warps=max(1, min(4, part_tile // 8)), **overlap(q.device),
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins"])
+@triton.jit(
+    do_not_specialize=["num_parts"],
+    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "num_skipped"],
+)
 def _attend(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, out, lse, scale_log2,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, out, lse, scale_log2, num_parts,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     num_splits: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
     tile, split = tl.program_id(2) // num_splits, tl.program_id(2) % num_splits
     group: tl.constexpr = num_heads // num_kv_heads
@@ -113,8 +132,9 @@ def _attend(
     pair = tile * tile_pairs + tl.arange(0, tile_pairs)
     position = length - num_rows + pair // group
     end_row = tl.minimum(num_rows, tl.cdiv((tile + 1) * tile_pairs, group))  # after the tile's last
-    share = _split_size(length, num_splits, tile_tokens)
-    begin = split * share
+    skipped = _load_count(num_skipped, sequence)
+    share = _split_size(length - skipped, num_splits, tile_tokens)
+    begin = skipped + split * share
     end = tl.minimum(begin + share, length - num_rows + end_row)
     if (tile * tile_pairs >= num_rows * group) | (begin >= end):
         return
@@ -146,7 +166,7 @@ def _attend(
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak
 
-    target = row_head * num_splits + split
+    target = row_head * num_parts + split
     value = (found / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
     if lse is not None:
@@ -154,35 +174,51 @@ def _attend(
 
 
 @triton.jit
-def _split_size(length, num_splits: tl.constexpr, tile_tokens: tl.constexpr):
+def _split_size(length, num_splits, tile_tokens: tl.constexpr):
     return tl.cdiv(tl.cdiv(length, tile_tokens), num_splits) * tile_tokens
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens"])
-def _merge_splits(
-    outs, lses, row_begins, lens, out, lse,
-    num_heads: tl.constexpr, head_dim: tl.constexpr, num_splits: tl.constexpr, tile_tokens: tl.constexpr,
-    dim_tile: tl.constexpr,
+@triton.jit
+def _load_count(counts, sequence):
+    """0 where there are none."""
+    count = 0
+    if counts is not None:
+        count = tl.load(counts + sequence)
+    return count
+
+
+@triton.jit(
+    do_not_specialize=["num_splits", "num_parts"],
+    do_not_specialize_on_alignment=["row_begins", "lens", "num_skipped", "num_others"],
+)
+def _merge_parts(
+    outs, lses, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
+    num_heads: tl.constexpr, head_dim: tl.constexpr, tile_tokens: tl.constexpr, part_tile: tl.constexpr,
+    dim_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, head, row of the sequence): the splits that hold keys this row sees."""
+    """Program (sequence, head, row of the sequence): the splits that hold keys this row sees, and the other parts."""
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     sequence, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
     length = tl.load(lens + sequence)
     if (row >= num_rows) | (length == 0):
         return
-    num_keys = length - num_rows + row + 1
-    num_used = tl.cdiv(num_keys, _split_size(length, num_splits, tile_tokens))
+    skipped = _load_count(num_skipped, sequence)
+    num_keys = length - num_rows + row + 1 - skipped
+    num_used = tl.cdiv(num_keys, _split_size(length - skipped, num_splits, tile_tokens))
     row_head = (row_begin + row).to(tl.int64) * num_heads + head
-    split = tl.arange(0, num_splits)
+    part = tl.arange(0, part_tile)
+    is_used = (part < num_used) | ((part >= num_splits) & (part < num_splits + _load_count(num_others, sequence)))
     d = tl.arange(0, dim_tile)
-    log = tl.load(lses + row_head * num_splits + split, mask=split < num_used, other=float("-inf"))
+    log = tl.load(lses + row_head * num_parts + part, mask=is_used, other=float("-inf"))
     peak = tl.max(log, 0)
     weight = tl.exp(log - peak)
     total = tl.sum(weight, 0)
-    at = (row_head * num_splits + split)[:, None] * head_dim + d[None, :]
-    part = tl.load(outs + at, mask=(split < num_used)[:, None] & (d < head_dim)[None, :], other=0.0)
-    value = tl.sum(part * weight[:, None], 0) / total
+    at = (row_head * num_parts + part)[:, None] * head_dim + d[None, :]
+    values = tl.load(outs + at, mask=is_used[:, None] & (d < head_dim)[None, :], other=0.0)
+    value = tl.sum(values * weight[:, None], 0) / total
     tl.store(out + row_head * head_dim + d, value.to(out.dtype.element_ty), mask=d < head_dim)
     if lse is not None:
         tl.store(lse + row_head, peak + tl.log(total))

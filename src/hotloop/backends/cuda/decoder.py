@@ -1,22 +1,29 @@
 """The forward pass: a dense decoder over one ragged batch, written for one reader and one card.
 
-Matrix products are cuBLAS's, with q, k and v and gate and up each in one; all that stands between them is ours. Nothing
-here waits for the device, or depends on what a tensor holds, so a call can be captured in a CUDA graph.
+The matrix products are in `linear`, with q, k and v and gate and up each in one. Nothing here waits for the device, or
+depends on what a tensor holds, so a call can be captured in a CUDA graph.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
-from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store, silu_mul
+from hotloop.backends.cuda.flash import Flash
+from hotloop.backends.cuda.groups import Sharing
+from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
+from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.prefill import prefill_attention
+from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
 from hotloop.backends.cuda.step import Extent, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _SPLIT_ROWS = 4096  # rows times splits that there is room for
+MIN_SAVED_BYTES = 64 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches
 
 
 class Decoder:
@@ -25,10 +32,19 @@ class Decoder:
     Of several ranks each has its share of them, and adds what it finds to what the others find.
     """
 
-    def __init__(self, spec: ModelSpec, weights: DeviceWeights, kv: torch.Tensor, group: Group) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        kv: torch.Tensor,
+        group: Group,
+        flash: Flash | None = None,
+        min_saved_bytes: int = MIN_SAVED_BYTES,
+    ) -> None:
         self.spec = spec
         self._group = group
         self.kv = kv
+        self.flash = flash
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
@@ -37,6 +53,13 @@ class Decoder:
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
         self._workspace = Workspace.allocate(_SPLIT_ROWS, spec.num_heads, spec.head_dim, 1, self._device)
+        self.sharing = Sharing(
+            block_size=kv.shape[4],
+            tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
+            num_programs=-(-2 * self._num_sms // spec.num_kv_heads),
+            min_saved=-(-min_saved_bytes // (2 * kv[0, 0, 0].nbytes)),
+            split_rows=_SPLIT_ROWS,
+        )
 
     def forward(self, step: Views, chosen: torch.Tensor, extent: Extent) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
@@ -48,30 +71,23 @@ class Decoder:
         for layer, kv in zip(self._weights.layers, self.kv, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
             mixed = self._attend(step, layer, kv, normed, extent)
-            mixed = self._group.all_reduce(mixed @ layer.o.t())
+            mixed = self._group.all_reduce(linear(mixed, layer.o))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
-            gate_up = normed @ layer.gate_up.t()
-            active = silu_mul(gate_up, self._empty(num_rows, self.spec.intermediate_size))
-            added = self._group.all_reduce(active @ layer.down.t())
+            added = self._group.all_reduce(linear(gated(normed, layer.gate_up), layer.down))
         assert added is not None
         residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[wanted, vocabulary] in float32: rounded to bf16 many tokens would be equally likely."""
-        head = self._weights.head.t()
-        if self._dtype == torch.float32 or hidden.device.type == "cpu":
-            logits = (hidden @ head).float()
-        else:
-            logits = torch.mm(hidden, head, out_dtype=torch.float32)
-        return self._group.gather_columns(logits, self.spec.vocab_size)
+        """[wanted, vocabulary] in float32."""
+        return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
         self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, extent: Extent
     ) -> torch.Tensor:
         """[rows, heads * head_dim]"""
         spec, num_rows = self.spec, len(normed)
-        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
         rotate_and_store(
             qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
@@ -79,30 +95,44 @@ class Decoder:
         out = torch.empty_like(q)
         short, long = extent.num_short, extent.num_long
         if short:
-            decode_attention(
-                q[: extent.num_short_rows], kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins,
-                out, self._workspace, num_sequences=short, max_rows=extent.max_short_rows, scale=self._scale,
-                num_splits=self._num_splits(extent),
+            self._attend_short(step, q[: extent.num_short_rows], kv, out, extent)
+        if long and self.flash:
+            self.flash.attend(
+                q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
+                max_rows=extent.max_long_rows, scale=self._scale,
             )  # fmt: skip
-        if long:
+        elif long:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.block_ids, step.block_begins[short:],
                 out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale,
             )  # fmt: skip
         return out.view(num_rows, -1)
 
+    def _attend_short(self, step: Views, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, extent: Extent) -> None:
+        """Over what sequences share first, if they do."""
+        num_splits = self._num_splits(extent)
+        others: dict[str, Any] = {}
+        if extent.num_items:
+            num_parts = num_splits + self.sharing.max_splits(extent.num_short_rows)
+            shared_attention(
+                q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
+                num_splits=num_splits, num_parts=num_parts, scale=self._scale,
+            )  # fmt: skip
+            others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
+        decode_attention(
+            q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
+            num_sequences=extent.num_short, max_rows=extent.max_short_rows, scale=self._scale, num_splits=num_splits,
+            **others,
+        )  # fmt: skip
+
     def _num_splits(self, extent: Extent) -> int:
-        """A power of two, as many as there is room for."""
+        """A power of two, as many as there is room for: half of it, where the other half is for what is shared."""
         wanted = num_splits_for(extent.num_short, self.spec.num_kv_heads, self._num_sms)
-        room = max(1, _SPLIT_ROWS // extent.num_short_rows)
+        room = max(1, _SPLIT_ROWS // extent.num_short_rows // (2 if extent.num_items else 1))
         return int(min(wanted, 1 << (room.bit_length() - 1)))
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
 
 
 def _num_multiprocessors(device: torch.device) -> int:

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+
 _COPY_TILE = 4096
 _HEAD_TILE = 4  # heads of 128 bf16 that one warp reads 16 bytes a thread
 
@@ -23,12 +25,18 @@ def add_norm(
     num_rows, hidden_size = residual.shape
     tile = triton.next_power_of_2(hidden_size)
     num_warps = 8 if tile >= 2048 else 4
-    _add_norm[(num_rows,)](x, residual, weight, out, eps, hidden_size, tile, num_warps=num_warps)
+    _add_norm[(num_rows,)](
+        x, residual, weight, out, eps, hidden_size, tile, num_warps=num_warps, **overlap(residual.device)
+    )
     return out
 
 
 @triton.jit
-def _add_norm(x, residual, weight, out, eps, hidden_size: tl.constexpr, tile: tl.constexpr):
+def _add_norm(
+    x, residual, weight, out, eps, hidden_size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr
+):
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     begin = tl.program_id(0).to(tl.int64) * hidden_size
     i = tl.arange(0, tile)
     is_in = i < hidden_size
@@ -48,12 +56,14 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out [rows, size] = silu(gate) * up, of gate_up [rows, gate | up]."""
     num_rows, size = out.shape
     tile = min(1024, triton.next_power_of_2(size))
-    _silu_mul[(num_rows, triton.cdiv(size, tile))](gate_up, out, size, tile)
+    _silu_mul[(num_rows, triton.cdiv(size, tile))](gate_up, out, size, tile, **overlap(out.device))
     return out
 
 
 @triton.jit
-def _silu_mul(gate_up, out, size: tl.constexpr, tile: tl.constexpr):
+def _silu_mul(gate_up, out, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * tile + tl.arange(0, tile)
     is_in = i < size
@@ -113,6 +123,7 @@ def rotate_and_store(
     _rotate_and_store[grid](
         qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, eps,
         num_heads, num_kv_heads, head_dim, block_size, _HEAD_TILE, triton.next_power_of_2(head_dim // 2), num_warps=1,
+        **overlap(qkv.device),
     )  # fmt: skip
 
 
@@ -120,8 +131,10 @@ def rotate_and_store(
 def _rotate_and_store(
     qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, eps,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    head_tile: tl.constexpr, half_tile: tl.constexpr,
+    head_tile: tl.constexpr, half_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(is_overlapped)
+    wait_for_previous(is_overlapped)
     # A row of qkv, head by head, each as two halves of pairs:
     #   [ q0 q0' | q1 q1' | ... | k0 k0' | ... | v0 v0' | ... ]
     row = tl.program_id(0).to(tl.int64)

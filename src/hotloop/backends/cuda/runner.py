@@ -4,7 +4,8 @@
     device  | forward N ..................... | choose N | forward N+1 ............. | choose N+1 | ...
 
 The tokens of step N stay on the device: step N+1 looks its rows up there, and the host hears of them while N+1 runs.
-All that is enqueued here, copies of blocks included, is in the order of the one stream.
+All that is enqueued here, copies of blocks included, is in the order of the one stream; only copies to host memory and
+back have streams of their own (`hostmemory`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +15,18 @@ from typing import Literal
 import numpy as np
 import torch
 
-from hotloop.backends.backend import Allowed, Batch, Sampling
+from hotloop.backends.backend import Allowed, Batch, HostMemory, Sampling
 from hotloop.backends.cuda.choosing import choose_tokens
-from hotloop.backends.cuda.decoder import Decoder
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
+from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.graphs import Graphs
+from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
 from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import Packed, capacity, pack, shape_of, view_parts
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, capacity, num_looked_up, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
@@ -59,6 +62,9 @@ def open_cuda(
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
+    is_fp8 = weight_format == "fp8"
+    if is_fp8:
+        _check_fp8(precision)
     if config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
     share = share_of(model.spec, config.gpus)
@@ -72,7 +78,7 @@ def open_cuda(
             share=config.gpu_memory,
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
-            weight_format=own,
+            weight_format="fp8" if is_fp8 else own,
             kv_item_bytes=dtype.itemsize,
             companion=companion,
             num_gpus=config.gpus,
@@ -85,13 +91,15 @@ def open_cuda(
                 at_failure.callback(workers.close)
                 first, *others = workers.memory
                 kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
-                backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype)
+                flash = find_flash(share, BLOCK_SIZE, dtype)
+                backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
                 warm_up(backend)
                 at_failure.pop_all()
                 return backend
         left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
         kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
-        backend = CudaBackend(model, kv_bytes, config, dtype=dtype)
+        flash = find_flash(share, BLOCK_SIZE, dtype)
+        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
         warm_up(backend)
         return backend
     except torch.OutOfMemoryError as error:
@@ -101,6 +109,17 @@ def open_cuda(
         ) from None
 
 
+def _check_fp8(precision: Precision) -> None:
+    if precision == "exact":
+        raise ConfigError("weights fp8 do not go with precision exact: eight bits are not")
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 9):
+        name = torch.cuda.get_device_name()
+        raise ConfigError(
+            f"weights fp8 need a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
+        )
+
+
 def open_ranks(
     model: Model,
     kv_bytes: int,
@@ -108,18 +127,27 @@ def open_ranks(
     workers: Workers,
     *,
     dtype: torch.dtype,
+    has_fp8_weights: bool = False,
     has_graphs: bool = True,
+    flash: Flash | None = None,
+    min_saved_bytes: int = MIN_SAVED_BYTES,
 ) -> "CudaBackend":
     """Rank 0 of several; the others are opened meanwhile."""
     load_format: LoadFormat = "dummy" if isinstance(model.weights, DummyWeights) else "auto"
-    with workers.opened(Plan(str(model.path), load_format, kv_bytes, config, dtype, has_graphs)) as group:
+    plan = Plan(
+        str(model.path), load_format, kv_bytes, config, dtype, has_fp8_weights, has_graphs, has_flash=flash is not None
+    )
+    with workers.opened(plan) as group:
         return CudaBackend(
             model,
             kv_bytes,
             config,
             dtype=dtype,
+            has_fp8_weights=has_fp8_weights,
             device=workers.device,
             has_graphs=has_graphs,
+            flash=flash,
+            min_saved_bytes=min_saved_bytes,
             group=group,
             workers=workers,
         )
@@ -131,7 +159,8 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     num_heads = 4 * (spec.num_heads + spec.num_kv_heads)
     width = 4 * spec.hidden_size + 3 * spec.intermediate_size + num_heads * spec.head_dim
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
-    return num_rows * width * item_bytes + 4 * num_logits + _CONTEXT_BYTES
+    ring_bytes = RING_BYTES if has_host_memory(config) else 0
+    return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
 
 
 class CudaBackend:
@@ -151,8 +180,11 @@ class CudaBackend:
         config: EngineConfig,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        has_fp8_weights: bool = False,
         device: str = "cuda",
         has_graphs: bool = True,
+        flash: Flash | None = None,
+        min_saved_bytes: int = MIN_SAVED_BYTES,
         group: Group = ALONE,
         workers: Workers | None = None,
     ) -> None:
@@ -167,32 +199,49 @@ class CudaBackend:
         self.max_context = spec.max_context
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
-        self.kv_layout = f"{model.fingerprint} cuda {dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
-        weights = load_weights(model, device, dtype, rank=group.rank, num_ranks=group.size)
+        weight_format = "fp8" if has_fp8_weights else dtype
+        layout = f"cuda {dtype} {weight_format} {BLOCK_SIZE} {group.size} {torch.__version__}"
+        self.kv_layout = f"{model.fingerprint} {layout}"
+        weights = load_weights(model, device, dtype, is_fp8=has_fp8_weights, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        self._decoder = Decoder(spec, weights, torch.zeros(kv_shape, dtype=dtype, device=device), group)
+        kv = torch.zeros(kv_shape, dtype=dtype, device=device)
+        self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
-        max_blocks = config.max_running * -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
-        self._indexes = torch.zeros(
-            capacity(config.max_running, max_rows, max_blocks), dtype=torch.int32, device=device
-        )
+        max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
+        self._sharing = self._decoder.sharing if config.shared_attention else None
+        num_ints = capacity(config.max_running, max_rows, max_blocks, self._decoder.sharing.num_items(max_rows))
+        self._indexes = torch.zeros(num_ints, dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
-        self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running) if has_graphs else None
+        self._graphs: Graphs | None = None
+        if has_graphs:
+            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running, self._sharing)
+        self._host = open_host_memory(self._decoder.kv, config)
+        self.host_memory: HostMemory | None = self._host
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
             flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids), self._wait)
             if self.timeline is not None:
                 self.timeline.append(flight)
-            shape = shape_of(batch)
-            graph = self._graphs.fitting(shape) if self._graphs else None
-            num_chosen = _num_looked_up(batch) if self._workers else 0
-            step = Packed(*pack(batch, BLOCK_SIZE, graph), shape, graph, len(batch.wanted), num_chosen)
+            step = self._pack(batch)
+            if self._host:
+                self._host.before_step(batch.block_ids)
             with self._told("compute", step):
                 flight.logits = self.compute(step, flight.begun)
+            if self._host:
+                self._host.after_step(batch.block_ids)
             return flight
+
+    def _pack(self, batch: Batch) -> Packed:
+        groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
+        shape = shape_of(batch, groups)
+        graph = self._graphs.fitting(shape) if self._graphs else None
+        has_table = self._decoder.flash is not None
+        packed = pack(batch, BLOCK_SIZE, graph, has_table=has_table, sharing=self._sharing, groups=groups)
+        num_chosen = num_looked_up(batch) if self._workers else 0
+        return Packed(*packed, shape, graph, len(batch.wanted), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
         """A step of every rank. The logits are all there on rank 0."""
@@ -204,13 +253,17 @@ class CudaBackend:
         if self._graphs and step.graph:
             hidden = self._graphs.replay(step.graph)[: step.num_wanted]
         else:
-            views = view_parts(self._indexes, step.size.num_sequences, step.size.num_rows)
+            size = step.size
+            views = view_parts(self._indexes, size.num_sequences, size.num_rows, step.extent.num_items)
             hidden = self._decoder.forward(views.with_wanted(step.num_wanted), self._chosen, step.extent)
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
         with hardware(), self._told("gather_blocks", block_ids):
-            return CudaCopy(self.gather_blocks(block_ids).view(torch.uint8), self._wait)
+            gathered = self.gather_blocks(block_ids)
+            if self._host:
+                self._host.after_step(np.array(block_ids, np.int32))
+            return CudaCopy(gathered.view(torch.uint8), self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
@@ -222,7 +275,11 @@ class CudaBackend:
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         with hardware(), self._told("scatter_blocks", block_ids):
+            if self._host:
+                self._host.before_step(np.array(block_ids, np.int32))
             self.scatter_blocks(block_ids, data)
+            if self._host:
+                self._host.after_step(np.array(block_ids, np.int32))
 
     def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
         """Every rank's share of what rank 0 is given, into these blocks."""
@@ -248,7 +305,9 @@ class CudaBackend:
                 self._staging.synchronize()
         if self._workers:
             self._workers.close()
-        self._graphs = None
+        if self._host:
+            self._host.close()
+        self._graphs = self._host = self.host_memory = None
         del self._decoder, self._indexes, self._chosen
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:
@@ -333,8 +392,3 @@ class CudaCopy:
 
 def _synchronize(event: Event) -> None:
     event.synchronize()
-
-
-def _num_looked_up(batch: Batch) -> int:
-    """How many of the tokens that were chosen last a step may look up: those up to the last it does."""
-    return 0 if batch.sources is None else int(batch.sources.max()) + 1

@@ -19,12 +19,13 @@ def warm_up(backend: Backend) -> None:
     """Read and choose in every way there is. Whatever ends up in the blocks, nobody has them yet."""
     for params in _WAYS:
         _run(backend, min(backend.block_size, backend.max_context), params)
+    _run(backend, min(backend.block_size, backend.max_context), _WAYS[0], num_wanted=2)
     _run(backend, min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context), _WAYS[0])
     backend.write_blocks([0], backend.read_blocks([0]).wait())
 
 
-def _run(backend: Backend, num_tokens: int, params: SamplingParams) -> None:
-    """One prompt of so many tokens, and the token after it under a grammar that allows everything."""
+def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_wanted: int = 1) -> None:
+    """One prompt of so many tokens, and the tokens after the last of them under a grammar that allows everything."""
     num_blocks = -(-num_tokens // backend.block_size)
     batch = Batch(
         token_ids=np.zeros(num_tokens, np.int64),
@@ -33,10 +34,10 @@ def _run(backend: Backend, num_tokens: int, params: SamplingParams) -> None:
         begins=np.array([0, num_tokens], np.int32),
         block_ids=np.arange(num_blocks, dtype=np.int32),
         block_begins=np.array([0, num_blocks], np.int32),
-        wanted=np.array([num_tokens - 1]),
+        wanted=np.arange(num_tokens - num_wanted, num_tokens),
     )
     row = Row(Request("warm-up", [0] * num_tokens, params), num_tokens)
     mask: Mask = np.full(-(-backend.vocab_size // 8), 255, np.uint8)
     flight = backend.launch(batch)
-    flight.sample(Sampling([row], masks=lambda: [(0, mask)]))
+    flight.sample(Sampling([row] * num_wanted, masks=lambda: [(0, mask)]))
     flight.wait()

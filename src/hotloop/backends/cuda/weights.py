@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
+from hotloop.backends.cuda.fp8 import Fp8Matrix, quantise
+from hotloop.backends.cuda.linear import Matrix
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.fetch import Progress
 from hotloop.models.gguf_file import widen
@@ -30,17 +32,17 @@ _NUM_READERS = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous."""
+    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3."""
 
     attn_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
+    qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
     qkv_bias: Tensor | None  # [(heads + 2 * kv heads) * head_dim]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    o: Tensor  # [hidden, heads * head_dim]
+    o: Matrix  # [hidden, heads * head_dim]
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]: all of gate, then up
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Matrix  # [2 * intermediate, hidden]: all of gate, then up
+    down: Matrix  # [hidden, intermediate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,19 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     *,
+    is_fp8: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> DeviceWeights:
-    """The weights of a model on a device. `progress` is told how many of the device's bytes are filled."""
+    """The weights of a model on a device. `progress` is told how many of the device's bytes are filled.
+
+    If fp8, the layers' matrices are in e4m3. The head stays as it is: its errors would go straight into the logits.
+    """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
-    weights = _allocate(share, device, dtype, rank, num_ranks)
+    layers = tuple(_allocate_layer(share, device, dtype, is_fp8=is_fp8) for _ in range(share.num_layers))
+    weights = _allocate(share, layers, device, dtype, rank, num_ranks)
     places = dict(_places(share, weights))
     total_bytes = sum(place.nbytes for place in places.values())
     done_bytes = 0
@@ -77,12 +84,18 @@ def load_weights(
     return weights
 
 
-def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype, rank: int, num_ranks: int) -> DeviceWeights:
+def _allocate(
+    spec: ModelSpec,
+    layers: tuple[LayerWeights, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+    rank: int,
+    num_ranks: int,
+) -> DeviceWeights:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
     embed = empty(spec.vocab_size, spec.hidden_size)
-    layers = tuple(_allocate_layer(spec, device, dtype) for _ in range(spec.num_layers))
     num_tokens = -(-spec.vocab_size // num_ranks)
     if not spec.has_tied_head:
         head = empty(num_tokens, spec.hidden_size)
@@ -94,15 +107,17 @@ def _allocate(spec: ModelSpec, device: torch.device, dtype: torch.dtype, rank: i
     return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
 
 
-def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_fp8: bool) -> LayerWeights:
     shapes = layer_shapes(spec)
 
-    def stacked(*names: str) -> Tensor | None:
+    def stacked(*names: str) -> Matrix | None:
         """Room for these, one below the other; None if the model has none of them."""
         if names[0] not in shapes:
             return None
-        num_rows = sum(shapes[name][0] for name in names)
-        return torch.empty((num_rows, *shapes[names[0]][1:]), device=device, dtype=dtype)
+        num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
+        if is_fp8 and row_shape:
+            return Fp8Matrix.empty(num_rows, row_shape[0], device)
+        return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
 
     return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
 
@@ -120,7 +135,7 @@ _LAYER_PARTS = {
 }
 
 
-def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Tensor]]:
+def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matrix]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     shapes = layer_shapes(spec)
@@ -136,7 +151,7 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Tens
 
 
 def _fill(
-    places: dict[str, Tensor], weights: Weights, device: torch.device, chunk_bytes: int, rank: int
+    places: dict[str, Matrix], weights: Weights, device: torch.device, chunk_bytes: int, rank: int
 ) -> Iterator[str]:
     """Fill every place; gives the name of each once it is on its way."""
     if isinstance(weights, DummyWeights):
@@ -153,8 +168,11 @@ def _fill(
         staging.wait()
 
 
-def _draw(name: str, place: Tensor, generator: torch.Generator) -> None:
-    if place.ndim == 1:
+def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
+    if isinstance(place, Fp8Matrix):
+        drawn = torch.empty(place.values.shape, dtype=torch.bfloat16, device=place.values.device)
+        quantise(drawn.normal_(0, STD, generator=generator), place)
+    elif place.ndim == 1:
         place.fill_(dummy_value(name))
     else:
         place.normal_(0, STD, generator=generator)
@@ -174,12 +192,13 @@ class _Staging:
         self._device = torch.empty(chunk_bytes, dtype=torch.uint8, device=device) if self._is_cuda else self._hosts[0]
         self._turn = 0
 
-    def send(self, stored: Stored, place: Tensor, rank: int) -> None:
+    def send(self, stored: Stored, place: Matrix, rank: int) -> None:
         """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
-        rows, place = stored.data.reshape(-1, stored.data.shape[-1]), place.view(-1, place.shape[-1])
-        num_columns = stored.shape[-1]
-        row, column = share_begin(len(rows), len(place), rank), share_begin(num_columns, place.shape[1], rank)
-        rows, columns = rows[row : row + len(place)], slice(column, column + place.shape[1])
+        rows = stored.data.reshape(-1, stored.data.shape[-1])
+        room = place if isinstance(place, Fp8Matrix) else place.view(-1, place.shape[-1])
+        num_columns, width = stored.shape[-1], room.shape[1]
+        row, column = share_begin(len(rows), len(room), rank), share_begin(num_columns, width, rank)
+        rows, columns = rows[row : row + len(room)], slice(column, column + width)
         if is_float(stored.kind):  # blocks are read whole and cut when they are numbers
             item_bytes = rows.shape[1] // num_columns
             rows = rows[:, item_bytes * columns.start : item_bytes * columns.stop]
@@ -192,7 +211,11 @@ class _Staging:
             part, kind = rows[begin : begin + step], stored.kind
             if not is_known:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
-            place[begin : begin + step].copy_(dequantise(self._upload(part), kind)[:, columns])
+            numbers = dequantise(self._upload(part), kind)[:, columns]
+            if isinstance(room, Fp8Matrix):
+                quantise(numbers.contiguous(), room[begin : begin + step])
+            else:
+                room[begin : begin + step].copy_(numbers)
 
     def wait(self) -> None:
         for event in self._is_copied:

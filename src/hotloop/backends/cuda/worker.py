@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from hotloop.backends.cuda.failure import first_line
+from hotloop.backends.cuda.flash import find_flash
 from hotloop.backends.cuda.parallel import TIMEOUT_S
-from hotloop.backends.cuda.runner import CudaBackend
+from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.workers import Plan, Seat, memory_of
+from hotloop.models.layout import share_of
 from hotloop.models.model import load_model
 
 
@@ -54,13 +56,16 @@ def _serve(connection: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
     group = seat.join(store)
     model = load_model(plan.path, load_format=plan.load_format)
+    share = share_of(model.spec, seat.num_ranks)
     backend = CudaBackend(
         model,
         plan.kv_bytes,
         plan.config,
         dtype=plan.dtype,
         device=seat.device,
+        has_fp8_weights=plan.has_fp8_weights,
         has_graphs=plan.has_graphs,
+        flash=find_flash(share, BLOCK_SIZE, plan.dtype) if plan.has_flash else None,
         group=group,
     )
     while told := pickle.loads(connection.recv_bytes()):

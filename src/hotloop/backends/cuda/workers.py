@@ -60,7 +60,10 @@ class Plan:
     kv_bytes: int
     config: EngineConfig
     dtype: torch.dtype
+    has_fp8_weights: bool
     has_graphs: bool
+    has_flash: bool
+    """Whether rank 0 found FlashAttention, and packs what it wants."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.host import HostCopy, HostFlight
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
 from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
@@ -38,6 +38,7 @@ class GapBackend:
     depth = 1
     step_tokens = 512
     block_size = BLOCK_SIZE
+    host_memory: HostMemory | None = None
 
     def __init__(
         self, model: Model, kv_bytes: int, kernel: Kernel, *, kv_layout: str, short: Form, long: Form | None = None

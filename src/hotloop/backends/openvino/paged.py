@@ -10,7 +10,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.host import HostCopy, HostFlight
 from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
 from hotloop.backends.openvino.store import check_num_blocks, compile_graph, describe_kv, failure, load_graph
@@ -26,6 +26,7 @@ class PagedBackend:
     depth = 1
     step_tokens = 512
     block_size = BLOCK_SIZE
+    host_memory: HostMemory | None = None
 
     def __init__(
         self, model: Model, kv_bytes: int, *, weight_format: WeightFormat, inference: str, kv_precision: str

@@ -29,6 +29,8 @@ def open_cpu(
     precision: Precision = "fast",
 ) -> Backend:
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
+    if weight_format == "fp8":
+        raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
     kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
     if not _has_paged_attention():
         portable = find_kernel(kv, precision)

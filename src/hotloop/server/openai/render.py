@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.request import TokenEvent, TokenLogprob, Usage
+from hotloop.core.request import TokenEvent, TokenLogprob, Usage, Wait
 from hotloop.server.errors import render_error
 from hotloop.server.explain.inquiry import Diagnosis, Inquiry
 from hotloop.server.explain.render import render_reading
@@ -115,8 +115,16 @@ def render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
         "accepted_tokens": sum(usage.num_accepted for usage in usages),
         "steps": sum(usage.num_steps for usage in usages),
         "restored_tokens": sum(usage.num_restored for usage in usages),
+        "host_tokens": sum(usage.num_from_host for usage in usages),
+        "waits_ms": render_waits(usages),
         **render_reading(inquiry),
     }
+
+
+def render_waits(usages: Sequence[Usage]) -> Json:
+    """What was waited for before anything was read, and how long; of several choices by the one that waited longest."""
+    waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
+    return {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
 
 
 def render_answer(envelope: Envelope, wording: Wording, events: Iterable[tuple[int, TokenEvent]], usage: Json) -> bytes:

@@ -62,6 +62,7 @@ function tellTokens(tokens, ahead, lost) {
     ["cached", `${count(tokens.cached)} (${percent(tokens.cached, tokens.prompt)})`],
     ["new", count(tokens.new)],
     ["read again", some(tokens.again)],
+    ["from host memory", some(tokens.from_host)],
     ["from disk", some(tokens.restored)],
     ["read ahead", some(ahead.prompt)],
     ["for no answer", some(lost.prompt)],

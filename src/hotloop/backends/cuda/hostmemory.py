@@ -1,0 +1,236 @@
+"""KV blocks in pinned host memory, and their way there and back beside the steps: four streams of their own.
+
+    out   gather ─> [slot|slot|...] ─> leave      kernel, then one copy for each run of blocks
+    in    arrive ─> [slot|slot|...] ─> scatter    copies, then a kernel
+
+A block of the KV cache lies in as many pieces as there are layers, each in its own tensor; in host memory it is one
+piece. Between the two it passes through a slot of device memory. So a step that needs the room of blocks on their way
+out waits for the kernel only, which takes what the device's memory takes, and not for the bus.
+
+Who waits for whom is known by block: a copy waits for the last step that used its blocks, not for all steps in flight,
+and a step waits for the copies of its own blocks. Without CUDA all of it happens at once, in the order of the calls.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotloop.backends.cuda.failure import hardware
+from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
+from hotloop.backends.cuda.pinned import PinnedBytes
+from hotloop.backends.cuda.staging import Event, Staging
+from hotloop.core.config import EngineConfig
+from hotloop.models.memory import available_bytes
+
+log = logging.getLogger(__name__)
+
+SLOT_BYTES = 64 << 20
+NUM_OUT, NUM_IN = 12, 4  # slots; what a long step needs room for should find some
+RING_BYTES = (NUM_OUT + NUM_IN) * SLOT_BYTES
+AUTO_SHARE = 0.5  # of what the machine has free
+
+Stream: TypeAlias = torch.cuda.Stream | None
+
+
+def has_host_memory(config: EngineConfig) -> bool:
+    """Whether it is asked for. Several GPUs have none: each rank would need one of its own."""
+    return config.host_kv != "off" and config.prefix_cache and config.gpus == 1
+
+
+def wanted_bytes(config: EngineConfig, kv_bytes: int, *, is_cuda: bool) -> int:
+    """How much host memory the KV of so many bytes on the device gets beside it."""
+    if not has_host_memory(config):
+        return 0
+    if config.host_kv == "auto":
+        return min(kv_bytes, int(AUTO_SHARE * available_bytes())) if is_cuda else 0
+    return config.host_kv_bytes
+
+
+def open_host_memory(kv: torch.Tensor, config: EngineConfig) -> "CudaHostMemory | None":
+    """As it was asked for; if it cannot be had, the log says so, and it goes on without."""
+    num_blocks = wanted_bytes(config, kv.nbytes, is_cuda=kv.is_cuda) // (kv.nbytes // kv.shape[2])
+    if not num_blocks:
+        return None
+    began_at = time.monotonic()
+    try:
+        memory = CudaHostMemory(kv, num_blocks)
+    except (MemoryError, RuntimeError) as error:
+        log.warning("no host memory for KV, what leaves the GPU is computed again: %s", error)
+        return None
+    gib = num_blocks * memory.block_bytes / (1 << 30)
+    log.info("%.1f GiB of host memory for KV, pinned in %.1f s", gib, time.monotonic() - began_at)
+    return memory
+
+
+class CudaHostMemory:
+    """Beside the KV cache [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]."""
+
+    def __init__(self, kv: torch.Tensor, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_bytes = kv.nbytes // kv.shape[2]
+        self._kv = kv
+        self._pinned = PinnedBytes(num_blocks * self.block_bytes, is_cuda=kv.is_cuda)
+        self._blocks = self._pinned.data.view(kv.dtype).view(num_blocks, *kv.shape[:2], *kv.shape[3:])
+        self._staging = Staging(kv.device)
+        self._slot_blocks = max(1, min(SLOT_BYTES, kv.nbytes // 256) // self.block_bytes)
+        self._out, self._in = self._ring(NUM_OUT), self._ring(NUM_IN)
+        self._gathering, self._scattering = (self._stream(priority=-1) for _ in range(2))
+        self._leaving, self._arriving = (self._stream() for _ in range(2))
+        self._steps, self._gathers = Fences(kv.shape[2]), Fences(kv.shape[2])
+        self._writes = Fences(num_blocks)
+
+    def before_step(self, block_ids: NDArray[np.int32]) -> None:
+        """Whatever is enqueued next may change these blocks: it waits until they are copied."""
+        _wait(torch.cuda.current_stream() if self._kv.is_cuda else None, self._gathers.last(block_ids))
+
+    def after_step(self, block_ids: NDArray[np.int32]) -> None:
+        """What was enqueued last uses these blocks."""
+        self._steps.mark(block_ids, self._record())
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
+        with hardware():
+            ids = np.array(block_ids, np.int32)
+            _wait(self._gathering, self._steps.last(ids))
+            with _on(self._gathering):
+                [on_device] = self._staging.upload([ids])
+            for begin, end in self._chunks(len(ids)):
+                slot = next(self._out)
+                with _on(self._gathering):
+                    _wait(self._gathering, slot.free)
+                    copy_blocks_out(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    gathered = self._record()
+                with _on(self._leaving):
+                    _wait(self._leaving, gathered)
+                    for i, host_id, count in _runs(host_ids[begin:end]):
+                        self._blocks[host_id : host_id + count].copy_(slot.blocks[i : i + count], non_blocking=True)
+                    slot.free = self._record()
+                self._gathers.mark(ids[begin:end], gathered)
+                self._writes.mark(np.array(host_ids[begin:end]), slot.free)
+
+    def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "CudaRestore":
+        with hardware():
+            ids = np.array(block_ids, np.int32)
+            _wait(self._arriving, self._writes.last(np.array(host_ids)))
+            _wait(self._scattering, self._steps.last(ids))
+            _wait(self._scattering, self._gathers.last(ids))
+            with _on(self._arriving):
+                begun = self._record(has_time=True)
+            with _on(self._scattering):
+                [on_device] = self._staging.upload([ids])
+            for begin, end in self._chunks(len(ids)):
+                slot = next(self._in)
+                with _on(self._arriving):
+                    _wait(self._arriving, slot.free)
+                    for i, host_id, count in _runs(host_ids[begin:end]):
+                        slot.blocks[i : i + count].copy_(self._blocks[host_id : host_id + count], non_blocking=True)
+                    arrived = self._record()
+                with _on(self._scattering):
+                    _wait(self._scattering, arrived)
+                    copy_blocks_in(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    slot.free = self._record()
+            with _on(self._scattering):
+                ended = self._record(has_time=True)
+            return CudaRestore(len(ids) * self.block_bytes, begun, ended)
+
+    def close(self) -> None:
+        """Nothing is copied any more."""
+        self._pinned.close()
+
+    def _ring(self, num_slots: int) -> "Iterator[_Slot]":
+        """Slots in turn."""
+        shape = (self._slot_blocks, *self._blocks.shape[1:])
+        return cycle(
+            [_Slot(torch.empty(shape, dtype=self._kv.dtype, device=self._kv.device)) for _ in range(num_slots)]
+        )
+
+    def _chunks(self, count: int) -> Iterator[tuple[int, int]]:
+        for begin in range(0, count, self._slot_blocks):
+            yield begin, min(begin + self._slot_blocks, count)
+
+    def _stream(self, priority: int = 0) -> Stream:
+        return torch.cuda.Stream(self._kv.device, priority=priority) if self._kv.is_cuda else None
+
+    def _record(self, *, has_time: bool = False) -> Event:
+        event = self._staging.event(has_time=has_time)
+        event.record()
+        return event
+
+
+class CudaRestore:
+    """Blocks on their way to the device."""
+
+    def __init__(self, num_bytes: int, begun: Event, ended: Event) -> None:
+        self.num_bytes = num_bytes
+        self._begun, self._ended = begun, ended
+
+    @property
+    def is_done(self) -> bool:
+        try:
+            return self._ended.query()
+        except RuntimeError:  # `wait` says more
+            return True
+
+    def wait(self) -> float:
+        with hardware():
+            self._ended.synchronize()
+            return self._begun.elapsed_time(self._ended) / 1000
+
+
+class Fences:
+    """After which event nobody uses a block any more, for those whose last use may not be over. The events are of one
+    stream, in its order.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._tickets = np.zeros(num_blocks, np.int64)
+        self._pending: deque[tuple[int, Event]] = deque()
+        self._last = 0
+
+    def mark(self, block_ids: NDArray[np.integer], event: Event) -> None:
+        self._last += 1
+        self._tickets[block_ids] = self._last
+        self._pending.append((self._last, event))
+
+    def last(self, block_ids: NDArray[np.integer]) -> Event | None:
+        """Whoever has waited for that has waited for all uses of these blocks."""
+        while self._pending and self._pending[0][1].query():
+            self._pending.popleft()
+        if not self._pending:
+            return None
+        newest = self._tickets[block_ids].max(initial=0)
+        return next((event for ticket, event in reversed(self._pending) if ticket <= newest), None)
+
+
+class _Slot:
+    """Device memory that some blocks pass through."""
+
+    def __init__(self, blocks: torch.Tensor) -> None:
+        self.blocks = blocks
+        self.free: Event | None = None
+        """When what passed through it last has left."""
+
+
+def _runs(host_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Where a run of neighbours begins in the list, its first, and how many they are."""
+    begin = 0
+    for i in range(1, len(host_ids) + 1):
+        if i == len(host_ids) or host_ids[i] != host_ids[i - 1] + 1:
+            yield begin, host_ids[begin], i - begin
+            begin = i
+
+
+def _on(stream: Stream) -> AbstractContextManager[object]:
+    return torch.cuda.stream(stream) if stream else nullcontext()
+
+
+def _wait(stream: Stream, event: Event | None) -> None:
+    if stream and isinstance(event, torch.cuda.Event):
+        stream.wait_event(event)

@@ -1,0 +1,234 @@
+"""Which sessions are served at a time, so that each finds its prefix when it comes back. Numbers only.
+
+A session is known by its name, or by a prompt that goes on where one of its own ended (`Lines`). It is seated when its
+first request is let in, and until it has not come back after an answer for longer than it usually takes. Those who are
+seated, and what they are going to grow by, fit the cache in all its tiers together:
+
+    [ shared by several | seated | seated | seated ......... | their growth, a few turns ahead | newcomer? ]
+
+A newcomer who does not fit waits until a session is over. One who has waited long takes the seat of the session that
+had most turns, and that one waits: better one who reads all of its prompt again than many who read a part of theirs. If
+those who are seated outgrow the cache, the last who came gives its seat up.
+"""
+
+import math
+from array import array
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from hotloop.core.request import Request
+from hotloop.core.retention import Hold, HoldKind
+from hotloop.engine.gaps import MAX_S, USUAL_S, best_wait_s
+from hotloop.engine.lines import PREFIX, Lines
+
+NUM_AHEAD = 8  # turns that there is to be room for
+PATIENCE = 1.5  # times as long as it pays to wait, until a session is over
+MAX_WAIT_S = 120.0  # for a seat, until somebody else's may be taken
+SWAP_SHARE = 0.1  # of the time may be spent on reading again what had to make room
+MAX_SWAP_S = 30.0  # from one seat taken to the next, if others wait as long
+
+_MAX_SESSIONS = 4096
+_MAX_OWN, _MAX_RECENT = 8, 32  # times that were taken to come back
+_LEARNING_RATE = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What is known of one, seated or not."""
+
+    name: str
+    rank: int = 0
+    size: int = 0
+    """Its longest prompt and answer since it is seated, in tokens, without those that others have as well."""
+    num_turns: int = 0
+    """Requests that were let in since it is seated."""
+    seated_at: float | None = None
+    open_ids: set[str] = field(default_factory=set)
+    """Its requests that wait or run."""
+    left_at: float | None = None
+    """When its last answer ended, if it has not come back."""
+    until: float = 0.0
+    """When it is over, if it is not back by then."""
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_OWN))
+    tails: "deque[tuple[array[int], str]]" = field(default_factory=lambda: deque(maxlen=2))
+    """The tokens of its last answers, each with its salt, to be let go with its seat."""
+
+    @property
+    def is_away(self) -> bool:
+        return not self.open_ids
+
+
+class Admission:
+    """Told of every request that comes, is let in and ends; `now` is set by whoever has a clock."""
+
+    def __init__(self, num_tokens: int, block_size: int, *, is_on: bool = True) -> None:
+        self.now = 0.0
+        self.is_on = is_on
+        """If not, nobody waits for a seat."""
+        self.num_tokens = num_tokens
+        """Room in all tiers of the cache."""
+        self.growth = 0.0
+        """By how many tokens a session grows from one request to the next, lately."""
+        self.seated: dict[str, Session] = {}
+        self.num_swapped = 0
+        """Sessions that had to give up their seats."""
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._lines = Lines(block_size)
+        self._recent = {is_named: deque[float](maxlen=_MAX_RECENT) for is_named in (False, True)}
+        self._num_growths = 0
+        self._may_swap_at = 0.0
+        self._lost: list[Session] = []
+
+    def arrive(self, request: Request) -> bool:
+        """A request has come; whether its session is seated."""
+        name = request.session_id or self._lines.find(request) or f"{PREFIX}{request.id}"
+        request.line = name
+        session = self._known.setdefault(name, Session(name))
+        self._known.move_to_end(name)
+        if session.left_at is not None:
+            self._note_gap(session, max(0.0, request.arrived_at - session.left_at))
+            session.left_at = None
+        session.rank = request.priority
+        session.open_ids.add(request.id)
+        self._forget()
+        return name in self.seated
+
+    def may_enter(self, request: Request, size: int, num_shared: int, token_s: float) -> bool:
+        """Whether a newcomer of so many tokens of its own is seated, beside so many that several sessions share."""
+        if not self.is_on:
+            return True
+        self._expire()
+        session = self._known[request.line]
+        others = [each for each in self.seated.values() if each.rank <= request.rank]
+        num_taken = num_shared + sum(map(self._expected, others))
+        if num_taken + size + self._growth(session) <= self.num_tokens or not others:
+            return True
+        return self._may_swap(request, size, num_shared, token_s)
+
+    def has_room(self, size: int, num_shared: int) -> bool:
+        """Whether so many tokens would fit if nobody who is away came back."""
+        return (
+            num_shared + size + sum(each.size for each in self.seated.values() if not each.is_away) <= self.num_tokens
+        )
+
+    def has_waited_long(self, request: Request) -> bool:
+        return self.now - request.waiting_since >= MAX_WAIT_S
+
+    def enter(self, request: Request, size: int) -> None:
+        """A request is let in."""
+        session = self._known[request.line]
+        if session.seated_at is None:
+            session.seated_at, session.size, session.num_turns = self.now, size, 0
+            self.seated[session.name] = session
+        else:
+            self._learn_growth(max(0, size - session.size))
+        session.num_turns += 1
+        session.size = max(session.size, size)
+
+    def swap_out(self, num_shared: int) -> list[Session]:
+        """Those who lose their seats because all of them together have outgrown the cache, the last first."""
+        num_over = num_shared + sum(each.size for each in self.seated.values()) - self.num_tokens
+        if not self.is_on or num_over <= 0:
+            return []
+        self._expire()
+        lost = []
+        away = [each for each in self.seated.values() if each.is_away]
+        num_over = num_shared + sum(each.size for each in self.seated.values()) - self.num_tokens
+        for session in sorted(away, key=lambda each: (each.rank, each.seated_at), reverse=True):
+            if num_over <= 0:
+                break
+            num_over -= session.size
+            lost.append(self._unseat(session))
+        self.num_swapped += len(lost)
+        return lost
+
+    def leave(self, request: Request, turnover_s: float, *, is_answered: bool) -> float:
+        """A request has ended; how long its session is waited for, 0 if it is not."""
+        session = self._known.get(request.line)
+        if session is None or request.id not in session.open_ids:
+            return 0.0
+        session.open_ids.discard(request.id)
+        times = [*USUAL_S, *self._recent[bool(request.session_id)], *session.gaps]
+        wait_s = min(MAX_S, PATIENCE * best_wait_s(times, turnover_s)) if is_answered else 0.0
+        session.until = self.now + wait_s
+        if is_answered:
+            session.left_at = self.now
+            if not request.session_id:
+                self._lines.remember(request, session.name)
+            if session.seated_at is not None:
+                session.tails.append((request.token_ids, request.salt))
+        return wait_s
+
+    def expect(self, name: str, hold: Hold) -> None:
+        """Somebody knows better when a session is back, or that it is over."""
+        session = self.seated.get(name)
+        if session is None or not session.is_away:
+            return
+        if hold.kind is HoldKind.AWAY:
+            session.until = hold.until
+        elif hold.kind is HoldKind.FINISHED:
+            self._unseat(session)
+
+    def take_lost(self) -> list[Session]:
+        """Those who lost their seats to newcomers since this was last asked."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def check(self) -> None:
+        self._lines.check()
+        assert all(each.seated_at is not None for each in self.seated.values())
+        assert all(each is self._known[name] for name, each in self.seated.items())
+        assert all((each.seated_at is not None) == (name in self.seated) for name, each in self._known.items())
+
+    def _expected(self, session: Session) -> float:
+        return session.size + self._growth(session)
+
+    def _growth(self, session: Session) -> float:
+        """One who has no name may never come back."""
+        return NUM_AHEAD * self.growth if session.gaps or not session.name.startswith(PREFIX) else 0.0
+
+    def _may_swap(self, request: Request, size: int, num_shared: int, token_s: float) -> bool:
+        """Whether one who has waited long has others' seats: of those who are away and had most turns."""
+        if self.now < self._may_swap_at or not self.has_waited_long(request):
+            return False
+        away = sorted(
+            (each for each in self.seated.values() if each.is_away and each.rank >= request.rank),
+            key=lambda each: each.num_turns,
+        )
+        num_taken = num_shared + sum(each.size for each in self.seated.values() if each.rank <= request.rank)
+        lost: list[Session] = []
+        while num_taken + size > self.num_tokens and away:
+            lost.append(away.pop())
+            num_taken -= lost[-1].size
+        if num_taken + size > self.num_tokens:
+            return False
+        self._lost += map(self._unseat, lost)
+        self.num_swapped += len(lost)
+        cost_s = token_s * sum(each.size for each in lost)
+        self._may_swap_at = self.now + min(MAX_SWAP_S, cost_s / SWAP_SHARE)
+        return True
+
+    def _expire(self) -> None:
+        """Sessions that have not come back in their time are over."""
+        for session in [each for each in self.seated.values() if each.is_away and each.until <= self.now]:
+            self._recent[not session.name.startswith(PREFIX)].append(math.inf)
+            self._unseat(session)
+
+    def _unseat(self, session: Session) -> Session:
+        session.seated_at = None
+        del self.seated[session.name]
+        return session
+
+    def _note_gap(self, session: Session, gap_s: float) -> None:
+        session.gaps.append(gap_s)
+        self._recent[not session.name.startswith(PREFIX)].append(gap_s)
+
+    def _learn_growth(self, num_tokens: int) -> None:
+        self._num_growths += 1
+        self.growth += max(_LEARNING_RATE, 1 / self._num_growths) * (num_tokens - self.growth)
+
+    def _forget(self) -> None:
+        if len(self._known) > _MAX_SESSIONS:
+            old = next((each for each in self._known.values() if each.is_away and each.seated_at is None), None)
+            if old:
+                del self._known[old.name]

@@ -1,0 +1,26 @@
+"""How long it pays to keep a prefix for somebody who is away. Numbers only.
+
+Keeping it saves reading it again, if its owner comes back in time, and costs its share of the cache until then. Both
+grow with its length, so all that counts is how long reading a whole cache takes (`turnover_s`):
+
+    gain of waiting t  =  turnover_s x (those back by t)  -  the time waited for each, t at most
+"""
+
+from collections.abc import Iterable
+
+USUAL_S = (1.0, 2.0, 4.0)
+"""How long somebody is believed to be away while little is known."""
+MAX_S = 60.0
+
+
+def best_wait_s(times: Iterable[float], turnover_s: float) -> float:
+    """The one of these times at which to stop waiting; 0 if waiting does not pay."""
+    best_s, most = 0.0, 0.0
+    waited_s = 0.0
+    ordered = sorted(times)
+    for num_back, time_s in enumerate(ordered, 1):
+        waited_s += time_s
+        gain = num_back * turnover_s - waited_s - (len(ordered) - num_back) * time_s
+        if gain > most:
+            best_s, most = time_s, gain
+    return best_s

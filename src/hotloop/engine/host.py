@@ -1,0 +1,223 @@
+"""KV blocks on their way back from host memory, on the engine's thread, while others compute.
+
+What leaves the device is sent there by the prefix tree (`RadixTree.evict`). A request that is about to be let in, and
+whose prefix goes on in host memory, waits here, outside the scheduler, until the tree has it on the device:
+
+    tokens   [ on the device ..... | in host memory .................. | computed ]
+    blocks   [ used meanwhile      | used meanwhile, and as many new   |
+
+That is done if it beats computing them, by what either took lately. Those who want the same blocks wait for the one
+copy. Whatever goes wrong, a request that waits here is handed back to the scheduler: then it computes what it did not
+get.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotloop.backends.backend import HostMemory, Restore
+from hotloop.core.errors import BackendError, DeviceLost
+from hotloop.core.request import Request
+from hotloop.core.retention import Hold, HoldKind
+from hotloop.engine.blocks import BlockPool, HostRoom
+from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.seating import WAIT_S
+
+log = logging.getLogger(__name__)
+
+MAX_AHEAD_BYTES = 4 << 30
+"""As soon as so much is on its way, nobody else's is sent for."""
+SPARE_BLOCKS = 32
+"""So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
+_BYTE_S = 1e-10  # to copy a byte, until it has been measured
+_LEARNING_RATE = 0.2
+_DOUBT = 0.9  # what was too slow is thought to be a little faster each time that it is not tried
+
+
+@dataclass(frozen=True, slots=True)
+class HostStats:
+    """What is in host memory, and what went there and came back."""
+
+    num_blocks: int = 0
+    num_blocks_cached: int = 0
+    num_bytes_out: int = 0
+    num_bytes_in: int = 0
+    num_restores: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A copy under way, and the request that waits for it, if it still does."""
+
+    request: Request
+    num_tokens: int
+    known: list[int]
+    host_ids: list[int]
+    block_ids: list[int]
+    copy: Restore
+    is_awaited: bool = True
+
+
+def open_room(memory: HostMemory | None) -> HostRoom | None:
+    return HostRoom(BlockPool(memory.num_blocks), memory.offload) if memory else None
+
+
+class HostTier:
+    """Between the scheduler's blocks and host memory."""
+
+    def __init__(self, memory: HostMemory, block_bytes: int, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._memory = memory
+        self._block_bytes = block_bytes
+        self._scheduler = scheduler
+        self._clock = clock
+        self._loads: list[_Load] = []
+        self._byte_s = _BYTE_S
+        self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
+        self._num_in = self._num_restores = 0
+        scheduler.host = self
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Who is here and not with the scheduler."""
+        return [load.request for load in list(self._loads) if load.is_awaited]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way, be it for somebody who is gone."""
+        return bool(self._loads)
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether another's copy brings what a request needs next, or too much is on its way already."""
+        host_ids = self._known(request)
+        if not host_ids:
+            return False
+        num_bytes = sum(load.copy.num_bytes for load in self._loads)
+        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host.pool.num_users(host_ids[0]) > 0
+
+    def fetch(self, request: Request) -> bool:
+        """Bring back what a request has here, if that is quicker than to compute it, and there is room."""
+        host_ids = self._known(request)
+        if not host_ids or not self._is_worth_it(len(host_ids)):
+            return False
+        tree, pool = self._scheduler.tree, self._scheduler.pool
+        known = tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+        used = [*known]
+        pool.use(known)  # so that they are not given up for what follows them
+        tree.host.pool.use(host_ids)
+        block_ids = self._allocate(len(host_ids), request)
+        copy = None if block_ids is None else self._begin(host_ids, block_ids)
+        used += block_ids or []
+        if copy is None or block_ids is None:
+            pool.release(used)
+            tree.host.pool.release(host_ids)
+            return False
+        num_tokens = len(used) * self._scheduler.block_size
+        self._loads.append(_Load(request, num_tokens, known, host_ids, block_ids, copy))
+        self._scheduler.copying.append(used)
+        del self._scheduler.waiting[request.id]
+        return True
+
+    def poll(self) -> None:
+        """Hand back those whose copy is there."""
+        for load in [*self._loads]:
+            if load.copy.is_done:
+                self._end(load)
+
+    def let_go(self, request_id: str) -> None:
+        """If that request waits here, let it wait for its turn instead. Its copy goes on: others may want it."""
+        for load in self._loads:
+            if load.is_awaited and load.request.id == request_id:
+                load.is_awaited = False
+                self._scheduler.add(load.request)
+
+    def reset(self) -> None:
+        """Trust nothing, after a failed step. Nothing is copied any more when this returns."""
+        loads, self._loads = self._loads, []
+        self._scheduler.copying.clear()
+        for load in loads:
+            self._await(load)
+            if load.is_awaited:
+                self._scheduler.waiting[load.request.id] = load.request
+
+    def stats(self) -> HostStats:
+        tree = self._scheduler.tree
+        return HostStats(
+            num_blocks=tree.host.pool.num_blocks,
+            num_blocks_cached=tree.host.pool.num_blocks - tree.host.pool.num_free,
+            num_bytes_out=tree.num_offloaded * self._block_bytes,
+            num_bytes_in=self._num_in * self._block_bytes,
+            num_restores=self._num_restores,
+        )
+
+    def check(self) -> None:
+        pool = self._scheduler.tree.host.pool
+        pool.check()
+        users = [host_id for load in self._loads for host_id in load.host_ids]
+        assert len(users) == len(set(users)) == pool.num_used
+        assert all(pool.num_users(host_id) == 1 for host_id in users)
+        assert self._scheduler.copying == [load.known + load.block_ids for load in self._loads]
+        for request in self.waiting:
+            assert request.id not in self._scheduler.waiting and request.id not in self._scheduler.running
+            assert not request.block_ids
+
+    def _known(self, request: Request) -> list[int]:
+        """What host memory has of a request; the last token is always left to compute, for its logits."""
+        pool = self._scheduler.tree.host.pool
+        if pool.num_free == pool.num_blocks:
+            return []
+        token_ids = request.token_ids[: request.num_tokens - 1]
+        return self._scheduler.tree.peek(token_ids, request.salt, is_hosted=True)
+
+    def _is_worth_it(self, num_blocks: int) -> bool:
+        copy_s = num_blocks * self._block_bytes * self._byte_s
+        if copy_s < num_blocks * self._scheduler.block_size * self._scheduler.retention.token_s:
+            return True
+        self._byte_s *= _DOUBT
+        return False
+
+    def _allocate(self, count: int, request: Request) -> list[int] | None:
+        pool = self._scheduler.pool
+        if count > pool.num_free:
+            self._scheduler.tree.evict(count - pool.num_free + self._num_spare, request.id)
+        return pool.allocate(count)
+
+    def _begin(self, host_ids: list[int], block_ids: list[int]) -> Restore | None:
+        try:
+            return self._memory.restore(host_ids, block_ids)
+        except DeviceLost:
+            raise
+        except BackendError as error:
+            log.warning("KV could not be copied back from host memory (%s); it is computed instead", error)
+            return None
+
+    def _await(self, load: _Load) -> float | None:
+        """How long a copy took; None if it failed."""
+        try:
+            return load.copy.wait()
+        except BackendError as error:
+            log.warning("KV was not copied back from host memory (%s); it is computed instead", error)
+            return None
+
+    def _end(self, load: _Load) -> None:
+        """A copy is over: have the tree keep it on the device, and let its request wait for its turn."""
+        request, tree, pool = load.request, self._scheduler.tree, self._scheduler.pool
+        self._scheduler.copying.pop(self._loads.index(load))
+        self._loads.remove(load)
+        took_s = self._await(load)
+        token_ids = request.token_ids[: load.num_tokens]
+        if took_s is not None:
+            self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
+            tree.insert(token_ids, load.known + load.block_ids, request.salt, request.session_id)
+            self._num_in += len(load.block_ids)
+            self._num_restores += 1
+        pool.release(load.known + load.block_ids)
+        tree.host.pool.release(load.host_ids)
+        if took_s is None:
+            tree.forget(token_ids, request.salt)
+        elif load.is_awaited:
+            request.num_from_host += len(load.block_ids) * self._scheduler.block_size
+            hold = Hold(HoldKind.AWAY, self._clock() + WAIT_S, WAIT_S, rank=request.priority)
+            tree.hold(token_ids, hold, request.salt)
+        if load.is_awaited:
+            self._scheduler.add(request)
+            request.is_awaited = True

@@ -1,0 +1,48 @@
+"""Which leaf of the prefix tree goes first: a queue by rank, one for the device and one for host memory."""
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+from hotloop.engine.node import Node, is_leaf
+from hotloop.engine.retention import Rank
+
+
+class Leaves:
+    """The lowest rank first. Entries are stale once their leaf is ranked anew or is none; too many, and they go."""
+
+    def __init__(self, *, is_hosted: bool) -> None:
+        self._is_hosted = is_hosted
+        self._heap: list[tuple[Rank, int, Node]] = []
+        self._tickets = count()
+        self._max_entries = 64
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Node]:
+        return (node for rank, _, node in self._heap if self._is_fresh(rank, node))
+
+    def push(self, leaf: Node, rank: Rank) -> None:
+        leaf.queued = rank
+        heapq.heappush(self._heap, (rank, next(self._tickets), leaf))
+        if len(self._heap) > self._max_entries:
+            fresh = {id(node): (rank, ticket, node) for rank, ticket, node in self._heap if self._is_fresh(rank, node)}
+            self._heap = list(fresh.values())
+            heapq.heapify(self._heap)
+            self._max_entries = 2 * len(self._heap) + 64
+
+    def pop(self, most: Rank | None = None) -> Node | None:
+        """The first, unless it is worth more than that."""
+        while self._heap:
+            rank, _, leaf = self._heap[0]
+            is_fresh = self._is_fresh(rank, leaf)
+            if is_fresh and most is not None and rank > most:
+                return None
+            heapq.heappop(self._heap)
+            if is_fresh:
+                return leaf
+        return None
+
+    def _is_fresh(self, rank: Rank, node: Node) -> bool:
+        return rank == node.queued and node.is_hosted == self._is_hosted and is_leaf(node)

@@ -1,0 +1,255 @@
+"""An engine over two memories: what it says never changes, and nothing is lost or used twice."""
+
+import random
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from tests.engine.disk.fakes import make_store
+from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
+from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
+
+from hotloop.backends.null import NullBackend
+from hotloop.core.config import EngineConfig
+from hotloop.core.errors import BackendError
+from hotloop.core.request import FinishReason, Priority
+from hotloop.core.retention import Hold, HoldKind
+from hotloop.engine.engine import Engine
+
+
+def host_turned(rng: random.Random, num_blocks: int, num_host_blocks: int, **changes: Any) -> Turned:
+    return Turned(rng, num_blocks=num_blocks, num_host_blocks=num_host_blocks, **changes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32), st.booleans(), st.integers(20, 40), st.sampled_from([3, 10, 60]))
+def test_an_engine_over_both_says_what_it_says_over_one(
+    seed: int, can_fail: bool, num_blocks: int, num_host_blocks: int
+) -> None:
+    rng = random.Random(seed)
+    trunks = [tuple(rng.randrange(250) for _ in range(30)) for _ in range(3)]
+    jobs = {}
+    for i in range(16):
+        trunk = rng.choice(trunks)
+        prompt = (*trunk[: rng.randrange(31)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
+        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    engine = host_turned(rng, num_blocks, num_host_blocks)
+    waiting, aborted = list(jobs), set()
+    while waiting or not engine.core.is_idle:
+        if waiting and rng.random() < 0.3:
+            engine.add(name := waiting.pop(), *jobs[name])
+        elif engine.said and rng.random() < 0.05:
+            aborted.add(name := rng.choice([*engine.said]))
+            engine.core.abort(name)
+        engine.is_broken = can_fail and rng.random() < 0.01
+        engine.turn()
+    engine.finish()
+    assert engine.core.scheduler.tree.host.pool.num_used == 0
+    for name, events in engine.said.items():
+        assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
+        expected = alone(*jobs[name])
+        if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert tokens_of(events) == expected
+        else:
+            assert name in aborted if events[-1].finish_reason is FinishReason.ABORT else engine.num_failed
+            assert tokens_of(events) == expected[: len(tokens_of(events))]
+
+
+PROMPT = [i * 7 % 250 for i in range(50)]
+OTHERS = [[100 + other] * 60 for other in range(3)]
+
+
+def host_engine(num_blocks: int = 20, num_host_blocks: int = 100, **settings: Any) -> Engine:
+    backend = NullBackend(
+        block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, num_host_blocks=num_host_blocks
+    )
+    return Engine(TOKENIZER, backend, EngineConfig(**{"debug_checks": True, "retention": False, **settings}))
+
+
+def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
+    expected = run_alone(PROMPT, greedy()).token_ids
+    with host_engine() as engine:
+        first = engine.generate(PROMPT, greedy())
+        for other in OTHERS:
+            engine.generate(other, greedy())
+        again = engine.generate(PROMPT, greedy())
+        stats = engine.stats()
+    assert first.token_ids == again.token_ids == expected
+    assert (first.usage.num_from_host, again.usage.num_cached, again.usage.num_from_host) == (0, 48, 48)
+    assert stats.num_host_tokens == 48
+    assert stats.host.num_bytes_in == 12 * BLOCK_SIZE * 8
+    assert stats.host.num_bytes_out > stats.host.num_bytes_in
+    assert (stats.host.num_restores, stats.host.num_blocks, stats.num_evicted_blocks) == (1, 100, 0)
+
+
+def test_one_copy_serves_all_who_want_it() -> None:
+    expected = {i: run_alone([*PROMPT, i], greedy()).token_ids for i in range(4)}
+    listener = Listener()
+    with host_engine(num_blocks=40) as engine:
+        engine.generate(PROMPT, greedy())
+        for other in (*OTHERS, [9] * 60, [8] * 60):
+            engine.generate(other, greedy())
+        engine.submit([make_request([*PROMPT, i], f"r{i}") for i in range(4)], listener)
+        listener.wait(*(f"r{i}" for i in range(4)))
+        until_idle(engine)
+        assert engine.stats().host.num_restores == 1
+    for i in range(4):
+        assert tuple(listener.token_ids(f"r{i}")) == expected[i]
+        assert listener.last(f"r{i}").usage.num_cached == 48
+
+
+def test_without_a_prefix_cache_nothing_goes_there() -> None:
+    with host_engine(prefix_cache=False) as engine:
+        engine.generate(PROMPT, greedy())
+        assert engine.stats().host.num_blocks == 0
+
+
+def test_what_is_slower_than_computing_is_computed() -> None:
+    with host_engine() as engine:
+        tier = engine._core._host
+        assert tier
+        engine.generate(PROMPT, greedy())
+        for other in OTHERS:
+            engine.generate(other, greedy())
+        tier._byte_s = 10.0
+        again = engine.generate(PROMPT, greedy())
+    assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
+    assert (again.usage.num_cached, again.usage.num_from_host) == (0, 0)
+    assert tier._byte_s < 10.0, "it is tried again some time"
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_copy_that_fails_costs_its_prefix_and_nobodys_answer(when: str) -> None:
+    def fail(*ids: object) -> Any:
+        raise BackendError("the bus is broken")
+
+    with host_engine() as engine:
+        memory = engine._backend.host_memory
+        assert memory
+        engine.generate(PROMPT, greedy())
+        for other in OTHERS:
+            engine.generate(other, greedy())
+        restore = memory.restore
+
+        def restore_badly(host_ids: Any, block_ids: Any) -> Any:
+            copy = restore(host_ids, block_ids)
+            copy.wait = fail  # type: ignore[method-assign]
+            return copy
+
+        memory.restore = fail if when == "begin" else restore_badly  # type: ignore[method-assign]
+        again = engine.generate(PROMPT, greedy())
+        assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
+        assert again.usage.num_cached == 0
+        assert not engine.failure
+        until_idle(engine)
+
+
+def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    engine.backend.is_late = lambda: True
+    jobs = {"first": (tuple(PROMPT), 1, 0, 4), **{f"o{i}": (tuple(each), 1, 0, 4) for i, each in enumerate(OTHERS)}}
+    for name, job in jobs.items():
+        engine.add(name, *job)
+        engine.finish()
+    engine.add("again", tuple(PROMPT), 1, 0, 4)
+    engine.turn()
+    assert engine.core._host
+    assert [request.id for request in engine.core.waiting] == ["again"]
+    assert engine.core._host.is_busy
+    engine.core.abort("again")
+    engine.core.check()
+    assert not engine.core.is_idle
+    engine.finish()
+    assert engine.said["again"][-1].finish_reason is FinishReason.ABORT
+    assert len(engine.core.scheduler.tree.peek(array("i", PROMPT))) == 12, "others may want it"
+
+
+def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    for i, each in enumerate((PROMPT, *OTHERS)):
+        engine.add(f"o{i}", tuple(each), 1, 0, 4)
+        engine.finish()
+    engine.add("again", tuple(PROMPT), 1, 0, 4)
+    engine.turn()
+    tier, scheduler = engine.core._host, engine.core.scheduler
+    assert tier
+    while tier.is_busy:
+        tier.poll()
+    assert scheduler.waiting["again"].is_awaited
+    assert scheduler.tree.is_awaited(array("i", PROMPT))
+    engine.finish()
+    assert engine.said["again"][-1].usage.num_from_host == 48
+
+
+def test_a_step_that_fails_while_blocks_are_copied() -> None:
+    engine = host_turned(random.Random(0), num_blocks=24, num_host_blocks=60)
+    engine.backend.is_late = lambda: True
+    engine.priorities = [Priority.INTERACTIVE]
+    for i, each in enumerate((PROMPT, *OTHERS)):
+        engine.add(f"o{i}", tuple(each), 1, 0, 4)
+        engine.finish()
+    engine.add("runs", (1, 2, 3), 1, 0, 20)
+    engine.turn()
+    engine.add("again", tuple(PROMPT), 1, 0, 4)
+    engine.turn()
+    assert engine.core._host
+    assert engine.core._host.is_busy
+    engine.is_broken = True
+    while not engine.num_failed:
+        engine.turn()
+    assert engine.backend._host
+    assert all(copy.is_over for copy in engine.backend._host._coming), "or it would write into others' blocks"
+    engine.finish()
+    assert engine.said["runs"][-1].error
+    assert tokens_of(engine.said["again"]) == alone(tuple(PROMPT), 1, 0, 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beside_the_disk(seed: int, tmp_path: Path) -> None:
+    """Two servers in turn: the second has nothing in memory, and soon has it in all three places."""
+    num_restored = num_from_host = 0
+    for _ in range(2):
+        rng, inbox = random.Random(seed), list[Any]()
+        store = make_store(tmp_path, NullBackend(block_size=BLOCK_SIZE))
+        engine = host_turned(rng, num_blocks=24, num_host_blocks=30, store=store, post=inbox.append)
+        engine.priorities = [Priority.INTERACTIVE]
+        prompts = [tuple(rng.randrange(250) for _ in range(40)) for _ in range(4)]
+        jobs = {f"r{i}": ((*prompts[i % 4], i), 1, 0, 8) for i in range(12)}
+        for name, job in jobs.items():
+            engine.add(name, *job)
+            while rng.random() < 0.9 and not engine.core.is_idle:
+                while inbox:
+                    inbox.pop(0)()
+                engine.turn()
+        while not engine.core.is_idle:
+            while inbox:
+                inbox.pop(0)()
+            engine.turn()
+        assert {name: tokens_of(said) for name, said in engine.said.items()} == {n: alone(*j) for n, j in jobs.items()}
+        assert engine.core._disk
+        assert engine.core._disk.store.flush()
+        for said in engine.said.values():
+            usage = said[-1].usage
+            assert usage.num_restored + usage.num_from_host <= usage.num_cached
+        num_restored += engine.core.totals.num_restored_tokens
+        num_from_host += engine.core.totals.num_host_tokens
+        engine.core.close()
+    assert num_restored
+    assert num_from_host
+
+
+def test_those_who_are_away_are_expected_back_from_host_memory_too() -> None:
+    with host_engine(retention=True) as engine:
+        first = engine.generate(PROMPT, greedy())
+        prefix = array("i", [*PROMPT, *first.token_ids])
+        engine.hold(prefix, Hold(HoldKind.AWAY, time.monotonic() + 60, 60))
+        for other in OTHERS:
+            engine.generate(other, greedy())
+        assert engine._core.scheduler.tree.is_awaited(array("i", [*prefix, 1, 2, 3]))
+        again = engine.generate([*prefix, 1, 2, 3], greedy())
+    assert again.usage.num_cached == 56
+    assert 0 < again.usage.num_from_host < 56, "it went after all others, and from its end"
