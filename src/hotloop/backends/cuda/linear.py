@@ -1,8 +1,8 @@
 """Matrix products of the forward pass: which kernel does which.
 
 A row goes through `gemv`, which reads weights at the speed of the memory and whose launches overlap: the products of
-one layer of Llama-3.1-8B and what is between them, attention left out, take 101 us on an H200 for one row in bf16, where
-cuBLAS makes it 121. From two rows on cuBLAS is no slower than any kernel of ours was.
+one layer of Llama-3.1-8B and what is between them, attention left out, take 101 us on an H200 for one row in bf16,
+where cuBLAS makes it 121. From two rows on cuBLAS is no slower than any kernel of ours was.
 Weights in e4m3 are half as much to read, by `gemv` for two rows as well: 103 us, where both sides in e4m3 on the tensor
 cores take 110 to 135, whatever the number of rows up to 128.
 """
