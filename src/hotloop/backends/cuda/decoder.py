@@ -23,7 +23,7 @@ from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _SPLIT_ROWS = 4096  # rows times splits that there is room for
-MIN_SAVED_BYTES = 64 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches
+MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
 
 
 class Decoder:

@@ -31,7 +31,8 @@ def gemv(
     num_warps = _NUM_WARPS
     tile_n = 2 if num_rows == 1 and not is_gated else 4  # measured on an H200
     if scales is not None:  # widening takes instructions: fewer threads, each with more to sum, have fewer to merge
-        tile_n, num_warps = 8 // num_rows, _NUM_WARPS // 2 if k <= 8192 else _NUM_WARPS
+        num_warps = _NUM_WARPS // 2 if k <= 8192 else _NUM_WARPS
+        tile_n = 8 if num_rows == 1 and not is_gated and k <= 8192 else 4
     if not x.is_cuda:
         tile_n = 64  # the interpreter takes as long for a small tile as for a large one
     tile_k = min(32 * num_warps * _LANE, triton.next_power_of_2(k))

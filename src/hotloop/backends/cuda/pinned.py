@@ -4,6 +4,8 @@ PyTorch's own pinned memory comes in powers of two: of 60 GB it would take 64, o
 """
 
 import mmap
+import weakref
+from contextlib import suppress
 
 import torch
 
@@ -18,7 +20,6 @@ class PinnedBytes:
         free_bytes = available_bytes()
         if num_bytes > free_bytes:  # the kernel would rather end the process than refuse a page
             raise MemoryError(f"{_gib(num_bytes)} are wanted, {_gib(free_bytes)} are free")
-        self._is_cuda = is_cuda
         try:
             pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
@@ -28,18 +29,25 @@ class PinnedBytes:
         self.data = torch.frombuffer(pages, dtype=torch.uint8)
         if is_cuda:
             self.data.zero_()  # all cores together bring the pages quicker than CUDA alone
-            self._register()
+            _register(self.data)
+        self._at_end = weakref.finalize(self, _unregister, self.data.data_ptr()) if is_cuda else None
 
     def close(self) -> None:
-        """Nothing is copied any more."""
-        if self._is_cuda:
-            torch.cuda.cudart().cudaHostUnregister(self.data.data_ptr())
-            self._is_cuda = False
+        """Nothing is copied any more. Pages that are given back while CUDA knows them could never be pinned again."""
+        if self._at_end:
+            self._at_end()
 
-    def _register(self) -> None:
-        status = torch.cuda.cudart().cudaHostRegister(self.data.data_ptr(), len(self.data), 0)
-        if int(status) != 0:
-            raise MemoryError(f"CUDA pins no {_gib(len(self.data))} (cudaHostRegister: {status})")
+
+def _register(data: torch.Tensor) -> None:
+    status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), len(data), 0)
+    if int(status) != 0:
+        with suppress(RuntimeError):  # CUDA tells every error twice, the second time to whoever asks next
+            torch.zeros(1, device="cuda")
+        raise MemoryError(f"CUDA pins no {_gib(len(data))} (cudaHostRegister: {status})")
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _gib(num_bytes: int) -> str:
