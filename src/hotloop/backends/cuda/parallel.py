@@ -80,6 +80,8 @@ class SharedGroup(Group):
         return share
 
     def gather_columns(self, share: torch.Tensor, num_columns: int) -> torch.Tensor:
+        if not len(share):
+            return share.new_empty((0, num_columns))
         parts = self._gather(share)
         if self.rank:
             return share
