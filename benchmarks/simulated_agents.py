@@ -47,6 +47,8 @@ class Hardware:
     """For a token that is read, and each before it."""
     context_s: float = 131_072 / 4e12
     """To fetch the KV of a token."""
+    eager_s: float = 0.021
+    """The least that a step takes that reads: its kernels are launched one by one, not as a graph."""
     host_s: float = 0.0005
     depth: int = 2
     block_size: int = 64
@@ -55,9 +57,9 @@ class Hardware:
     def takes_s(self, step: Step) -> float:
         num_tokens = sum(part.num_tokens for part in step.slices)
         attention_s = sum(map(self._attention_s, step.slices))
-        return (
-            max(self.weights_s, self.step_s + self.token_s * num_tokens) + attention_s + self.row_s * len(step.slices)
-        )
+        least_s = self.eager_s if any(part.num_tokens > 32 for part in step.slices) else self.weights_s
+        compute_s = max(self.weights_s, self.step_s + self.token_s * num_tokens)
+        return max(least_s, compute_s + attention_s + self.row_s * len(step.slices))
 
     def _attention_s(self, part: Slice) -> float:
         fetch_s = self.context_s * (part.begin + part.num_tokens)

@@ -109,9 +109,9 @@ def test_a_request_without_numbers_ends_alone_and_leaves_nothing_in_the_cache(ma
     trunk = list(range(30))
     poisoned = [*trunk, POISON, *range(20)]
     good = {f"good{i}": [*trunk, 100 + i] for i in range(5)}
-    expected = {name: run_alone(prompt, greedy()).token_ids for name, prompt in good.items()}
+    expected = {name: run_alone(prompt, greedy(60)).token_ids for name, prompt in good.items()}
     listener = Listener()
-    requests = [make_request(prompt, name) for name, prompt in good.items()]
+    requests = [make_request(prompt, name, sampling=greedy(60)) for name, prompt in good.items()]
     requests.insert(2, make_request(poisoned, "bad"))
     config = EngineConfig(debug_checks=True, max_step_tokens=max_step_tokens)
     with Engine(TOKENIZER, backend, config) as engine:

@@ -80,6 +80,25 @@ def test_who_reads_and_who_writes_share_the_time(pace: Pace) -> None:
     assert rooms == pytest.approx([MOST, 2 * READER, 1.5 * READER, READER, LEAST])
 
 
+def test_readers_take_no_more_than_their_share_where_a_step_reads_much_or_nothing(pace: Pace) -> None:
+    pace.learn([write()], PLAIN_S)
+    read_s = 0.0
+    for _ in range(60):
+        room_s = pace.room_s(1, 8, 0.0)
+        if room_s:
+            read_s += 3 * PLAIN_S
+            pace.owe(3 * PLAIN_S - room_s)
+    assert read_s == pytest.approx(60 * LEAST * PLAIN_S, rel=0.2)
+
+
+def test_a_step_that_reads_reads_no_fewer_tokens_than_take_as_long() -> None:
+    pace = Pace(token_s=0.0003, least=512)
+    pace.learn([write()], PLAIN_S)
+    assert pace.num_tokens(0, 0.001) == 512
+    pace.learn([write(), read(0, 100)], 3 * PLAIN_S)
+    assert pace.token_s == 0.0003, "what takes as long as more tells nothing"
+
+
 def test_now_and_then_a_step_reads_nothing_to_see_what_that_takes(pace: Pace) -> None:
     pace.learn([write()], PLAIN_S)
     pace.learn([write(), read(0, 256)], 1.1 * PROBE_S)

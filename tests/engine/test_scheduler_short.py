@@ -61,7 +61,7 @@ def test_of_equals_none_takes_the_share_of_those_who_lack_little() -> None:
 
 
 def test_among_others_a_step_reads_no_longer_than_twice_what_it_takes_without() -> None:
-    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=4096))
+    loop = Loop(make_scheduler(num_blocks=4096, max_step_tokens=2048))
 
     def step() -> int:
         """A step takes 10 ms, and 0.1 ms for each token that is read."""

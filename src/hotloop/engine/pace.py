@@ -8,7 +8,8 @@ before it. All of that is learnt from the steps themselves, so nothing here know
 Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most twice
 as long as a step takes that reads nothing: short enough for whoever comes next, long enough that not much is wasted on
 the weights, which every step has to fetch. Where some wait for their next word, the time is shared: a reader counts as
-three quarters of a writer, and all who read have a quarter of the time at least.
+three quarters of a writer, and all who read have a quarter of the time at least. A step that reads takes `least` tokens
+or more, since on a GPU fewer take as long; what that takes beyond their share the readers owe, and wait for it.
 """
 
 import math
@@ -34,7 +35,7 @@ _FEW = 128  # tokens; of more than that not twice as many as ever before are rea
 class Pace:
     """Learns from every step; says how many tokens fit into so many seconds."""
 
-    def __init__(self, token_s: float) -> None:
+    def __init__(self, token_s: float, least: int = 1) -> None:
         self.plain_s = 0.0
         """How long a step takes, lately, that reads nothing; 0 until there was a step."""
         self.token_s = token_s
@@ -43,6 +44,8 @@ class Pace:
         self._shared_at = -math.inf
         self._most = _FEW
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._least = least
+        self._owed_s = 0.0
 
     def learn(self, parts: Iterable[Slice], took_s: float) -> int:
         """A step of these took that long; returns how many tokens of prompts were read in it."""
@@ -57,7 +60,8 @@ class Pace:
         num_pairs = sum(part.num_tokens * (part.begin + part.num_tokens / 2) for part in reads)
         self._most = max(self._most, num_tokens)
         self.plain_s = min(self.plain_s or took_s, took_s)  # without what it read it would not have taken longer
-        self._fit(num_tokens, num_pairs, took_s - self.plain_s)
+        if num_tokens >= self._least:
+            self._fit(num_tokens, num_pairs, took_s - self.plain_s)
         return num_tokens
 
     def room_s(self, num_reading: int, num_writing: int, now: float) -> float:
@@ -69,7 +73,13 @@ class Pace:
         if not self.plain_s or now - self._shared_at > MOMENT_S:
             return math.inf
         share = READER * num_reading / num_writing if num_writing else MOST
-        return self.plain_s * min(MOST, max(LEAST, share))
+        room_s = self.plain_s * min(MOST, max(LEAST, share))
+        self._owed_s = max(0.0, self._owed_s - room_s) if num_writing else 0.0
+        return 0.0 if self._owed_s > 0 else room_s
+
+    def owe(self, read_s: float) -> None:
+        """A step reads for so long beyond what it had room for."""
+        self._owed_s += max(0.0, read_s)
 
     def cost_s(self, begin: int, num_tokens: int) -> float:
         """What it takes to read so many tokens behind the first `begin`."""
@@ -81,7 +91,7 @@ class Pace:
             return math.inf
         linear_s = self.token_s + self.pair_s * begin
         sum_s = linear_s + math.sqrt(linear_s**2 + 2 * self.pair_s * room_s)
-        return min(2 * room_s / sum_s if sum_s else math.inf, 2 * self._most)
+        return max(self._least, min(2 * room_s / sum_s if sum_s else math.inf, 2 * self._most))
 
     def _fit(self, num_tokens: float, num_pairs: float, took_s: float) -> None:
         """Least squares over the latest steps; what they cannot tell apart counts as the tokens' own."""

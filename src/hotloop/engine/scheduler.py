@@ -63,7 +63,7 @@ class Scheduler:
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
         self.courtesy = Courtesy(block_size)
-        self.pace = Pace(self.retention.token_s)
+        self.pace = Pace(self.retention.token_s, self.max_step_tokens // 16)
         self._short_share = ShortShare(self.max_step_tokens, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -110,8 +110,9 @@ class Scheduler:
         for request in self._short(queue, plan):
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
         if sum(part.wants_token for part in plan.slices.values()) > num_writing:
-            plan.room_s = 0.0  # nobody's first word waits for what others read
+            plan.room_s = min(0.0, plan.room_s)  # nobody's first word waits for what others read
         self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
+        self.pace.owe(-plan.room_s)
         return Step(list(plan.slices.values()), plan.prefixes)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
