@@ -5,11 +5,11 @@ before it. All of that is learnt from the steps themselves, so nothing here know
 
     took_s - plain_s  =  token_s x (tokens read)  +  pair_s x (tokens read x tokens before each)
 
-Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most twice
-as long as a step takes that reads nothing: short enough for whoever comes next, long enough that not much is wasted on
-the weights, which every step has to fetch. Where some wait for their next word, the time is shared: a reader counts as
-three quarters of a writer, and all who read have a quarter of the time at least. A step that reads takes `least` tokens
-or more, since on a GPU fewer take as long; what that takes beyond their share the readers owe, and wait for it.
+Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most eight
+times as long as a step takes that reads nothing: short enough for whoever comes next, long enough that little is wasted
+on what every step that reads costs. Where some wait for their next word, the time is shared: a reader counts as two
+writers, and all who read have a quarter of the time at least. A step that reads takes `least` tokens or more, since on
+a GPU fewer take as long; what that takes beyond their share the readers owe, and wait for it.
 """
 
 import math
@@ -17,11 +17,11 @@ from collections.abc import Iterable
 
 from hotloop.engine.step import Slice
 
-MOST = 2.0
+MOST = 8.0
 """So many times as long as a step takes that reads nothing, a step reads if others are served, at most."""
 LEAST = 1 / 3
 """The same where many write and few read."""
-READER = 0.75  # of a writer
+READER = 2.0  # writers
 MOMENT_S = 1.0
 """So long after others were served steps stay short: they may be back."""
 PROBE_S = 1.0

@@ -23,7 +23,6 @@ from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _SPLIT_ROWS = 4096  # rows times splits that there is room for
-_MIN_FLASH_ROWS = 1024  # of chunks; below, launching it takes the host longer than it saves the device
 MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
 
 
@@ -97,7 +96,7 @@ class Decoder:
         short, long = extent.num_short, extent.num_long
         if short:
             self._attend_short(step, q[: extent.num_short_rows], kv, out, extent)
-        if long and self.flash and num_rows - extent.num_short_rows >= _MIN_FLASH_ROWS:
+        if long and self.flash and num_rows - extent.num_short_rows >= self.flash.min_rows:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
                 max_rows=extent.max_long_rows, scale=self._scale,

@@ -87,7 +87,7 @@ def embed(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "sources"])
 def _embed(token_ids, sources, chosen, table, out, hidden_size: tl.constexpr, tile: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     source = tl.load(sources + row)
@@ -127,7 +127,7 @@ def rotate_and_store(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate_and_store(
     qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, eps,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,

@@ -90,7 +90,7 @@ def choose(
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, _PART)
     num_groups = num_parts * (_PART // _GROUP)
-    peaks, scores = logits.new_empty((2, num_rows, num_parts))
+    peaks, scores = (logits.new_empty((num_rows, num_parts)) for _ in range(2))  # each aligned, however many rows
     tokens = out.new_empty((num_rows, num_parts))
     group_peaks = logits.new_empty((num_rows, num_groups)) if has_cuts else None
     _look_through[(num_rows, num_parts)](
