@@ -75,9 +75,9 @@ def test_who_reads_and_who_writes_share_the_time(pace: Pace) -> None:
     pace.learn([write()], PLAIN_S)
     rooms = [
         pace.room_s(num_reading, num_writing, 0.0) / PLAIN_S
-        for num_reading, num_writing in ((8, 1), (4, 2), (3, 2), (1, 1), (1, 8))
+        for num_reading, num_writing in ((8, 1), (2, 3), (1, 2), (1, 4), (1, 8))
     ]
-    assert rooms == pytest.approx([MOST, 2 * READER, 1.5 * READER, READER, LEAST])
+    assert rooms == pytest.approx([MOST, READER * 2 / 3, READER / 2, READER / 4, LEAST])
 
 
 def test_readers_take_no_more_than_their_share_where_a_step_reads_much_or_nothing(pace: Pace) -> None:

@@ -5,11 +5,11 @@ before it. All of that is learnt from the steps themselves, so nothing here know
 
     took_s - plain_s  =  token_s x (tokens read)  +  pair_s x (tokens read x tokens before each)
 
-Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most eight
-times as long as a step takes that reads nothing: short enough for whoever comes next, long enough that little is wasted
-on what every step that reads costs. Where some wait for their next word, the time is shared: a reader counts as two
-writers, and all who read have a quarter of the time at least. A step that reads takes `least` tokens or more, since on
-a GPU fewer take as long; what that takes beyond their share the readers owe, and wait for it.
+Where one is alone a step reads as much as the backend can. Where others are served as well, it reads for at most twice
+as long as a step takes that reads nothing, or three times as long as `least` tokens take: short enough for whoever
+comes next, long enough that little is wasted on what every step costs. Where some wait for their next word, the time is
+shared: a reader counts as two writers, and all who read have a quarter of the time at least. A step that reads takes
+`least` tokens or more, since on a GPU fewer take as long; what that takes beyond their share the readers owe.
 """
 
 import math
@@ -17,8 +17,10 @@ from collections.abc import Iterable
 
 from hotloop.engine.step import Slice
 
-MOST = 8.0
+MOST = 2.0
 """So many times as long as a step takes that reads nothing, a step reads if others are served, at most."""
+NUM_PIECES = 3
+"""Or as long as it takes to read so many times the least."""
 LEAST = 1 / 3
 """The same where many write and few read."""
 READER = 2.0  # writers
@@ -72,8 +74,9 @@ class Pace:
             return 0.0
         if not self.plain_s or now - self._shared_at > MOMENT_S:
             return math.inf
-        share = READER * num_reading / num_writing if num_writing else MOST
-        room_s = self.plain_s * min(MOST, max(LEAST, share))
+        most_s = max(MOST * self.plain_s, NUM_PIECES * self.cost_s(0, self._least))
+        share_s = self.plain_s * READER * num_reading / num_writing if num_writing else most_s
+        room_s = min(most_s, max(LEAST * self.plain_s, share_s))
         self._owed_s = max(0.0, self._owed_s - room_s) if num_writing else 0.0
         return 0.0 if self._owed_s > 0 else room_s
 
