@@ -8,7 +8,7 @@ from hotloop.backends.cuda.fp8 import quantise
 from hotloop.backends.cuda.linear import gated, linear, logits
 
 DTYPES = [torch.float32, torch.bfloat16]
-NUM_ROWS = [1, 2, 3, 5]  # gemv, then the library
+NUM_ROWS = [1, 2, 3, 5]  # gemv, for e4m3 of two rows as well, then the library
 SIZES = [(64, 128), (42, 200), (6, 16), (70, 2100)]
 
 
@@ -27,7 +27,7 @@ def test_linear(n: int, k: int, num_rows: int, dtype: torch.dtype, device: str) 
     assert_close(linear(x, w, bias), want + bias.double())
     out = logits(x, w)
     assert out.dtype == torch.float32
-    assert_close(out if num_rows < 3 or device == "cuda" else out.to(dtype), want)
+    assert_close(out if num_rows == 1 or device == "cuda" else out.to(dtype), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
