@@ -3,13 +3,11 @@
 import random
 import time
 from array import array
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tests.engine.disk.fakes import make_store
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
@@ -206,40 +204,6 @@ def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine.finish()
     assert engine.said["runs"][-1].error
     assert tokens_of(engine.said["again"]) == alone(tuple(PROMPT), 1, 0, 4)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_beside_the_disk(seed: int, tmp_path: Path) -> None:
-    """Two servers in turn: the second has nothing in memory, and soon has it in all three places."""
-    num_restored = num_from_host = 0
-    for _ in range(2):
-        rng, inbox = random.Random(seed), list[Any]()
-        store = make_store(tmp_path, NullBackend(block_size=BLOCK_SIZE))
-        engine = host_turned(rng, num_blocks=24, num_host_blocks=30, store=store, post=inbox.append)
-        engine.priorities = [Priority.INTERACTIVE]
-        prompts = [tuple(rng.randrange(250) for _ in range(40)) for _ in range(4)]
-        jobs = {f"r{i}": ((*prompts[i % 4], i), 1, 0, 8) for i in range(12)}
-        for name, job in jobs.items():
-            engine.add(name, *job)
-            while rng.random() < 0.9 and not engine.core.is_idle:
-                while inbox:
-                    inbox.pop(0)()
-                engine.turn()
-        while not engine.core.is_idle:
-            while inbox:
-                inbox.pop(0)()
-            engine.turn()
-        assert {name: tokens_of(said) for name, said in engine.said.items()} == {n: alone(*j) for n, j in jobs.items()}
-        assert engine.core._disk
-        assert engine.core._disk.store.flush()
-        for said in engine.said.values():
-            usage = said[-1].usage
-            assert usage.num_restored + usage.num_from_host <= usage.num_cached
-        num_restored += engine.core.totals.num_restored_tokens
-        num_from_host += engine.core.totals.num_host_tokens
-        engine.core.close()
-    assert num_restored
-    assert num_from_host
 
 
 def test_those_who_are_away_are_expected_back_from_host_memory_too() -> None:
