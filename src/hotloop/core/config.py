@@ -97,7 +97,7 @@ class EngineConfig:
     are let go first; if not, the longest unused goes first, whatever it is."""
     admission: bool = True
     """Whether new sessions wait while those under way, and what they will grow by, fill the KV cache, so that each of
-    them finds its prefix when it comes back; if not, all are served at a time, however much is read again."""
+    them finds its prefix when it comes back; if not, all are served at a time, however much is recomputed."""
     pinned_share: float = 0.5
     """How much of the KV cache may be kept for those who ask for it (`cache_control`); given up last, never a lock."""
     forced_tokens: bool = True

@@ -34,7 +34,7 @@ _FADE = 0.02  # of what was learnt from the steps before is forgotten with each 
 _FEW = 128  # tokens; of more than that not twice as many as ever before are read in a step that others wait for
 
 
-class Pace:
+class StepPace:
     """Learns from every step; says how many tokens fit into so many seconds."""
 
     def __init__(self, token_s: float, least: int = 1) -> None:

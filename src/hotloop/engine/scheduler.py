@@ -3,7 +3,7 @@
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there; between the two a request may be launched again if it does
 not need them. A step first gives every request that has read its prompt what it lacks, a token or a few forced ones (so
-decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it (`Pace`,
+decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it (`StepPace`,
 `Courtesy`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes anything
 a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the others
 adopt its blocks, even while it is still reading. Who comes back goes first; new sessions wait for a seat (`Admission`).
@@ -26,7 +26,7 @@ from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
 from hotloop.engine.changes import Changes
 from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness, urgency
-from hotloop.engine.pace import Pace
+from hotloop.engine.pace import StepPace
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
@@ -63,7 +63,7 @@ class Scheduler:
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
         self.courtesy = Courtesy(block_size)
-        self.pace = Pace(self.retention.token_s, self.max_step_tokens // 16)
+        self.pace = StepPace(self.retention.token_s, self.max_step_tokens // 16)
         self._short_share = ShortShare(self.max_step_tokens, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}

@@ -23,7 +23,7 @@ from hotloop.backends.backend import Batch
 
 ITEM_INTS = 5  # the first and last row, the first and last block, the part
 _ID_BYTES = 4
-_MIN_ITEM_BLOCKS = 4  # a part is written and read again, which costs as much as a block
+_MIN_ITEM_BLOCKS = 4  # a partial result is stored and loaded once more, which costs as much as a block
 _MAX_BLOCKS = 512  # of a sequence that are compared
 _MAX_SPLITS = 32
 _SPARE_ITEMS = 4  # for groups whose last tile is not full
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Blocks that need not be read again."""
+        """Blocks that need not be loaded once for each sequence."""
         return (len(self.members) - 1) * self.num_blocks
 
 
