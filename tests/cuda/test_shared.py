@@ -56,8 +56,8 @@ class SharedCase:
         q = self.case.q
         groups = self.sharing.find(self.batch, 32)
         shape = shape._replace(num_items=self.sharing.num_items(shape.num_rows))
-        ints, extent = pack(self.batch, BLOCK_SIZE, shape, sharing=self.sharing, groups=groups)
-        views = view_parts(torch.from_numpy(ints).to(q.device), *shape[:2], extent.num_items)
+        ints = pack(self.batch, BLOCK_SIZE, shape, sharing=self.sharing, groups=groups)
+        views = view_parts(torch.from_numpy(ints).to(q.device), shape)
         padded = torch.full((shape.num_rows, *q.shape[1:]), torch.nan, dtype=q.dtype, device=q.device)
         padded[: len(q)] = q
         out, lse = torch.full_like(padded, torch.nan), torch.full(padded.shape[:2], torch.nan, device=q.device)
@@ -72,7 +72,7 @@ class SharedCase:
             )  # fmt: skip
         decode_attention(
             padded, *self.caches, views.row_begins, views.lens, views.block_ids, views.block_begins, out, workspace,
-            num_sequences=shape.num_sequences, max_rows=shape.max_rows, num_splits=num_splits, scale=SCALE, lse=lse,
+            num_sequences=shape.num_short, max_rows=shape.max_short_rows, num_splits=num_splits, scale=SCALE, lse=lse,
             **{"num_skipped": views.num_skipped, "num_others": views.num_parts, "num_parts": num_parts}
             if groups
             else {},

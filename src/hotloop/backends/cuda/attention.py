@@ -95,7 +95,7 @@ def decode_attention(
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, part_out, part_lse,
-        scale * math.log2(math.e), num_parts, num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs,
+        scale * math.log2(math.e), num_parts, num_splits, num_heads, num_kv_heads, head_dim, block_size, tile_pairs,
         tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
         **overlap(q.device),
     )  # fmt: skip
@@ -110,13 +110,13 @@ def decode_attention(
 
 
 @triton.jit(
-    do_not_specialize=["num_parts"],
+    do_not_specialize=["num_parts", "num_splits"],
     do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "num_skipped"],
 )
 def _attend(
     q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, out, lse, scale_log2, num_parts,
-    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    num_splits: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    num_splits, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
+    tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""

@@ -46,9 +46,6 @@ class Flash:
     costs the host a fraction of what it would by name.
     """
 
-    min_rows = 1024
-    """Of the chunks of a step; below, launching it takes the host longer than it saves the device."""
-
     def __init__(self, name: str, operator: Any) -> None:
         self.name = name
         self._operator = operator

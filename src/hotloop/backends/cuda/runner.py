@@ -8,32 +8,38 @@ All that is enqueued here, copies of blocks included, is in the order of the one
 back have streams of their own (`hostmemory`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Literal
 
 import numpy as np
 import torch
 
-from hotloop.backends.backend import Allowed, Batch, HostMemory, Sampling
-from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
-from hotloop.backends.cuda.graphs import Graphs
+from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait, synchronize
+from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
-from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, capacity, num_looked_up, pack, shape_of, view_parts
+from hotloop.backends.cuda.step import (
+    MAX_SHORT_ROWS,
+    Packed,
+    Shape,
+    capacity,
+    num_looked_up,
+    pack,
+    shape_of,
+    view_parts,
+)
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
-from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ConfigError, RequestError
-from hotloop.core.request import TokenLogprob
+from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
@@ -44,8 +50,6 @@ BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
 _NOBODY = nullcontext()
-Wait = Callable[[Event], None]
-"""Until the device got that far."""
 
 
 def open_cuda(
@@ -191,7 +195,7 @@ class CudaBackend:
         self.spec = model.spec
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
-        self._wait: Wait = workers.wait if workers else _synchronize
+        self._wait: Wait = workers.wait if workers else synchronize
         self.timeline: list[CudaFlight] | None = None
         """Whoever wants to see when the device was busy puts a list here."""
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
@@ -210,13 +214,15 @@ class CudaBackend:
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._sharing = self._decoder.sharing if config.shared_attention else None
-        num_ints = capacity(config.max_running, max_rows, max_blocks, self._decoder.sharing.num_items(max_rows))
-        self._indexes = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
+        largest = Shape(config.max_running, max_rows, max_rows, num_items, max(MAX_LONG, config.max_running), 0, width)
+        self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
         if has_graphs:
-            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running, self._sharing)
+            shapes = shapes_for(config.max_running, max_rows, table_width=width, sharing=self._sharing)
+            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
         self.host_memory: HostMemory | None = self._host
 
@@ -236,12 +242,12 @@ class CudaBackend:
 
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
-        shape = shape_of(batch, groups)
+        has_table, has_groups = self._decoder.flash is not None, bool(groups)
+        shape = shape_of(batch, BLOCK_SIZE, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
-        has_table = self._decoder.flash is not None
-        packed = pack(batch, BLOCK_SIZE, graph, has_table=has_table, sharing=self._sharing, groups=groups)
+        ints = pack(batch, BLOCK_SIZE, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = num_looked_up(batch) if self._workers else 0
-        return Packed(*packed, shape, graph, len(batch.wanted), num_chosen)
+        return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
         """A step of every rank. The logits are all there on rank 0."""
@@ -250,12 +256,11 @@ class CudaBackend:
             begun.record()
         if step.num_chosen:
             self._group.broadcast(self._chosen[: step.num_chosen])
-        if self._graphs and step.graph:
-            hidden = self._graphs.replay(step.graph)[: step.num_wanted]
+        if self._graphs and step.is_graph:
+            hidden = self._graphs.replay(step.shape)[: step.num_wanted]
         else:
-            size = step.size
-            views = view_parts(self._indexes, size.num_sequences, size.num_rows, step.extent.num_items)
-            hidden = self._decoder.forward(views.with_wanted(step.num_wanted), self._chosen, step.extent)
+            views = view_parts(self._indexes, step.shape).with_wanted(step.num_wanted)
+            hidden = self._decoder.forward(views, self._chosen, step.shape)
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
@@ -312,83 +317,3 @@ class CudaBackend:
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:
                 torch.cuda.empty_cache()
-
-
-class CudaFlight:
-    """A step on the stream. Its tokens are copied to the host as soon as they are chosen."""
-
-    logits: torch.Tensor
-
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
-        self.num_rows = num_rows
-        self._wait = wait
-        self._chosen = chosen[:num_wanted]
-        self._staging = staging
-        self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
-        self._logprobs: Logprobs | None = None
-        self.begun, self.ended = staging.event(), staging.event()
-
-    def sample(self, sampling: Sampling) -> None:
-        with hardware():
-            asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
-            num_tops = {i: num_top for i, num_top in asked if num_top is not None}
-            if num_tops:
-                self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
-            if sampling.rows:
-                choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
-                self._result.copy_(self._chosen, non_blocking=True)
-            if self._logprobs:
-                self._logprobs.measure(self._chosen)
-            self.ended.record()
-            del self.logits
-
-    def wait(self) -> "CudaChosen":
-        with hardware():
-            self._wait(self.ended)
-            device_s = self.begun.elapsed_time(self.ended) / 1000
-            return CudaChosen(self._result.tolist(), self._logprobs, device_s)
-
-
-class CudaChosen:
-    """Tokens, on the host."""
-
-    def __init__(self, token_ids: list[int], logprobs: Logprobs | None, device_s: float) -> None:
-        self.device_s = device_s
-        self._token_ids = token_ids
-        self._logprobs = logprobs
-
-    def token(self, row: int, allowed: Allowed | None = None) -> int:
-        token_id = self._token_ids[row]
-        if token_id >= 0:
-            return token_id
-        if allowed is not None and allowed.error:
-            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
-        raise BackendError(NOT_NUMBERS)
-
-    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
-        assert self._logprobs is not None
-        with hardware():
-            return self._logprobs.of(row, token_id, num_top)
-
-
-class CudaCopy:
-    """Blocks on their way to the host, on the same stream."""
-
-    def __init__(self, gathered: torch.Tensor, wait: Wait) -> None:
-        self._wait = wait
-        is_cuda = gathered.is_cuda
-        self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
-        self._host.copy_(gathered, non_blocking=True)
-        self._arrived = torch.cuda.Event() if is_cuda else None
-        if self._arrived:
-            self._arrived.record()
-
-    def wait(self) -> memoryview:
-        with hardware():
-            if self._arrived:
-                self._wait(self._arrived)
-        return memoryview(self._host.numpy().reshape(-1))
-
-
-def _synchronize(event: Event) -> None:
-    event.synchronize()
