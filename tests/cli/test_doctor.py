@@ -5,8 +5,8 @@ import json
 import pytest
 from tests.server.serving import Serving
 
-from hotloop.bench.client import ServerFailed
 from hotloop.cli.doctor import default_url, doctor
+from hotloop.core.errors import RemoteError
 
 
 def test_it_says_what_it_found(capsys: pytest.CaptureFixture[str]):
@@ -22,7 +22,7 @@ def test_it_says_what_it_found(capsys: pytest.CaptureFixture[str]):
 
 
 def test_nobody_there():
-    with pytest.raises(ServerFailed, match="cannot reach"):
+    with pytest.raises(RemoteError, match="cannot reach"):
         doctor("http://127.0.0.1:9")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 
-from hotloop.bench.size.hardware import GPUS
 from hotloop.cli.main import run
+from hotloop.size.hardware import GPUS
 
 TURN = ["--sessions", "64", "--context", "8192", "--tokens-in", "512", "--tokens-out", "128", "--gap-s", "2"]
 

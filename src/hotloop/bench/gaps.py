@@ -18,11 +18,11 @@ from typing import Any
 
 import httpx
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.report import percentile
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.transcripts import Transcript, read_transcripts
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.request import Usage
 
 Json = dict[str, Any]
@@ -148,7 +148,7 @@ class _Run:
         began_at = time.perf_counter()
         try:
             await self._work(errand)
-        except ServerFailed as error:
+        except RemoteError as error:
             self.report.errors.append(f"{errand.name}: {error}")
         else:
             self.report.job_times_s.append(time.perf_counter() - began_at)
@@ -160,7 +160,7 @@ class _Run:
             answer = await self._ask(errand, messages, _CALLS)
             num_known = self._count(answer.usage, num_known)
             if len(answer.calls) != 1:
-                raise ServerFailed(f"one call was asked for, not {len(answer.calls)}")
+                raise RemoteError(f"one call was asked for, not {len(answer.calls)}")
             call = answer.calls[0]
             messages += _exchange(call.id, call.arguments, result)
             await asyncio.sleep(tool_time_s)

@@ -73,15 +73,15 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Replay agents against an OpenAI-compatible server: every turn resends the whole history, as agents do."""
-    from hotloop.bench.client import ServerFailed
     from hotloop.bench.report import json_of, summarise, table_of
+    from hotloop.core.errors import RemoteError
 
     jobs = _load_jobs(flags)
     urls = [url] if compare is None else [url, compare]
     runs = asyncio.run(_replay_all(urls, jobs, flags, api_key))
     for run in runs:
         if not run.steps:
-            raise ServerFailed(run.errors[0])
+            raise RemoteError(run.errors[0])
     summaries = [summarise(url, run, jobs) for url, run in zip(urls, runs, strict=True)]
     show(json_of(summaries), table_of(summaries), as_json)
 

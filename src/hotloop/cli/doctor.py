@@ -10,7 +10,7 @@ from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
 
 if TYPE_CHECKING:
-    from hotloop.bench.doctor.examine import Examination, Pace
+    from hotloop.doctor.examine import Examination, Pace
 
 
 def doctor(
@@ -38,8 +38,8 @@ def doctor(
     timeout
         Seconds that one check may take.
     """
-    from hotloop.bench.doctor.examine import Pace
-    from hotloop.bench.doctor.report import examination_json, examination_table
+    from hotloop.doctor.examine import Pace
+    from hotloop.doctor.report import examination_json, examination_table
 
     pace = Pace(idle_s=idle, check_s=timeout)
     examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))
@@ -54,9 +54,9 @@ def default_url() -> str:
 
 
 async def _examine(url: str, model: str | None, api_key: str | None, pace: "Pace") -> "Examination":
-    from hotloop.bench.doctor.examine import examine
-    from hotloop.bench.doctor.wire.deployment import Deployment
     from hotloop.cli.loading import console
+    from hotloop.doctor.examine import examine
+    from hotloop.doctor.wire.deployment import Deployment
 
     with console.status(f"meeting {url} ...") as status:
         async with Deployment(url, model=model, api_key=api_key) as deployment:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from hotloop.bench.size.hardware import GPUS, Hardware, find_gpu
-from hotloop.bench.size.load import Load
 from hotloop.cli.bench_output import show
 from hotloop.cli.settings import Json
 from hotloop.core.config import parse_bytes
+from hotloop.size.hardware import GPUS, Hardware, find_gpu
+from hotloop.size.load import Load
 
 if TYPE_CHECKING:
-    from hotloop.bench.size.roofline import Estimate
+    from hotloop.size.roofline import Estimate
 
 _LOAD = Load()
 
@@ -73,9 +73,9 @@ def size(
     min_speed
         Tokens/s that a user must see for hardware to be enough.
     """
-    from hotloop.bench.size.choose import cheapest, estimate_all
-    from hotloop.bench.size.shapes import find_shape
     from hotloop.models.layout import check_spec
+    from hotloop.size.choose import cheapest, estimate_all
+    from hotloop.size.shapes import find_shape
 
     name, spec = find_shape(model)
     spec = replace(spec, **{key: value for key, value in asdict(shape).items() if value is not None})
@@ -92,8 +92,8 @@ def size(
 def _hardware(gpu: str | None, price: float | None, host_memory: str | None) -> list[Hardware]:
     found = [find_gpu(gpu)] if gpu and gpu != "this" else list(GPUS.values())
     if gpu == "this":
-        from hotloop.bench.size.machine import measure_machine
         from hotloop.cli.loading import console
+        from hotloop.size.machine import measure_machine
 
         with console.status("measuring this machine ..."):
             found = [measure_machine()]

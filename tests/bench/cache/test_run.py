@@ -15,10 +15,10 @@ from hotloop.bench.cache.report import Measured, cache_json, cache_tables, figur
 from hotloop.bench.cache.run import Company, hold
 from hotloop.bench.cache.script import Beat, Heard, Json, Script
 from hotloop.bench.cache.wire import Wire
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.gaps import GapReport
 from hotloop.cli.main import run
 from hotloop.core.config import ServerConfig
+from hotloop.core.errors import RemoteError
 
 KINDS = {"kind": {"enum": ["gift", "loan"]}}
 
@@ -95,7 +95,7 @@ async def test_a_conversation_that_fails_ends_and_the_others_go_on(serving: Serv
 
 
 async def test_a_server_that_is_not_there_is_named():
-    with pytest.raises(ServerFailed, match="cannot reach"):
+    with pytest.raises(RemoteError, match="cannot reach"):
         async with Wire("http://127.0.0.1:1"):
             pass
 

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.memory import Sample, measure_memory, report_memory
 from hotloop.bench.route.processes import cpu_s_of, rss_bytes_of
 from hotloop.bench.route.prompts import agent_requests
 from hotloop.bench.route.stub import Stub
+from hotloop.core.errors import RemoteError
 
 
 def test_the_slope_is_in_bytes_for_a_thousand_requests():
@@ -43,5 +43,5 @@ async def test_a_sample_is_taken_after_each_part_of_the_requests():
 def test_a_process_is_looked_up_by_its_id():
     assert rss_bytes_of(os.getpid()) > 1_000_000
     assert cpu_s_of(os.getpid()) > 0
-    with pytest.raises(ServerFailed, match="does not tell"):
+    with pytest.raises(RemoteError, match="does not tell"):
         rss_bytes_of(2**22 + 1)

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.load import Exchange
 from hotloop.bench.route.overhead import Lane, Timing, measure_overhead, report_overhead, take_time
 from hotloop.bench.route.prompts import agent_requests
 from hotloop.bench.route.stub import Stub
+from hotloop.core.errors import RemoteError
 
 
 def timings(*ttfbs_ms: float, is_good: bool = True) -> list[Timing]:
@@ -70,5 +70,5 @@ async def test_a_lane_that_takes_no_connection_is_named():
     await stub.start()
     lane = Lane("LiteLLM", stub.url)
     await stub.close()
-    with pytest.raises(ServerFailed, match=r"LiteLLM at .* takes no connection"):
+    with pytest.raises(RemoteError, match=r"LiteLLM at .* takes no connection"):
         await measure_overhead([lane], agent_requests, rate=100, round_s=0.1, num_rounds=1)

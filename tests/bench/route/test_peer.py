@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.peer import LiteLlmProcess, render_config
+from hotloop.core.errors import RemoteError
 
 
 def test_it_has_the_stub_and_nothing_that_takes_time():
@@ -17,7 +17,7 @@ def test_it_has_the_stub_and_nothing_that_takes_time():
 
 
 def test_a_program_that_is_not_there_is_one_clear_line(tmp_path: Path):
-    with pytest.raises(ServerFailed, match="cannot run"), LiteLlmProcess(tmp_path / "litellm", "http://127.0.0.1:1"):
+    with pytest.raises(RemoteError, match="cannot run"), LiteLlmProcess(tmp_path / "litellm", "http://127.0.0.1:1"):
         pass
 
 
@@ -25,5 +25,5 @@ def test_one_that_does_not_start_is_quoted(tmp_path: Path):
     program = tmp_path / "litellm"
     program.write_text("#!/bin/sh\necho 'it is broken'\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(ServerFailed, match="did not start: it is broken"), LiteLlmProcess(program, "http://[::1]:1"):
+    with pytest.raises(RemoteError, match="did not start: it is broken"), LiteLlmProcess(program, "http://[::1]:1"):
         pass

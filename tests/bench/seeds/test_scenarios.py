@@ -11,7 +11,7 @@ from tests.bench.fake_server import FakeServer
 from tests.server.serving import Serving
 
 from hotloop.bench.agent.recorded import read_agent_jobs
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.foresight import read_runs
 from hotloop.bench.seeds.agents import measure_speculation, measure_tools, write_workflows
 from hotloop.bench.seeds.batching import WAYS, Way, draw_arrivals, serve_arrivals
@@ -20,6 +20,7 @@ from hotloop.bench.seeds.loop_tokens import fit_job
 from hotloop.bench.seeds.priority import share
 from hotloop.bench.seeds.run import QUICK, Supplies, run_seeds
 from hotloop.bench.workload import generate_jobs
+from hotloop.core.errors import RemoteError
 
 
 class CrowdedServer(FakeServer):
@@ -63,7 +64,7 @@ async def test_a_fleet_that_fails_is_no_measurement():
     user, *fleet = generate_jobs(num_jobs=2, num_turns=3, num_output=4, system_chars=3000)
     with FakeServer(failing=frozenset(range(100))) as server:
         async with ChatClient(server.url) as client:
-            with pytest.raises(ServerFailed, match="out of order"):
+            with pytest.raises(RemoteError, match="out of order"):
                 await share(client, user, fleet, "background")
 
 

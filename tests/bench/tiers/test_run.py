@@ -7,10 +7,10 @@ import httpx
 import pytest
 from tests.bench.tiers.test_questions import QUESTIONS
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.tiers.questions import mix
 from hotloop.bench.tiers.report import WayFigures, figures_of, tiers_json, tiers_table
 from hotloop.bench.tiers.run import CASCADE, LARGE, RULES, SMALL, Measured, Terms, TierServers, measure_tiers
+from hotloop.core.errors import RemoteError
 
 URLS = {"small": "http://small/v1", "large": "http://large"}
 
@@ -90,8 +90,8 @@ async def test_tables_and_values():
 
 
 async def test_servers_that_fail():
-    with pytest.raises(ServerFailed, match=r"small.*answered 503: out of order"):
+    with pytest.raises(RemoteError, match=r"small.*answered 503: out of order"):
         await run(Pair(failing=frozenset({"small"})))
     async with TierServers({"small": "http://127.0.0.1:1"}) as servers:
-        with pytest.raises(ServerFailed, match="does not list its model"):
+        with pytest.raises(RemoteError, match="does not list its model"):
             await servers.find_models()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hotloop.bench.cache.script import Beat, Heard, Json, Script
-from hotloop.bench.client import ServerFailed
+from hotloop.core.errors import RemoteError
 
 Event = Mapping[str, Any]
 
@@ -136,7 +136,7 @@ class ResponsesDialogue:
     def hear(self, events: Sequence[Event]) -> Said:
         response = events[-1]["response"]
         if response["status"] not in ("completed", "incomplete"):
-            raise ServerFailed(f"a response {response['status']}: {response['error']}")
+            raise RemoteError(f"a response {response['status']}: {response['error']}")
         self._output, self._last_id = response["output"], response["id"]
         usage = response["usage"]
         num_cached = usage["input_tokens_details"]["cached_tokens"]

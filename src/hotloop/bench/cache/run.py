@@ -15,7 +15,7 @@ from hotloop.bench.cache.dialogue import Asking, ChatDialogue, Dialogue, Said
 from hotloop.bench.cache.faults import Told, find_fault, is_explained
 from hotloop.bench.cache.script import Json, Script
 from hotloop.bench.cache.wire import Explanation, Wire
-from hotloop.bench.client import ServerFailed
+from hotloop.core.errors import RemoteError
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ async def hold(
         async with gate:
             try:
                 held.taken.append(await talk.take(lambda body: breaks(body, number)))
-            except ServerFailed as error:
+            except RemoteError as error:
                 held.errors.append(f"{talk.script.id}: {error}")
                 return False
             finally:

@@ -8,7 +8,8 @@ import httpx
 import msgspec
 
 from hotloop.bench.cache.script import Json
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
+from hotloop.core.errors import RemoteError
 
 _TIMEOUT = httpx.Timeout(600, connect=10)
 
@@ -89,15 +90,15 @@ class Wire:
                 "POST", path, json={"model": self._model, **body}, headers=headers
             ) as response:
                 if response.status_code != 200:
-                    raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
+                    raise RemoteError(_describe(self.url, response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     if line.startswith("data:") and not line.endswith("[DONE]"):
                         first_at = first_at or time.perf_counter()
                         events.append(_parse(line[5:]))
         except httpx.HTTPError as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         if first_at is None:
-            raise ServerFailed(f"{self.url} answered nothing")
+            raise RemoteError(f"{self.url} answered nothing")
         return Streamed(events, first_at - began_at)
 
     async def explain(self, answer_id: str, salt: str) -> Explanation:
@@ -105,21 +106,21 @@ class Wire:
         try:
             response = await self._http.get(f"/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
             if response.status_code != 200:
-                raise ServerFailed(_describe(self.url, response.status_code, response.content))
+                raise RemoteError(_describe(self.url, response.status_code, response.content))
             return msgspec.json.decode(response.content, type=Explanation)
         except httpx.HTTPError as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} gave an explanation that is none: {error}") from None
+            raise RemoteError(f"{self.url} gave an explanation that is none: {error}") from None
 
 
 def _parse(data: str) -> Json:
     try:
         event: Any = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise ServerFailed(f"not an event: {data[:200]} ({error})") from None
+        raise RemoteError(f"not an event: {data[:200]} ({error})") from None
     if not isinstance(event, dict) or event.get("error"):
-        raise ServerFailed(f"the stream ended in an error: {str(event)[:200]}")
+        raise RemoteError(f"the stream ended in an error: {str(event)[:200]}")
     return event
 
 

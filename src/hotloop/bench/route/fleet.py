@@ -17,12 +17,13 @@ from typing import Any
 import httpx
 from rich.table import Table
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, Replay, replay
 from hotloop.bench.report import Summary, ratios, summarise, table_of
 from hotloop.bench.route.processes import RouterProcess
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import Job
+from hotloop.core.errors import RemoteError
 
 _PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
 _SHOWN = (
@@ -92,7 +93,7 @@ def run_side(
         router = stack.enter_context(RouterProcess(urls, ("--policy", policy)))
         run = asyncio.run(_replay(router.url, jobs, num_agents, gap_s, watch))
         if not run.steps:
-            raise ServerFailed(run.errors[0])
+            raise RemoteError(run.errors[0])
         counts = tuple(count_replica(httpx.get(f"{url}/metrics").text) for url in urls)
     return FleetSide(summarise(policy, run, jobs), counts, tuple(run.errors))
 

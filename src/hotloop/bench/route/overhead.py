@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.report import percentile
 from hotloop.bench.route.load import Exchange, LeanClient, ask_steadily
+from hotloop.core.errors import RemoteError
 
 DIRECT = "direct"
 
@@ -125,7 +125,7 @@ async def _measure(lane: Lane, requests: Iterator[bytes], rate: float, warm_up_s
         await client.open(_NUM_CONNECTIONS)
     except OSError as error:
         await client.close()
-        raise ServerFailed(f"{lane.label} at {lane.url} takes no connection: {error.strerror or error}") from None
+        raise RemoteError(f"{lane.label} at {lane.url} takes no connection: {error.strerror or error}") from None
     await ask_steadily(client, requests, rate=rate, duration_s=warm_up_s)
     gc.collect()
     gc.disable()  # a pause of ours would be somebody's slowest request

@@ -17,8 +17,8 @@ from typing import Self
 
 import httpx
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.answers import MODEL
+from hotloop.core.errors import RemoteError
 
 _MAX_START_S = 120.0
 _MAX_STOP_S = 10.0
@@ -63,7 +63,7 @@ class LiteLlmProcess:
                 )
             except OSError as error:
                 self._folder.cleanup()
-                raise ServerFailed(f"cannot run {self._program}: {error.strerror}") from None
+                raise RemoteError(f"cannot run {self._program}: {error.strerror}") from None
         self.url = f"http://127.0.0.1:{port}"
         try:
             self._wait_until_ready(self._process)
@@ -94,7 +94,7 @@ class LiteLlmProcess:
             except httpx.HTTPError:
                 time.sleep(0.5)
         lines = (Path(self._folder.name) / "log").read_text(errors="replace").strip().splitlines() or ["no word"]
-        raise ServerFailed(f"LiteLLM did not start: {lines[-1]}")
+        raise RemoteError(f"LiteLLM did not start: {lines[-1]}")
 
 
 def render_config(url: str) -> str:

@@ -16,9 +16,9 @@ from typing import Self
 import httpx
 import uvloop
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.route.stub import CONTROL, Fault, Manner, Stub
 from hotloop.bench.serving import ChildServer
+from hotloop.core.errors import RemoteError
 
 _MAX_START_S = 30.0
 _POLL_S = 0.02
@@ -57,7 +57,7 @@ class StubProcess:
         try:
             self._port = self._pipe.recv()
         except EOFError:
-            raise ServerFailed(f"{self.name} did not start") from None
+            raise RemoteError(f"{self.name} did not start") from None
         self.url = f"http://127.0.0.1:{self._port}"
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class StubProcess:
                     if not (await http.get(f"{self.url}{CONTROL}")).json()["fault"]:
                         return
                 await asyncio.sleep(_POLL_S)
-        raise ServerFailed(f"{self.name} is still not well")
+        raise RemoteError(f"{self.name} is still not well")
 
 
 def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
@@ -145,7 +145,7 @@ class RouterProcess:
             if all(replica["state"] == "up" for replica in replicas):
                 return
             time.sleep(_POLL_S)
-        raise ServerFailed(f"not all replicas are up: {replicas}")
+        raise RemoteError(f"not all replicas are up: {replicas}")
 
     def reload(self, urls: Iterable[str]) -> None:
         """Returns at once; the router does not see half a file."""
@@ -174,4 +174,4 @@ def _read_proc(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except OSError as error:
-        raise ServerFailed(f"the system does not tell of process {pid}: {error.strerror}") from None
+        raise RemoteError(f"the system does not tell of process {pid}: {error.strerror}") from None

@@ -17,7 +17,7 @@ from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.bench.agent.fleet import FleetRun, ablation, run_fleet
 from hotloop.bench.agent.recorded import Latency, read_agent_jobs
 from hotloop.bench.agent.tools import run_tools
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.foresight import measure_foresight, read_runs
 from hotloop.bench.questions import Question
 from hotloop.bench.seeds.claims import CALLS, FORESIGHT, TOGETHER, TOOLS
@@ -26,7 +26,7 @@ from hotloop.bench.serving import ChildServer
 from hotloop.bench.tools import Manner, Measured, learn, measure
 from hotloop.bench.tools_report import figures_of
 from hotloop.bench.workflows import CATEGORY, generate_workflows
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, RemoteError
 
 _NUM_LESSONS = 30
 _MAX_CHARS = 26_000
@@ -87,7 +87,7 @@ def measure_together(data: Path, num_jobs: int, num_agents: int) -> Row:
     ]
     for run in runs:
         if run.failures:
-            raise ServerFailed(run.failures[0])
+            raise RemoteError(run.failures[0])
     before, after = (run.usage.num_output / run.wall_s for run in runs)
     return Row(
         seed=TOGETHER,

@@ -11,12 +11,12 @@ from itertools import accumulate
 
 import httpx
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.replay import Progress
 from hotloop.bench.seeds.claims import LOOP
 from hotloop.bench.seeds.row import Row
 from hotloop.bench.serving import ChildServer, replay_server
 from hotloop.bench.workload import ChatMessage, Job, Turn
+from hotloop.core.errors import RemoteError
 
 _FIRST, _STEP = 200, 300
 _WORD = " and"
@@ -78,4 +78,4 @@ def _count(http: httpx.Client, url: str, messages: Sequence[ChatMessage]) -> int
     try:
         return int(http.post(f"{url}/tokenize", json={"messages": messages}).json()["count"])
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise ServerFailed(f"{url} does not count tokens: {str(error) or type(error).__name__}") from None
+        raise RemoteError(f"{url} does not count tokens: {str(error) or type(error).__name__}") from None

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.report import percentile
 from hotloop.bench.seeds.claims import PRIORITY
 from hotloop.bench.seeds.row import Row
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import Job, generate_jobs
+from hotloop.core.errors import RemoteError
 
 _FLAGS = ("--no-drafts",)
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -59,7 +60,7 @@ async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: s
             worker.cancel()
         ended = await asyncio.gather(*workers, return_exceptions=True)
     for each in ended:
-        if isinstance(each, ServerFailed):
+        if isinstance(each, RemoteError):
             raise each
     return shared
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import httpx
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.tiers.questions import TierQuestion
+from hotloop.core.errors import RemoteError
 from hotloop.router.tiers.cascade import cascade
 from hotloop.router.tiers.config import Tier, TiersConfig, Tokens, parse_tiers
 from hotloop.router.tiers.features import Features, look_at
@@ -107,7 +107,7 @@ class TierServers:
             try:
                 models[name] = (await self._http.get(f"{url}/v1/models")).json()["data"][0]["id"]
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-                raise ServerFailed(f"{url} does not list its model: {str(error) or type(error).__name__}") from None
+                raise RemoteError(f"{url} does not list its model: {str(error) or type(error).__name__}") from None
         return models
 
     async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
@@ -145,7 +145,7 @@ async def measure_tiers(
             measured.errors.append(f"{question.id}: {servers.failures[-1]}")
         watch()
     if questions and not measured.asked[LARGE]:
-        raise ServerFailed(measured.errors[0])
+        raise RemoteError(measured.errors[0])
     return measured
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor.wire.hearing import Hearing
+from hotloop.core.errors import RemoteError
+from hotloop.doctor.wire.hearing import Hearing
 
 
 def event(delta: dict[str, Any], **rest: Any) -> bytes:
@@ -73,5 +73,5 @@ def test_a_whole_answer_arrives_at_its_end():
     ],
 )
 def test_what_is_no_answer_is_said(data: bytes, said: str):
-    with pytest.raises(ServerFailed, match=said):
+    with pytest.raises(RemoteError, match=said):
         Hearing(0.0).add(data, 1.0)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.bench.doctor import advice, judges
-from hotloop.bench.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Kept, Repeated, Turned
-from hotloop.bench.doctor.finding import Finding, Verdict
+from hotloop.doctor import advice, judges
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Kept, Repeated, Turned
+from hotloop.doctor.finding import Finding, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 

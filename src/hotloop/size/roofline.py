@@ -10,12 +10,12 @@ A step of the engine reads every weight once, and computes with the rows of all 
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 
-from hotloop.bench.size.hardware import Hardware
-from hotloop.bench.size.load import Load
 from hotloop.core.config import WeightFormat
 from hotloop.models.layout import layer_shapes
 from hotloop.models.memory import kv_token_bytes, weight_bytes
 from hotloop.models.spec import ModelSpec
+from hotloop.size.hardware import Hardware
+from hotloop.size.load import Load
 
 _FORMATS: dict[str, WeightFormat] = {"bf16": "bf16", "fp8": "int8", "int8": "int8", "int4": "int4"}
 _KV_ITEM_BYTES = {"bf16": 2, "fp8": 1}

@@ -8,16 +8,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor import judges
-from hotloop.bench.doctor.advice import NO_ANSWER, advise
-from hotloop.bench.doctor.facts import Connected, Heard, Repeated
-from hotloop.bench.doctor.finding import Finding, Verdict
-from hotloop.bench.doctor.patient import Patient, meet
-from hotloop.bench.doctor.probes import answers
-from hotloop.bench.doctor.probes.exposure import probe_exposure
-from hotloop.bench.doctor.probes.hang_up import probe_hang_up
-from hotloop.bench.doctor.wire.deployment import Deployment, Refused
+from hotloop.core.errors import RemoteError
+from hotloop.doctor import judges
+from hotloop.doctor.advice import NO_ANSWER, advise
+from hotloop.doctor.facts import Connected, Heard, Repeated
+from hotloop.doctor.finding import Finding, Verdict
+from hotloop.doctor.probes import answers
+from hotloop.doctor.probes.exposure import probe_exposure
+from hotloop.doctor.probes.hang_up import probe_hang_up
+from hotloop.doctor.target import Target, meet
+from hotloop.doctor.wire.deployment import Deployment, Refused
 
 CHECKS = (
     "prefix cache",
@@ -64,22 +64,22 @@ async def examine(
     addresses: Sequence[str] | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Examination:
-    """`watch` hears what is about to be looked at. Raises ServerFailed where nothing answers at all."""
+    """`watch` hears what is about to be looked at. Raises RemoteError where nothing answers at all."""
     pace = pace or Pace()
     try:
         async with asyncio.timeout(pace.check_s):
-            patient = await meet(deployment)
+            target = await meet(deployment)
     except TimeoutError:
-        raise ServerFailed(f"{deployment.url} timed out after {pace.check_s:g} s") from None
+        raise RemoteError(f"{deployment.url} timed out after {pace.check_s:g} s") from None
     async with deployment.newcomer() as client:
-        findings = await _Room(patient, client, pace, addresses, watch).examine()
-    advised = [_advised(finding, patient.kind) for finding in findings]
-    return Examination(deployment.url, await deployment.find_model(), patient.kind, advised)
+        findings = await _Room(target, client, pace, addresses, watch).examine()
+    advised = [_advised(finding, target.kind) for finding in findings]
+    return Examination(deployment.url, await deployment.find_model(), target.kind, advised)
 
 
 @dataclass(slots=True)
 class _Room:
-    patient: Patient
+    target: Target
     client: Deployment
     """One with a connection of its own, which idles while others are busy."""
     pace: Pace
@@ -131,16 +131,16 @@ class _Room:
                 verdict = Verdict.WARNING
         except Refused as error:
             return [Finding(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
-        except ServerFailed as error:
+        except RemoteError as error:
             said = str(error)
         return [Finding(name, verdict, said, NO_ANSWER) for name in names]
 
     async def _caching(self) -> Sequence[Finding]:
-        self.rounds = await answers.probe_repeats(self.patient)
+        self.rounds = await answers.probe_repeats(self.target)
         return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
 
     async def _stream(self) -> Sequence[Finding]:
-        self.alone = await answers.probe_stream(self.patient)
+        self.alone = await answers.probe_stream(self.target)
         return [judges.judge_stream(self.alone)]
 
     async def _connection(self) -> Sequence[Finding]:
@@ -153,20 +153,20 @@ class _Room:
         return [judges.judge_connections(await self.idle)]
 
     async def _batching(self) -> Sequence[Finding]:
-        alone = self.alone or await answers.probe_stream(self.patient)
-        return [judges.judge_batching(await answers.probe_batching(self.patient, alone))]
+        alone = self.alone or await answers.probe_stream(self.target)
+        return [judges.judge_batching(await answers.probe_batching(self.target, alone))]
 
     async def _calls(self) -> Sequence[Finding]:
-        return [judges.judge_calls(*await answers.probe_calls(self.patient))]
+        return [judges.judge_calls(*await answers.probe_calls(self.target))]
 
     async def _turns(self) -> Sequence[Finding]:
-        return [judges.judge_turns(await answers.probe_turns(self.patient), self.rounds)]
+        return [judges.judge_turns(await answers.probe_turns(self.target), self.rounds)]
 
     async def _hang_up(self) -> Sequence[Finding]:
-        return [judges.judge_hang_up(await probe_hang_up(self.patient, self.pace.notice_s))]
+        return [judges.judge_hang_up(await probe_hang_up(self.target, self.pace.notice_s))]
 
     async def _exposure(self) -> Sequence[Finding]:
-        return [judges.judge_exposure(await probe_exposure(self.patient, self.addresses))]
+        return [judges.judge_exposure(await probe_exposure(self.target, self.addresses))]
 
 
 def _advised(finding: Finding, kind: str) -> Finding:

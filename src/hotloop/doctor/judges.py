@@ -8,9 +8,9 @@ import ipaddress
 import statistics
 from collections.abc import Sequence
 
-from hotloop.bench.doctor import advice
-from hotloop.bench.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Repeated, Turned
-from hotloop.bench.doctor.finding import Finding, Verdict
+from hotloop.doctor import advice
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Repeated, Turned
+from hotloop.doctor.finding import Finding, Verdict
 
 _MIN_HIT = 0.5  # blocks, and what hosted APIs round to, take a part of a prompt; half of it is a hit for certain
 _SAVED, _NOT_SAVED = 0.5, 0.2  # of the time that reading a long prompt takes: a hit, and noise

@@ -7,10 +7,10 @@ from itertools import takewhile
 
 import msgspec
 
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.facts import Batched, Called, Connected, Heard, Kept, Repeated, Turned
-from hotloop.bench.doctor.patient import Patient, make_nonce
-from hotloop.bench.doctor.wire.deployment import Answered, ChatMessages, Deployment, Json
+from hotloop.doctor import prompts
+from hotloop.doctor.facts import Batched, Called, Connected, Heard, Kept, Repeated, Turned
+from hotloop.doctor.target import Target, make_nonce
+from hotloop.doctor.wire.deployment import Answered, ChatMessages, Deployment, Json
 
 _NUM_TOGETHER = 8
 _NUM_LATER = 3
@@ -23,24 +23,24 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
-async def probe_repeats(patient: Patient, num_rounds: int = 3) -> list[Repeated]:
+async def probe_repeats(target: Target, num_rounds: int = 3) -> list[Repeated]:
     """Of a deployment that is slow, fewer."""
     rounds: list[Repeated] = []
     began_at = time.perf_counter()
     while len(rounds) < num_rounds and (not rounds or time.perf_counter() - began_at < _ENOUGH_S):
-        short = await patient.deployment.ask(prompts.long_prompt(40, make_nonce()), max_tokens=4)
-        messages = prompts.long_prompt(patient.prompt_chars, make_nonce())
-        first, second = [await patient.deployment.ask(messages, max_tokens=4) for _ in range(2)]
+        short = await target.deployment.ask(prompts.long_prompt(40, make_nonce()), max_tokens=4)
+        messages = prompts.long_prompt(target.prompt_chars, make_nonce())
+        first, second = [await target.deployment.ask(messages, max_tokens=4) for _ in range(2)]
         rounds.append(Repeated(first, second, short))
     if rounds[-1].second.num_cached == 0:
-        later = [await patient.deployment.ask(messages, max_tokens=4) for _ in range(_NUM_LATER)]
+        later = [await target.deployment.ask(messages, max_tokens=4) for _ in range(_NUM_LATER)]
         rounds[-1] = Repeated(first, second, short, later)
     return rounds
 
 
-async def probe_stream(patient: Patient, num_rounds: int = 2) -> list[Heard]:
+async def probe_stream(target: Target, num_rounds: int = 2) -> list[Heard]:
     return [
-        await patient.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=patient.answer_tokens)
+        await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=target.answer_tokens)
         for _ in range(num_rounds)
     ]
 
@@ -57,23 +57,23 @@ async def watch_idle(client: Deployment, heard: Sequence[Heard], idle_s: float) 
     return Connected(len(heard), len({each.client for each in heard}), idle_s, client.is_connected)
 
 
-async def probe_batching(patient: Patient, alone: Sequence[Heard]) -> Batched:
+async def probe_batching(target: Target, alone: Sequence[Heard]) -> Batched:
     """`alone` are answers to the same sort of question, one at a time."""
 
     async def ask() -> Heard:
-        return await patient.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=patient.answer_tokens)
+        return await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=target.answer_tokens)
 
     began_at = time.perf_counter()
     together = await asyncio.gather(*(ask() for _ in range(_NUM_TOGETHER)))
     return Batched(alone, together, time.perf_counter() - began_at)
 
 
-async def probe_calls(patient: Patient) -> tuple[Called, Called]:
+async def probe_calls(target: Target) -> tuple[Called, Called]:
     """Calls that are demanded, and calls that the model may make, as agents have it."""
-    return await _call(patient, prompts.DEMAND_LAMP), await _call(patient, prompts.OFFER_LAMP)
+    return await _call(target, prompts.DEMAND_LAMP), await _call(target, prompts.OFFER_LAMP)
 
 
-async def _call(patient: Patient, options: Json) -> Called:
+async def _call(target: Target, options: Json) -> Called:
     """Of a deployment that is slow, fewer."""
     heard: list[Heard] = []
     began_at = time.perf_counter()
@@ -81,7 +81,7 @@ async def _call(patient: Patient, options: Json) -> Called:
         if heard and time.perf_counter() - began_at > _ENOUGH_S:
             break
         try:
-            heard += [await patient.deployment.ask(messages, max_tokens=_CALL_TOKENS, is_streamed=False, **options)]
+            heard += [await target.deployment.ask(messages, max_tokens=_CALL_TOKENS, is_streamed=False, **options)]
         except Answered as error:
             if error.status not in _NOT_TAKEN:
                 raise
@@ -91,15 +91,15 @@ async def _call(patient: Patient, options: Json) -> Called:
     return Called(len(heard), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
 
 
-async def probe_turns(patient: Patient) -> Turned:
-    messages = prompts.opening(patient.prompt_chars, make_nonce())
-    first = await patient.deployment.ask(messages, max_tokens=patient.answer_tokens)
+async def probe_turns(target: Target) -> Turned:
+    messages = prompts.opening(target.prompt_chars, make_nonce())
+    first = await target.deployment.ask(messages, max_tokens=target.answer_tokens)
     following = prompts.follow(messages, first.text)
-    second = await patient.deployment.ask(following, max_tokens=4)
+    second = await target.deployment.ask(following, max_tokens=4)
     short = prompts.opening(200, make_nonce())
     kept = [
-        await _compare(patient.deployment, "an answer", messages, following, {}),
-        await _compare(patient.deployment, "a tool call", short, prompts.follow_call(short), {"tools": [prompts.LAMP]}),
+        await _compare(target.deployment, "an answer", messages, following, {}),
+        await _compare(target.deployment, "a tool call", short, prompts.follow_call(short), {"tools": [prompts.LAMP]}),
     ]
     return Turned(first, second, [each for each in kept if each])
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from hotloop.bench.size.hardware import Hardware
-from hotloop.bench.size.load import Load
-from hotloop.bench.size.roofline import Estimate, estimate
 from hotloop.core.errors import ConfigError
 from hotloop.models.spec import ModelSpec
+from hotloop.size.hardware import Hardware
+from hotloop.size.load import Load
+from hotloop.size.roofline import Estimate, estimate
 
 _COUNTS = (1, 2, 4, 8)
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from hotloop.backends.open import choose_device
-from hotloop.bench.size.hardware import GIB, Hardware
 from hotloop.models.memory import available_bytes
+from hotloop.size.hardware import GIB, Hardware
 
 CPU_LAYER_S = 200e-6  # a layer's graph is left and entered again for attention
 _COPY_BYTES = 256 << 20

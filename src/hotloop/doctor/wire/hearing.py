@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor.facts import Heard
 from hotloop.border.sse import EventReader, ServerEvent
+from hotloop.core.errors import RemoteError
+from hotloop.doctor.facts import Heard
 
 _TOGETHER_S = 0.001  # a buffer that is let go at once still takes a moment to be parsed
 
@@ -131,7 +131,7 @@ def _parse(data: bytes) -> _Event:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.MsgspecError as error:
         begin = " ".join(data[:200].decode(errors="replace").split())
-        raise ServerFailed(f"not a chat completion: {begin or 'nothing at all'} ({error})") from None
+        raise RemoteError(f"not a chat completion: {begin or 'nothing at all'} ({error})") from None
     if event.error:
-        raise ServerFailed(f"the answer ended in an error: {str(event.error)[:200]}")
+        raise RemoteError(f"the answer ended in an error: {str(event.error)[:200]}")
     return event

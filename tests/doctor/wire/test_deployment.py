@@ -5,15 +5,14 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
-from tests.bench.doctor.speaking import NOT_FOUND, Asked, Reply, Script, engine, events, page, say, speaking
+from tests.doctor.speaking import NOT_FOUND, Asked, Reply, Script, engine, events, page, say, speaking
 
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.examine import Pace, examine
-from hotloop.bench.doctor.facts import Heard
-from hotloop.bench.doctor.patient import meet
-from hotloop.bench.doctor.wire.deployment import Deployment, Refused
-from hotloop.core.errors import ConfigError
+from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.doctor import prompts
+from hotloop.doctor.examine import Pace, examine
+from hotloop.doctor.facts import Heard
+from hotloop.doctor.target import meet
+from hotloop.doctor.wire.deployment import Deployment, Refused
 
 HELLO = [prompts.user("hello")]
 MODELS = page({"data": [{"id": "fake"}]})
@@ -54,7 +53,7 @@ async def ask(script: Script, *, api_key: str | None = None) -> Heard:
     ids=["html", "nothing", "redirect", "error", "plain error", "message", "list", "endless", "one line", "bomb"],
 )
 async def test_what_is_no_answer_is_said_in_a_line(reply: Reply, said: str):
-    with pytest.raises(ServerFailed, match=said):
+    with pytest.raises(RemoteError, match=said):
         await ask(chatting(reply))
 
 
@@ -69,7 +68,7 @@ async def test_what_is_no_answer_is_said_in_a_line(reply: Reply, said: str):
     ids=["html", "empty", "endless", "no key"],
 )
 async def test_what_is_no_list_of_models_is_said_in_a_line(reply: Reply, said: str):
-    with pytest.raises(ServerFailed, match=said):
+    with pytest.raises(RemoteError, match=said):
         await ask(lambda _: reply)
 
 
@@ -97,7 +96,7 @@ async def test_the_key_is_never_quoted():
     def tell(asked: Asked) -> Reply:
         return page({"error": {"message": f"wrong: {asked.headers['authorization']}"}}, status=401)
 
-    with pytest.raises(ServerFailed, match=r"wrong: Bearer \*\*\*$"):
+    with pytest.raises(RemoteError, match=r"wrong: Bearer \*\*\*$"):
         await ask(chatting(tell), api_key="sk-secret")
 
 
@@ -143,7 +142,7 @@ def test_an_address_is_one_and_has_no_password(url: str):
 async def test_silence_has_an_end():
     ping = Reply(b": ping\n\n" * 4096, 200, "text/event-stream", repeats=True)
     async with speaking(chatting(ping)) as url, Deployment(url) as deployment:
-        with pytest.raises(ServerFailed, match=r"timed out after 0\.05 s|sent more than 8 MiB"):
+        with pytest.raises(RemoteError, match=r"timed out after 0\.05 s|sent more than 8 MiB"):
             await examine(deployment, pace=Pace(check_s=0.05))
 
 
@@ -166,16 +165,16 @@ def messages_only(asked: Asked) -> Reply:
 
 async def test_whoever_has_messages_alone_is_asked_by_messages():
     async with speaking(messages_only) as url, Deployment(url, model="m", api_key="secret") as deployment:
-        patient = await meet(deployment)
+        target = await meet(deployment)
         heard = await deployment.ask(HELLO, max_tokens=8)
     assert deployment.api == "messages"
-    assert patient.kind == "anthropic_compatible"
+    assert target.kind == "anthropic_compatible"
     assert (heard.text, heard.num_prompt, heard.num_cached, heard.num_output) == ("yes indeed", 300, 290, 2)
 
 
 async def test_whoever_has_neither_is_said_to_have_no_chat():
     async with speaking(lambda _: NOT_FOUND) as url, Deployment(url, model="m") as deployment:
-        with pytest.raises(ServerFailed, match="answered 404"):
+        with pytest.raises(RemoteError, match="answered 404"):
             await meet(deployment)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from hotloop.bench.client import ServerFailed
+from hotloop.core.errors import RemoteError
 from hotloop.router.translate import Translation
 
 _MAX_BYTES = 8 * 2**20  # of a page or an answer: far more than anything that is asked for here
@@ -51,7 +51,7 @@ async def _bounded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     async for data in response.aiter_bytes():
         num_bytes += len(data)
         if num_bytes > _MAX_BYTES:
-            raise ServerFailed(f"{response.url} sent more than {_MAX_BYTES // 2**20} MiB, which nobody asked for")
+            raise RemoteError(f"{response.url} sent more than {_MAX_BYTES // 2**20} MiB, which nobody asked for")
         yield data
 
 

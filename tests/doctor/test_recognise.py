@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.bench.doctor.speaking import (
+from tests.doctor.speaking import (
     SGLANG_CARD,
     SGLANG_INFO,
     SGLANG_METRICS,
@@ -14,10 +14,10 @@ from tests.bench.doctor.speaking import (
     speaking,
 )
 
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.patient import meet
-from hotloop.bench.doctor.recognise import Identity, read_running, recognise
-from hotloop.bench.doctor.wire.deployment import Deployment
+from hotloop.doctor import prompts
+from hotloop.doctor.recognise import Identity, read_running, recognise
+from hotloop.doctor.target import meet
+from hotloop.doctor.wire.deployment import Deployment
 
 ROUTER_METRICS = "hotloop_router_running 2\nhotloop_router_waiting 1\n"
 
@@ -68,7 +68,7 @@ async def test_running_requests_are_counted_by_metrics(metrics: str, num_running
 
 async def test_a_small_context_leaves_room_for_an_answer():
     async with speaking(engine({"/info": TGI_INFO})) as url, Deployment(url) as deployment:
-        patient = await meet(deployment)
-    assert patient.kind == "tgi"
-    assert patient.prompt_chars * 300 // 1200 <= 512  # 300 tokens are told for 1,200 characters
-    assert patient.max_answer == 768
+        target = await meet(deployment)
+    assert target.kind == "tgi"
+    assert target.prompt_chars * 300 // 1200 <= 512  # 300 tokens are told for 1,200 characters
+    assert target.max_answer == 768

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.facts import Exposed
-from hotloop.bench.doctor.patient import Patient
+from hotloop.doctor import prompts
+from hotloop.doctor.facts import Exposed
+from hotloop.doctor.target import Target
 
 
-async def probe_exposure(patient: Patient, addresses: Sequence[str] | None = None) -> Exposed:
+async def probe_exposure(target: Target, addresses: Sequence[str] | None = None) -> Exposed:
     """`addresses` are those of this machine that are tried where the deployment runs on it."""
     messages = [prompts.user("Say yes.")]
-    parts = urlsplit(patient.deployment.url)
-    server = (await patient.deployment.ask(messages, max_tokens=1)).server
-    async with patient.deployment.newcomer(has_key=False) as stranger:
+    parts = urlsplit(target.deployment.url)
+    server = (await target.deployment.ask(messages, max_tokens=1)).server
+    async with target.deployment.newcomer(has_key=False) as stranger:
         status = await stranger.get_status(messages)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     others = [each for each in (own_addresses() if addresses is None else addresses) if each != server]

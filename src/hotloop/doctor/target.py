@@ -3,10 +3,10 @@
 import secrets
 from dataclasses import dataclass
 
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.facts import Heard
-from hotloop.bench.doctor.recognise import recognise
-from hotloop.bench.doctor.wire.deployment import Answered, Deployment
+from hotloop.doctor import prompts
+from hotloop.doctor.facts import Heard
+from hotloop.doctor.recognise import recognise
+from hotloop.doctor.wire.deployment import Answered, Deployment
 from hotloop.router.kinds import kind_by_url
 
 _MANY_TOKENS = 2000  # enough for the time to show
@@ -19,7 +19,7 @@ _ABSENT = (404, 405)
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class Target:
     deployment: Deployment
     kind: str
     prompt_chars: int
@@ -30,7 +30,7 @@ class Patient:
     """Of one that is not."""
 
 
-async def meet(deployment: Deployment) -> Patient:
+async def meet(deployment: Deployment) -> Target:
     """A first short request tells whether it answers at all, how long its tokens are, and how fast it is."""
     known = kind_by_url(deployment.url)
     if known and known.apis == {"messages"}:
@@ -44,7 +44,7 @@ async def meet(deployment: Deployment) -> Patient:
     num_tokens = min(max(num_fast, _FEW_TOKENS), _MANY_TOKENS, context // 3)
     write_s = (heard.total_s - heard.first_s) / max(heard.num_tokens - 1, 1)
     num_answered = int(_ANSWER_S / write_s) if write_s else _MANY_ANSWERED
-    return Patient(
+    return Target(
         deployment,
         identity.kind,
         prompt_chars=num_tokens * len(text) // num_read,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.models.tiny import spec_config, tiny_spec, write_json
 
-from hotloop.bench.size.machine import measure_machine
-from hotloop.bench.size.shapes import SHAPES, find_shape
 from hotloop.core.errors import ModelError
+from hotloop.size.machine import measure_machine
+from hotloop.size.shapes import SHAPES, find_shape
 
 
 def test_this_machine():

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.size.hardware import GIB, GPUS, Hardware, find_gpu
-from hotloop.bench.size.load import Load
-from hotloop.bench.size.machine import CPU_LAYER_S
-from hotloop.bench.size.roofline import Feel, estimate
-from hotloop.bench.size.shapes import SHAPES
 from hotloop.core.errors import ConfigError
 from hotloop.models.spec import ModelSpec
+from hotloop.size.hardware import GIB, GPUS, Hardware, find_gpu
+from hotloop.size.load import Load
+from hotloop.size.machine import CPU_LAYER_S
+from hotloop.size.roofline import Feel, estimate
+from hotloop.size.shapes import SHAPES
 
 LLAMA = SHAPES["llama-3.1-8b"]
 SMOLLM = ModelSpec("llama", 30, 576, 1536, 9, 3, 64, 49_152, 8192, 1e-5, 1e5, has_tied_head=True)
@@ -146,7 +146,7 @@ def test_gpus_are_found_however_they_are_written():
 
 
 def test_the_table_of_the_manual_is_the_one_that_is_used():
-    page = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text("utf-8")
     for gpu in GPUS.values():
         fp8 = "" if gpu.fp8_flop_s is None else f"{gpu.fp8_flop_s / 1e12:,.0f}"
         figures = f"{gpu.memory_bytes / GIB:g} | {gpu.bytes_s / 1e9:,.0f} | {gpu.flop_s / 1e12:,.0f} | {fp8} "

@@ -15,10 +15,10 @@ import httpx
 import msgspec
 
 from hotloop.agent.wire.http import check_url
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor.facts import Heard
-from hotloop.bench.doctor.wire.hearing import Hearing
-from hotloop.bench.doctor.wire.reading import (
+from hotloop.core.errors import HotloopError, RemoteError
+from hotloop.doctor.facts import Heard
+from hotloop.doctor.wire.hearing import Hearing
+from hotloop.doctor.wire.reading import (
     Page,
     parse_page,
     read_ends,
@@ -27,7 +27,6 @@ from hotloop.bench.doctor.wire.reading import (
     read_whole,
     read_words,
 )
-from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import KINDS, Api
 from hotloop.router.translate import Translation, translate
 
@@ -42,20 +41,14 @@ _MAX_REFUSALS = 5
 _MAX_RETRY_AFTER_S = 15.0
 
 
-class Answered(ServerFailed):
+class Answered(RemoteError):
     """It answered with an error."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Refused(Answered):
     """It has too much to do, and said to come again later."""
 
-    def __init__(self, message: str, status: int, retry_after_s: float) -> None:
-        super().__init__(message, status)
-        self.retry_after_s = retry_after_s
+    retry_after_s: float
 
 
 class Card(msgspec.Struct):
@@ -107,14 +100,14 @@ class Deployment:
         if self._model is None:
             cards = await self._list_models()
             if not cards:
-                raise ServerFailed(f"{self.url}/v1/models lists no model: name one with `--model`")
+                raise RemoteError(f"{self.url}/v1/models lists no model: name one with `--model`")
             self._model = cards[0].id
         return self._model
 
     async def find_card(self) -> Card:
         """What the list of models says of the model, if anything."""
         model = await self.find_model()
-        with suppress(ServerFailed):
+        with suppress(RemoteError):
             return next((card for card in await self._list_models() if card.id == model), Card(model))
         return Card(model)
 
@@ -126,7 +119,7 @@ class Deployment:
                 async for data in reads:
                     hearing.add(data, time.perf_counter())
                     if hearing.num_pieces > 16 * max_tokens + 256:
-                        raise ServerFailed(
+                        raise RemoteError(
                             f"{self.url} does not end: {hearing.num_pieces} pieces for {max_tokens} tokens"
                         )
             return hearing.end(time.perf_counter())
@@ -146,11 +139,11 @@ class Deployment:
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(self._hide(f"{self.url} broke off: {str(error) or type(error).__name__}")) from None
-        except ServerFailed:
+            raise RemoteError(self._hide(f"{self.url} broke off: {str(error) or type(error).__name__}")) from None
+        except Answered:
             raise
         except HotloopError as error:
-            raise ServerFailed(self._hide(str(error))) from None
+            raise RemoteError(self._hide(str(error))) from None
 
     @asynccontextmanager
     async def begin(self, messages: ChatMessages, *, max_tokens: int) -> AsyncIterator[None]:
@@ -166,7 +159,7 @@ class Deployment:
                 return 200
         except Answered as error:
             return error.status
-        except ServerFailed:
+        except RemoteError:
             return None
 
     async def post(self, path: str, body: Json, page: type[Page]) -> Page | None:
@@ -186,14 +179,14 @@ class Deployment:
             async with asyncio.timeout(2 * _PAGE_S):
                 status, body, location = await self._fetch("GET", "/v1/models")
         except TimeoutError:
-            raise ServerFailed(f"{self.url}/v1/models timed out after {2 * _PAGE_S:g} s") from None
+            raise RemoteError(f"{self.url}/v1/models timed out after {2 * _PAGE_S:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
+            raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
         if status != 200:
-            raise Answered(self._quote(status, body, location), status)
+            raise Answered(self._quote(status, body, location), status=status)
         models = parse_page(status, body, _Models)
         if models is None:
-            raise ServerFailed(self._hide(f"{self.url}/v1/models is no list of models: {read_words(body)}"))
+            raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(body)}"))
         return models.data
 
     async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[Hearing, httpx.Response, Translation | None]:
@@ -238,15 +231,16 @@ class Deployment:
         said = self._quote(status, await read_whole(response), headers.get("location", ""))
         await response.aclose()
         if status == 429 or (status == 503 and "retry-after" in headers):
-            return Refused(said, status, read_retry_after_s(headers.get("retry-after", "")))
-        return Answered(said, status)
+            retry_after_s = read_retry_after_s(headers.get("retry-after", ""))
+            return Refused(said, status=status, retry_after_s=retry_after_s)
+        return Answered(said, status=status)
 
     async def _page(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
         """The status is 0 where nobody answers in time."""
         try:
             async with asyncio.timeout(_PAGE_S):
                 return (await self._fetch(method, path, **options))[:2]
-        except (httpx.HTTPError, httpx.InvalidURL, ServerFailed, TimeoutError):
+        except (httpx.HTTPError, httpx.InvalidURL, RemoteError, TimeoutError):
             return 0, b""
 
     async def _fetch(self, method: str, path: str, **options: Any) -> tuple[int, bytes, str]:

@@ -5,8 +5,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.bench.doctor.examine import Examination
-from hotloop.bench.doctor.finding import Verdict
+from hotloop.doctor.examine import Examination
+from hotloop.doctor.finding import Verdict
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red", Verdict.UNKNOWN: "dim"}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hotloop.bench.doctor.wire.deployment import Deployment
+from hotloop.doctor.wire.deployment import Deployment
 from hotloop.router.kinds import METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 
 _ROUTER = Kind(name="hotloop_router", running="hotloop_router_running", waiting="hotloop_router_waiting")

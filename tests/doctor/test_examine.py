@@ -5,25 +5,25 @@ from itertools import count
 
 import pytest
 from rich.console import Console
-from tests.bench.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
 from tests.bench.fake_server import FakeServer
 from tests.bench.fake_tools import FakeToolServer
+from tests.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
 from tests.server.serving import Serving
 
-from hotloop.bench.client import ServerFailed
-from hotloop.bench.doctor import advice as advice_module
-from hotloop.bench.doctor import prompts
-from hotloop.bench.doctor.advice import advise
-from hotloop.bench.doctor.examine import CHECKS, Examination, Pace, examine
-from hotloop.bench.doctor.finding import Finding, Verdict
-from hotloop.bench.doctor.patient import meet
-from hotloop.bench.doctor.probes.answers import probe_calls, probe_repeats
-from hotloop.bench.doctor.probes.exposure import probe_exposure
-from hotloop.bench.doctor.probes.hang_up import probe_hang_up
-from hotloop.bench.doctor.report import examination_json, examination_table
-from hotloop.bench.doctor.wire.deployment import Deployment
 from hotloop.bench.route.stub import Fault, Manner, Stub
 from hotloop.core.config import EngineConfig, ServerConfig
+from hotloop.core.errors import RemoteError
+from hotloop.doctor import advice as advice_module
+from hotloop.doctor import prompts
+from hotloop.doctor.advice import advise
+from hotloop.doctor.examine import CHECKS, Examination, Pace, examine
+from hotloop.doctor.finding import Finding, Verdict
+from hotloop.doctor.probes.answers import probe_calls, probe_repeats
+from hotloop.doctor.probes.exposure import probe_exposure
+from hotloop.doctor.probes.hang_up import probe_hang_up
+from hotloop.doctor.report import examination_json, examination_table
+from hotloop.doctor.target import meet
+from hotloop.doctor.wire.deployment import Deployment
 
 SOON = Pace(idle_s=0.0)
 
@@ -62,10 +62,10 @@ async def test_a_hotloop_without_a_cache_is_told_what_to_do():
 async def test_what_is_found_out_about_a_hotloop_without_a_key():
     with Serving(num_blocks=4096) as serving:
         async with Deployment(serving.url) as deployment:
-            patient = await meet(deployment)
-            exposed = await probe_exposure(patient, ())
-            hung = await probe_hang_up(patient)
-    assert patient.kind == "hotloop"
+            target = await meet(deployment)
+            exposed = await probe_exposure(target, ())
+            hung = await probe_hang_up(target)
+    assert target.kind == "hotloop"
     assert exposed.status_without_key == 200
     assert exposed.address == "127.0.0.1"
     assert (hung.num_before, hung.num_after) == (0, 0)
@@ -94,8 +94,8 @@ async def test_a_stub_knows_neither_tools_nor_a_cache():
 async def test_calls_that_break_their_schema_are_found():
     with FakeToolServer(lambda _: [("set_lamp", '{"colour": "purple", "level": 250}')]) as server:
         async with Deployment(server.url) as deployment:
-            patient = await meet(deployment)
-            for called in await probe_calls(patient):
+            target = await meet(deployment)
+            for called in await probe_calls(target):
                 assert (called.num_asked, called.num_calls, called.num_valid) == (4, 4, 0)
                 assert "purple" in called.example
 
@@ -177,11 +177,11 @@ async def test_whoever_does_not_answer_at_all_is_not_examined():
     await stub.start()
     await stub.set_fault(Fault("error", for_s=60))
     try:
-        with pytest.raises(ServerFailed, match="answered 500"):
+        with pytest.raises(RemoteError, match="answered 500"):
             await examine_at(stub.url)
     finally:
         await stub.close()
-    with pytest.raises(ServerFailed, match="cannot reach"):
+    with pytest.raises(RemoteError, match="cannot reach"):
         await examine_at(stub.url)
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.bench.size.choose import cheapest, estimate_all
-from hotloop.bench.size.hardware import GPUS, Hardware
-from hotloop.bench.size.load import Load
-from hotloop.bench.size.roofline import Estimate
-from hotloop.bench.size.shapes import SHAPES
 from hotloop.core.errors import ConfigError
+from hotloop.size.choose import cheapest, estimate_all
+from hotloop.size.hardware import GPUS, Hardware
+from hotloop.size.load import Load
+from hotloop.size.roofline import Estimate
+from hotloop.size.shapes import SHAPES
 
 LLAMA = SHAPES["llama-3.1-8b"]
 
