@@ -1,5 +1,6 @@
 """The house rules that no linter knows."""
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -7,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from benchmarks.command import app_of
 
 import hotloop
 from hotloop.cli.main import app
@@ -134,3 +136,29 @@ def test_commands_in_the_documentation_exist(page: Path):
             assert set(words[1:]) <= makefile_targets(), line
         elif words and Path(words[0]).name == "hotloop":
             app.parse_args(words[1:], exit_on_error=False, print_error=False)
+        elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+            parse_benchmark(words[2], words[3:])
+
+
+def parse_benchmark(name: str, flags: list[str]) -> None:
+    """Raises where there is no such benchmark, or it does not take these flags."""
+    package = ROOT / name.replace(".", "/") / "__main__.py"
+    module = importlib.import_module(f"{name}.__main__" if package.exists() else name)
+    if command := getattr(module, name.rpartition(".")[2], None):
+        app_of(command).parse_args(flags, exit_on_error=False, print_error=False)
+
+
+def benchmark_names() -> list[str]:
+    folder = ROOT / "benchmarks"
+    packages = [path.parent.name for path in folder.glob("*/__main__.py")]
+    return sorted(packages + [path.stem for path in folder.glob("*.py") if "__main__" in path.read_text()])
+
+
+@pytest.mark.parametrize("name", benchmark_names())
+def test_every_benchmark_is_in_the_manual(name: str):
+    assert f"| `python -m benchmarks.{name}" in (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+
+
+def test_the_wheel_knows_no_benchmark_of_itself():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) benchmarks\b", path.read_text(), re.MULTILINE), path

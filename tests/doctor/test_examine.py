@@ -4,13 +4,13 @@ import io
 from itertools import count
 
 import pytest
+from benchmarks.route.stub import Fault, Manner, Stub
 from rich.console import Console
 from tests.bench.fake_server import FakeServer
 from tests.bench.fake_tools import FakeToolServer
 from tests.doctor.speaking import SGLANG_CARD, SGLANG_INFO, TGI_INFO, Asked, Reply, Script, engine, speaking
 from tests.server.serving import Serving
 
-from hotloop.bench.route.stub import Fault, Manner, Stub
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import advice as advice_module

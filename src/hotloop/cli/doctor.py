@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveFloat
 
-from hotloop.cli.bench_output import show
+from hotloop.cli.output import show
 from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
 
-from hotloop.cli.bench_output import progress, show
+from hotloop.cli.output import progress, show
 from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from hotloop.cli.bench_output import show
+from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.config import parse_bytes
 from hotloop.size.hardware import GPUS, Hardware, find_gpu
