@@ -10,23 +10,23 @@ from typing import NoReturn
 from cyclopts import App, Parameter
 
 from hotloop import __version__
+from hotloop.cli.advice.doctor import doctor
+from hotloop.cli.advice.lint import lint
+from hotloop.cli.advice.size import size
+from hotloop.cli.agent.predict import predict
+from hotloop.cli.agent.run import run_agent
 from hotloop.cli.bench.app import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
-from hotloop.cli.doctor import doctor
 from hotloop.cli.exits import run_app
-from hotloop.cli.fleet import fleet
-from hotloop.cli.lint import lint
-from hotloop.cli.models import models
-from hotloop.cli.predict import predict
-from hotloop.cli.pull import pull
-from hotloop.cli.route import route
-from hotloop.cli.run import run_agent
-from hotloop.cli.serve import serve
+from hotloop.cli.models.list import models
+from hotloop.cli.models.pull import pull
+from hotloop.cli.serving.fleet import fleet
+from hotloop.cli.serving.route import route
+from hotloop.cli.serving.serve import serve
+from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
-from hotloop.cli.simulate import simulate
-from hotloop.cli.size import size
-from hotloop.cli.trace import trace
+from hotloop.cli.trace.app import trace
 from hotloop.cli.version import version
 from hotloop.core.config import TraceConfig
 

@@ -26,9 +26,10 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.limits import Spent
 from hotloop.agent.model import ModelUsage
+from hotloop.cli.agent.timeline import BAR_CELLS, Timeline, draw_bar
+from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
-from hotloop.cli.run_timeline import BAR_CELLS, Timeline, draw_bar, shorten
-from hotloop.cli.run_view import LiveView, render_event
+from hotloop.cli.text import shorten
 
 WEATHER = """
 from hotloop import Agent, Call, Prices, ScriptedModel, tool

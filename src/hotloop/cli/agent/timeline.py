@@ -6,7 +6,6 @@ turn 2  model                     ━━━━━━━━━━━━          
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -25,6 +24,7 @@ from hotloop.agent.events import (
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
 from hotloop.agent.model import ModelUsage
+from hotloop.cli.text import count, shorten
 
 BAR_CELLS = 30
 LABEL_CHARS = 36
@@ -171,21 +171,3 @@ def draw_bar(spans: list[tuple[float, float, str, str]], begin: float, end: floa
 def describe_usage(usage: ModelUsage) -> str:
     share = usage.num_cached / usage.num_prompt if usage.num_prompt else 0.0
     return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def shorten(text: str, max_chars: int, *, tail: bool = False) -> str:
-    """On one line, and no longer than this."""
-    line = " ".join(_printable(text[: 4 * max_chars] if not tail else text[-4 * max_chars :]))
-    if len(line) <= max_chars:
-        return line
-    return f"...{line[3 - max_chars :]}" if tail else f"{line[: max_chars - 3]}..."
-
-
-def _printable(text: str) -> Iterator[str]:
-    """Its words, without what would move a terminal's cursor."""
-    for word in text.split():
-        yield "".join(character if character.isprintable() else "?" for character in word)

@@ -15,7 +15,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
-from hotloop.cli.run_timeline import Timeline, TurnRow, describe_usage, shorten
+from hotloop.cli.agent.timeline import Timeline, TurnRow, describe_usage
+from hotloop.cli.text import shorten
 
 _REFRESH_PER_S = 10
 _RESULT_CHARS = 100

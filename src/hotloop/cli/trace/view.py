@@ -12,8 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.run_timeline import count, shorten
-from hotloop.cli.trace_waterfall import MIN_SHARE, draw, draw_legend, duration
+from hotloop.cli.text import count, shorten
+from hotloop.cli.trace.waterfall import MIN_SHARE, draw, draw_legend, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import PathStep, RunLedger, Tokens, TurnLedger
 from hotloop.trace.span import Span

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.server.serving import Serving
 
-from hotloop.cli.doctor import default_url, doctor
+from hotloop.cli.advice.doctor import default_url, doctor
 from hotloop.core.errors import RemoteError
 
 

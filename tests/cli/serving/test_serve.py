@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from hotloop.cli.serve import MIN_LIFE_S, begin_again
+from hotloop.cli.serving.serve import MIN_LIFE_S, begin_again
 from hotloop.core.errors import DeviceLost
 
 LOSE = """
 import os
-from hotloop.cli.serve import begin_again
+from hotloop.cli.serving.serve import begin_again
 from hotloop.core.errors import DeviceLost
 if os.environ.get("LIFE"):
     print("the second life", __import__("sys").argv[1:])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from hotloop.cli.pages import live_of_engine, opened_store, page_of
+from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 from hotloop.cli.settings import TRACED, ConfigFile, EngineFlags, ModelFlags, ServerFlags, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig

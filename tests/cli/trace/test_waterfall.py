@@ -1,9 +1,9 @@
 """A run as rows over time."""
 
 import pytest
-from tests.cli.traced import Trace, clerk, plain
+from tests.cli.trace.traced import Trace, clerk, plain
 
-from hotloop.cli.trace_waterfall import CRITICAL, DECODE, PREFILL, Piece, draw, draw_bar, duration
+from hotloop.cli.trace.waterfall import CRITICAL, DECODE, PREFILL, Piece, draw, draw_bar, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span

@@ -68,7 +68,7 @@ def ls(
     if as_json:
         print(json.dumps([{**asdict(run), "wall_s": run.wall_s} for run in runs]))
         return
-    from hotloop.cli.trace_view import list_runs, make_console
+    from hotloop.cli.trace.view import list_runs, make_console
 
     console = make_console()
     if runs:
@@ -91,7 +91,7 @@ def show(
     if as_json:
         print(json.dumps(ledger.to_json()))
         return
-    from hotloop.cli.trace_view import make_console, show_run
+    from hotloop.cli.trace.view import make_console, show_run
 
     if chosen and not any(turn.index in chosen for turn in ledger.turns):
         raise ConfigError(f"the run has {len(ledger.turns)} turns, and no {turns}")
@@ -102,8 +102,8 @@ def show(
 @trace.command
 def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False) -> None:
     """Compare two runs turn by turn: tokens, time, what the cache had, and why not."""
-    from hotloop.cli.trace_diff import compare, show_diff
-    from hotloop.cli.trace_view import make_console
+    from hotloop.cli.trace.diff import compare, show_diff
+    from hotloop.cli.trace.view import make_console
 
     with _open(store) as opened:
         ledgers = [_read(opened, run, store)[1] for run in (old, new)]

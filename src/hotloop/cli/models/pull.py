@@ -19,7 +19,7 @@ def pull(
 ) -> None:
     """Download a model, or make one on this machine known by its name."""
     from hotloop.cli.loading import pull_model
-    from hotloop.cli.models import describe
+    from hotloop.cli.models.list import describe
 
     entry = pull_model(model)
     if as_json:

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.run_timeline import shorten
-from hotloop.cli.trace_view import ID_CHARS, PART_WORDS, compact, make_table, money
-from hotloop.cli.trace_waterfall import duration
+from hotloop.cli.text import shorten
+from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, make_table, money
+from hotloop.cli.trace.waterfall import duration
 from hotloop.trace.ledger import RunLedger, TurnLedger
 from hotloop.trace.sweep import Part
 

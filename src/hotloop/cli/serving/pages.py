@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from hotloop.cli.lint import lint_spans
+from hotloop.cli.advice.lint import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.cli.pages import live_of_router, opened_store, page_of
+from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
 from hotloop.cli.settings import CONFIG_FILE, TRACED, ConfigFile, RouterFlags, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import RouterConfig

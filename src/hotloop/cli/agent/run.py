@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from hotloop.cli.approval import Approval, choose_approval
+from hotloop.cli.agent.approval import Approval, choose_approval
 from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
 from hotloop.cli.tracing import trace_flags, tracing
 from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hotloop.agent.agent import Agent
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.events import RunEnded
-    from hotloop.cli.agent_file import AgentFile
-    from hotloop.cli.run_view import View
+    from hotloop.cli.agent.file import AgentFile
+    from hotloop.cli.agent.view import View
     from hotloop.trace.tracer import Tracer
 
 _MAX_KNOCK_S = 1.0
@@ -57,8 +57,8 @@ def run_agent(
     json: Json = False,
 ) -> None:
     """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
-    from hotloop.cli.agent_file import load_agent_file
-    from hotloop.cli.run_view import make_view
+    from hotloop.cli.agent.file import load_agent_file
+    from hotloop.cli.agent.view import make_view
 
     if record and replay:
         raise ConfigError("--record and --replay exclude each other")
@@ -167,7 +167,7 @@ class Talk:
         return ended
 
     def _print(self, output: Any) -> None:
-        from hotloop.cli.run_view import print_output
+        from hotloop.cli.agent.view import print_output
 
         if not self._is_json:  # the last event has it
             print_output(output)

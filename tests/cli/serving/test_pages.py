@@ -8,7 +8,7 @@ from tests.server.serving import Serving, until
 from tests.ui.made_up import Run, fill_store
 
 from hotloop.border.page import WithPage
-from hotloop.cli.pages import live_of_engine, live_of_router, opened_store, page_of
+from hotloop.cli.serving.pages import live_of_engine, live_of_router, opened_store, page_of
 from hotloop.core.config import RouterConfig, TraceConfig
 from hotloop.core.errors import Overloaded
 from hotloop.router.app import RouterApp
