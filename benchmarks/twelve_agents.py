@@ -22,7 +22,7 @@ from hotloop.agent.limits import Limits
 from hotloop.agent.model import Model, ModelUsage
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.trace.tracer import Tracer
 

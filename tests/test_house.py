@@ -1,5 +1,7 @@
 """The house rules that no linter knows."""
 
+import ast
+import graphlib
 import importlib
 import re
 import shlex
@@ -83,6 +85,28 @@ def test_the_public_names_are_there():
     assert set(hotloop.__all__) == set(dir(hotloop))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         hotloop.nonsense  # noqa: B018
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """The modules of ours that a file imports, at its top, in a function, or for a type only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {str(node.module)} & modules
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & modules
+    return found
+
+
+@pytest.mark.parametrize(("root", "package"), [("src", "hotloop"), (".", "benchmarks")])
+def test_no_modules_import_each_other_in_a_circle(root: str, package: str):
+    files = {
+        ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / root / package).rglob("*.py")
+    }
+    graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_the_package_is_typed():

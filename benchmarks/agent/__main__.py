@@ -20,9 +20,9 @@ from benchmarks.agent.recorded import AgentJob, Latency, read_agent_jobs
 from benchmarks.agent.report import PatternRow, report_json, report_tables
 from benchmarks.agent.tools import run_tools
 from benchmarks.command import main
-from hotloop.agent.foresight import Foresight
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.tools.foresight import Foresight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.loading import pull_model

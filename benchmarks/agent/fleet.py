@@ -14,9 +14,9 @@ from benchmarks.agent.recorded import AgentJob, Latency, RecordedTool
 from benchmarks.agent.replayed import ReplayedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.foresight import Foresight, NoForesight
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import ModelUsage
+from hotloop.agent.tools.foresight import Foresight, NoForesight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError

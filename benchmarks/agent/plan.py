@@ -17,7 +17,7 @@ from benchmarks.agent.paced import PacedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched, Event, PlanAbandoned, RunEnded
 from hotloop.agent.model import Model
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, ToolCall
 
 Way = Literal["chained", "levels", "plan"]

@@ -11,7 +11,7 @@ from benchmarks.agent.replayed import ReplayedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallFinished, Event, Text, TurnStarted
 from hotloop.agent.model import Model
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, ToolCall
 
 _WORDS = (

@@ -7,7 +7,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched, CallOpened, Event
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Traits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from benchmarks.agent.recorded import Latency, read_agent_jobs
 from benchmarks.agent.tools import run_tools
 from benchmarks.claims.published import CALLS, FORESIGHT, TOGETHER, TOOLS
 from benchmarks.claims.row import Row
-from hotloop.agent.foresight import Foresight
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
+from hotloop.agent.tools.foresight import Foresight
 from hotloop.bench.client import ChatClient
 from hotloop.bench.questions import Question
 from hotloop.bench.serving import ChildServer

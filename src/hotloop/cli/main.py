@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from cyclopts import App, Parameter
 
-from hotloop import __version__
 from hotloop.cli.advice.doctor import doctor
 from hotloop.cli.advice.lint import lint
 from hotloop.cli.advice.size import size
@@ -29,6 +28,7 @@ from hotloop.cli.settings import Sources
 from hotloop.cli.trace.app import trace
 from hotloop.cli.version import version
 from hotloop.core.config import TraceConfig
+from hotloop.core.version import __version__
 
 app = App(
     name="hotloop",

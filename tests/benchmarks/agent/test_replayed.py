@@ -8,7 +8,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.core.message import Message, ToolCall
 
 CALLS = (ToolCall("c1", "look", '{"n": 1}'), ToolCall("c2", "look", '{"n": 2}'))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from hotloop.agent.dispatch import Approve
+    from hotloop.agent.tools.dispatch import Approve
     from hotloop.core.message import ToolCall
 
 Approval = Literal["ask", "all", "none"]

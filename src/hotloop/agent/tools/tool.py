@@ -21,8 +21,8 @@ import docstring_parser
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.context import FromContext, Surroundings
-from hotloop.agent.threads import in_thread
+from hotloop.agent.tools.context import FromContext, Surroundings
+from hotloop.agent.tools.threads import in_thread
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 

@@ -7,11 +7,11 @@ call; otherwise nobody ever sees it.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hotloop.agent.carry_out import Outcome
-from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallForeseen
 from hotloop.agent.model import ModelEvent
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.carry_out import Outcome
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.message import Message, ToolCall
 
 

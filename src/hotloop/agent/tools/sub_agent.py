@@ -3,18 +3,27 @@
 Runs at once are calls at once. What a run uses up is charged to the run it is called from, whose limits hold for both.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import pydantic
 
-from hotloop.agent.context import Surroundings
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.result import render_result
-from hotloop.agent.tool import ToolError, Traits, summarise
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import ToolError, Traits, summarise
 from hotloop.core.message import Tool
 
-if TYPE_CHECKING:
-    from hotloop.agent.agent import Agent
+
+class _Answer(Protocol):
+    @property
+    def output(self) -> Any: ...
+
+
+class Runner(Protocol):
+    """An agent, as far as a call needs one."""
+
+    async def run(self, prompt: str, *, conversation: Conversation, context: Sequence[Any]) -> _Answer: ...
 
 
 class _Task(pydantic.BaseModel, extra="forbid"):
@@ -32,7 +41,7 @@ _PARAMETERS: dict[str, Any] = {
 class SubAgent:
     """All calls begin alike, so each conversation is a branch of one that has not begun."""
 
-    def __init__(self, agent: "Agent[Any]", name: str, description: str, traits: Traits) -> None:
+    def __init__(self, agent: Runner, name: str, description: str, traits: Traits) -> None:
         self.spec = Tool(name, description, _PARAMETERS)
         self.traits = traits
         self._agent = agent

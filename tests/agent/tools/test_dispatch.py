@@ -7,12 +7,12 @@ import pytest
 from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.carry_out import MAX_TRIES, carry_out
-from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import FunctionTool, ToolError, Traits, tool
+from hotloop.agent.tools.carry_out import MAX_TRIES, carry_out
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import FunctionTool, ToolError, Traits, tool
 from hotloop.core.message import ToolCall
 
 

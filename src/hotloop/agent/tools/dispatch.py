@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from hotloop.agent.carry_out import Outcome, carry_out
-from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallDispatched, CallFinished, Event
-from hotloop.agent.foresight import Vision
-from hotloop.agent.result import render_result
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.carry_out import Outcome, carry_out
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.foresight import Vision
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.message import Message, ToolCall
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ Nothing a tool does gets out of here but its outcome; only being cancelled does.
 import asyncio
 from dataclasses import dataclass
 
-from hotloop.agent.context import Surroundings
-from hotloop.agent.result import render_result
-from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError
 from hotloop.core.errors import HotloopError
 
 MAX_TRIES = 3

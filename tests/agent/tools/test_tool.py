@@ -10,8 +10,8 @@ import jsonschema
 import pydantic
 import pytest
 
-from hotloop.agent.context import Context, Run, Surroundings
-from hotloop.agent.tool import FunctionTool, ToolCrashed, ToolError, Traits, tool
+from hotloop.agent.tools.context import Context, Run, Surroundings
+from hotloop.agent.tools.tool import FunctionTool, ToolCrashed, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError
 
 

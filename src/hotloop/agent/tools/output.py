@@ -7,8 +7,8 @@ from typing import Any
 
 import pydantic
 
-from hotloop.agent.context import Surroundings
-from hotloop.agent.tool import ToolError, Traits, plain_schema, summarise
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import ToolError, Traits, plain_schema, summarise
 from hotloop.core.message import Tool
 
 NAME = "final_answer"
