@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotloop.agent.answer import Answer
-from hotloop.agent.carry_out import Outcome, carry_out
-from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallForeseen
 from hotloop.agent.model import ModelEvent
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.predict.store import load_predictor, save_predictor
 from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.carry_out import Outcome, carry_out
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened

@@ -31,7 +31,7 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.model import Answered, Ask, Model, ModelEvent, ModelUsage
 from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.result import render_result
+from hotloop.agent.tools.result import render_result
 from hotloop.agent.wire.openai import render_ask
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices

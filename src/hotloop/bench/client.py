@@ -7,15 +7,11 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 
 _TIMEOUT = httpx.Timeout(600, connect=10)
-
-
-class ServerFailed(HotloopError):
-    """The server could not be reached, refused, or broke off."""
 
 
 class _Details(msgspec.Struct):
@@ -135,12 +131,12 @@ class ChatClient:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")
                 if response.status_code != 200:
-                    raise ServerFailed(_describe(self.url, response.status_code, response.content))
+                    raise RemoteError(_describe(self.url, response.status_code, response.content))
                 self.model = msgspec.json.decode(response.content, type=_Models).data[0].id
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ServerFailed(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
+                raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
             except (msgspec.MsgspecError, IndexError):
-                raise ServerFailed(f"{self.url}/v1/models lists no model") from None
+                raise RemoteError(f"{self.url}/v1/models lists no model") from None
         return self.model
 
     async def stream(
@@ -156,7 +152,7 @@ class ChatClient:
                 "POST", f"{self.url}/v1/chat/completions", json=body, headers=_headers(session_id)
             ) as response:
                 if response.status_code != 200:
-                    raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
+                    raise RemoteError(_describe(self.url, response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     delta = _parse_line(line)
                     usage = delta.usage or usage
@@ -164,7 +160,7 @@ class ChatClient:
                     if delta.text or delta.calls or delta.finish_reason:
                         yield delta
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         yield Delta(usage=usage or Usage(0, 0, num_deltas))
 
     async def ask(
@@ -186,9 +182,9 @@ class ChatClient:
             url = f"{self.url}/v1/chat/completions"
             response = await self._http.post(url, json=body, headers=_headers(session_id))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         if response.status_code != 200:
-            raise ServerFailed(_describe(self.url, response.status_code, response.content))
+            raise RemoteError(_describe(self.url, response.status_code, response.content))
         gathered.add(_parse(response.content))
         return gathered.answer()
 
@@ -210,7 +206,7 @@ class Gathered:
         for piece in delta.calls:
             is_new = piece.index == len(self.calls)
             if bool(piece.id and piece.name) != is_new or not len(self.calls) - 1 <= piece.index <= len(self.calls):
-                raise ServerFailed(f"a tool call came in an order that no client understands: {piece}")
+                raise RemoteError(f"a tool call came in an order that no client understands: {piece}")
             if is_new:
                 self.calls.append(piece)
                 self.arguments.append([])
@@ -237,9 +233,9 @@ def _parse(data: bytes) -> Delta:
     try:
         completion = msgspec.json.decode(data, type=_Completion)
     except msgspec.MsgspecError as error:
-        raise ServerFailed(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
+        raise RemoteError(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
     if completion.error:
-        raise ServerFailed(f"the stream ended in an error: {completion.error}")
+        raise RemoteError(f"the stream ended in an error: {completion.error}")
     usage = _parse_usage(completion.usage) if completion.usage else None
     if not completion.choices:
         return Delta(usage=usage)

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, replay
 from hotloop.bench.report import Summary, summarise
 from hotloop.bench.workload import Job
+from hotloop.core.errors import RemoteError
 
 NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-tokens")
 """The loop everybody starts with: nothing is reused or guessed, one request at a time."""
@@ -48,7 +49,7 @@ class ChildServer:
                 if not self.url:
                     complaints.seek(0)
                     lines = complaints.read().strip().splitlines() or ["it said nothing"]
-                    raise ServerFailed(f"the server did not start: {lines[-1]}")
+                    raise RemoteError(f"the server did not start: {lines[-1]}")
             except BaseException:
                 self.close()
                 raise
@@ -107,7 +108,7 @@ def replay_server(
         async with ChatClient(url) as client:
             result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
         if not result.steps:
-            raise ServerFailed(result.errors[0])
+            raise RemoteError(result.errors[0])
         return summarise(label, result, jobs)
 
     return asyncio.run(run())

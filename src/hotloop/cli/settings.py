@@ -7,7 +7,7 @@ the file that no setting has is an error; a key that this command has no use for
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -105,3 +105,12 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(value, str | int | float | list) or (isinstance(value, list) and name not in _SPLIT):
             raise ConfigError(f"{path}: {name} cannot be {value!r}")
     return values
+
+
+def pick_names(text: str, known: Collection[str], what: str) -> list[str]:
+    """The names in a flag that takes several, separated by commas; at least one. Raises ConfigError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names or [""]:
+        if name not in known:
+            raise ConfigError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    return names

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hotloop.lint.asked import Asked
 from hotloop.lint.change import count_common, find_changes
 from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import Part
 from hotloop.lint.requests import Exchange
 from hotloop.lint.reuse import Reach, Seen, count_lost
-from hotloop.lint.run import Asked, Run, Step
+from hotloop.lint.run import Run, Step
 
 _MAX_THREADS = 256  # conversations that a request may go on with
 _MAX_KIN = 32

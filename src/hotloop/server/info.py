@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hotloop import __version__
 from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
+from hotloop.core.version import __version__
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.openai.chat import Messages, parse_messages

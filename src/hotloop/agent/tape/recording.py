@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from hotloop.agent.agent import ToolSource
-from hotloop.agent.context import Surroundings
-from hotloop.agent.dispatch import Approve
 from hotloop.agent.model import Answered, Ask, Model, ModelEvent
-from hotloop.agent.result import render_result
 from hotloop.agent.tape.lines import Failure, Offer, Outcome, TapeWriter, Verdict
-from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 

@@ -29,7 +29,8 @@ from hotloop.server.anthropic.wire import (
     parse_template_variables,
 )
 from hotloop.server.generate import EventStream, submit
-from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
+from hotloop.server.job import Job
+from hotloop.server.jobs import answer_grammar, answer_parser, shows_special
 from hotloop.server.openai.message import Silence
 from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import decode, parse_priority

@@ -22,7 +22,8 @@ from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.message import Message
 from hotloop.server.errors import Cancelled
 from hotloop.server.generate import EventStream, submit
-from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special, whole_prompt_pins
+from hotloop.server.job import Job
+from hotloop.server.jobs import answer_grammar, answer_parser, shows_special, whole_prompt_pins
 from hotloop.server.openai.render import Json
 from hotloop.server.openai.wire import convert, decode, parse_priority
 from hotloop.server.responses.items import Item, make_turns, parse_items, render_items
