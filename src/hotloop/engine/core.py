@@ -99,7 +99,7 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.totals = Totals()
-        memory = backend.host_memory if config.prefix_cache and not store else None  # not beside a disk yet
+        memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
             block_size=backend.block_size,

@@ -207,7 +207,10 @@ class HostTier:
         token_ids = request.token_ids[: load.num_tokens]
         if took_s is not None:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
-            tree.insert(token_ids, load.known + load.block_ids, request.salt, request.session_id)
+            own = {*load.block_ids}.intersection(
+                tree.insert(token_ids, load.known + load.block_ids, request.salt, request.session_id)
+            )
+            num_tokens = len(own) * self._scheduler.block_size  # others may have computed or read the rest meanwhile
             self._num_in += len(load.block_ids)
             self._num_restores += 1
         pool.release(load.known + load.block_ids)
@@ -215,7 +218,7 @@ class HostTier:
         if took_s is None:
             tree.forget(token_ids, request.salt)
         elif load.is_awaited:
-            request.num_from_host += len(load.block_ids) * self._scheduler.block_size
+            request.num_from_host += num_tokens
             hold = Hold(HoldKind.AWAY, self._clock() + WAIT_S, WAIT_S, rank=request.priority)
             tree.hold(token_ids, hold, request.salt)
         if load.is_awaited:

@@ -6,6 +6,9 @@ tree does waits here, outside the scheduler, until the tree has it:
     tokens   [ known to the tree ...... | read from disk ......................... | computed ]
     segments [ 0           | 1          | begin       | ...         |
 
+What the tree has in host memory comes back from there (`HostTier`). What the disk alone has beyond that cannot be on the
+device without it, so it is worth reading only if it is more: then all that is not on the device is read.
+
 Of those who want the same segments one reads and the others follow. Whatever goes wrong, a request that waits here is
 handed to the scheduler, at the latest when the disk says nothing for a while: then it computes what it did not get.
 """
@@ -183,9 +186,11 @@ class DiskTier:
         num_stored = self.store.num_leading(wanted)
         if self._is_stalled or num_stored == 0:
             return False
-        known = self._scheduler.tree.peek(request.token_ids[: num_stored * size], request.salt)
-        begin = len(known) // self._segment_blocks
-        if begin >= num_stored:
+        token_ids, tree = request.token_ids[: num_stored * size], self._scheduler.tree
+        num_known, num_hosted = (len(tree.peek(token_ids, request.salt, is_hosted=tier)) for tier in (False, True))
+        begin = num_known // self._segment_blocks
+        num_gained = num_stored * self._segment_blocks - num_known - num_hosted
+        if begin >= num_stored or num_gained < num_hosted:
             return False
         load = self._loading.get(wanted[begin])
         if load:
@@ -244,14 +249,11 @@ class DiskTier:
         return block_ids is not None
 
     def _allocate(self, count: int, request: Request) -> list[int] | None:
-        """Room for a request that may not run for long: not that of those who are away and more urgent."""
-        pool, tree = self._scheduler.pool, self._scheduler.tree
-        num_missing = count - pool.num_free
-        if num_missing > 0:
-            num_awaited = tree.num_awaited(request.priority - 1, request.token_ids, request.salt)
-            if num_missing > pool.num_idle - num_awaited:
-                return None
-            tree.evict(num_missing, request.id)
+        """Room for a request that may not run for long."""
+        pool = self._scheduler.pool
+        if count > pool.num_free:
+            most = self._scheduler.retention.most_for_waiting(request.priority)
+            self._scheduler.tree.evict(count - pool.num_free, request.id, most)
         return pool.allocate(count)
 
     def _end(self, load: _Load) -> None:
