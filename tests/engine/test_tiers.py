@@ -152,13 +152,16 @@ def make_jobs(rng: random.Random, count: int, length: int = 60) -> dict[str, Job
     return jobs
 
 
-def serve_twice(seed: int, troubles: Troubles, folder: Path, **changes: Any) -> list[Tiers]:
+def serve_twice(
+    seed: int, troubles: Troubles, folder: Path, rooms: tuple[int, int] | None = None, **changes: Any
+) -> list[Tiers]:
     """Two servers in turn: the second has nothing in memory, and soon has it in all three places."""
     rng = random.Random(seed)
     jobs = make_jobs(random.Random(seed % 4), 24)  # what they say alone is asked once
     servers = []
     for _ in range(2):
-        tiers = Tiers(rng, folder, rng.randrange(24, 44), rng.choice([3, 10, 30, 60]), troubles, **changes)
+        num_blocks, num_host_blocks = rooms or (rng.randrange(24, 44), rng.choice([3, 10, 30, 60]))
+        tiers = Tiers(rng, folder, num_blocks, num_host_blocks, troubles, **changes)
         tiers.serve(jobs)
         tiers.close()
         servers.append(tiers)
@@ -180,7 +183,7 @@ def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_three_are_used(seed: int, tmp_path: Path) -> None:
-    first, second = serve_twice(seed, Troubles(), tmp_path)
+    first, second = serve_twice(seed, Troubles(), tmp_path, rooms=(24, 30))
     assert first.engine.core.totals.num_host_tokens
     assert second.engine.core.totals.num_host_tokens
     assert second.engine.core.totals.num_restored_tokens

@@ -108,7 +108,7 @@ class EngineCore:
             changes=changes,
             host=open_room(memory),
         )
-        self._host = HostTier(memory, backend.block_bytes, self.scheduler, clock) if memory else None
+        self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)

@@ -107,8 +107,9 @@ class DiskTier:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn, once what is known of its prefix is in memory."""
         self._progress[request.id] = _Progress(self.store.keys(request.salt))
-        if not self._restore(request):
-            self._scheduler.add(request)
+        self._scheduler.add(request)
+        if self._restore(request):
+            del self._scheduler.waiting[request.id]
 
     def let_go(self, request_id: str) -> None:
         """If that request waits here, let it wait for its turn instead."""
@@ -117,12 +118,12 @@ class DiskTier:
             self._end(load)
         elif load:
             del self._loads[request_id]
-            self._scheduler.add(load.followers.pop(request_id))
+            self._scheduler.waiting[request_id] = load.followers.pop(request_id)
 
     def let_all_go(self) -> None:
         for request in self.waiting:
             del self._loads[request.id]
-            self._scheduler.add(request)
+            self._scheduler.waiting[request.id] = request
         self._loading.clear()
 
     def poll(self, now: float) -> None:
@@ -241,7 +242,7 @@ class DiskTier:
         block_ids = self._allocate(self._segment_blocks, request)
         if block_ids is not None:
             self._backend.write_blocks(block_ids, data)
-            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.session_id)
+            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.line)
             pool.release(block_ids)
             load.num_placed += 1
             request.num_restored += (end - len(known)) * self._scheduler.block_size
@@ -261,7 +262,9 @@ class DiskTier:
         self._loading = {key: other for key, other in self._loading.items() if other is not load}
         for request in (load.request, *load.followers.values()):
             del self._loads[request.id]
-        self._scheduler.add(load.request)
+        if load.request.is_awaited:
+            self._scheduler.seating.keep(load.request)
+        self._scheduler.waiting[load.request.id] = load.request
         for request in load.followers.values():
             if not self._restore(request):
-                self._scheduler.add(request)
+                self._scheduler.waiting[request.id] = request
