@@ -183,6 +183,21 @@ def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
     assert engine.said["again"][-1].usage.num_from_host == 48
 
 
+def test_one_who_comes_back_without_a_name_is_the_same_session_on_its_way_from_host_memory() -> None:
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    engine.sessions = [""]
+    jobs = {name: (tuple(prompt), 1, 0, 4) for name, prompt in zip("abcd", (PROMPT, *OTHERS), strict=True)}
+    for name, job in jobs.items():
+        engine.add(name, *job)
+        engine.finish()
+    engine.add("again", (*PROMPT, *tokens_of(engine.said["a"]), 1), 1, 0, 4)
+    engine.finish()
+    assert engine.said["again"][-1].usage.num_from_host
+    tree = engine.core.scheduler.tree
+    assert {node.session for node, _ in tree.trace(array("i", PROMPT))} == {"\0a"}
+    assert len(engine.core.scheduler.admission._known) == len(jobs)
+
+
 def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine = host_turned(random.Random(0), num_blocks=24, num_host_blocks=60)
     engine.backend.is_late = lambda: True
