@@ -8,10 +8,9 @@ import httpx
 import msgspec
 
 from benchmarks.cache.script import Json
-from hotloop.bench.client import ChatClient
+from hotloop.bench.client import ChatClient, describe_refusal
+from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
-
-_TIMEOUT = httpx.Timeout(600, connect=10)
 
 
 class SpanBody(msgspec.Struct):
@@ -69,8 +68,7 @@ class Wire:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._api_key = api_key
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=_TIMEOUT)
+        self._http = open_client(bearer(api_key))
 
     async def __aenter__(self) -> Self:
         async with ChatClient(self.url, model=self._model, api_key=self._api_key) as client:
@@ -87,16 +85,16 @@ class Wire:
         headers = {"X-Session-ID": session_id}
         try:
             async with self._http.stream(
-                "POST", path, json={"model": self._model, **body}, headers=headers
+                "POST", f"{self.url}{path}", json={"model": self._model, **body}, headers=headers
             ) as response:
                 if response.status_code != 200:
-                    raise RemoteError(_describe(self.url, response.status_code, await response.aread()))
+                    raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     if line.startswith("data:") and not line.endswith("[DONE]"):
                         first_at = first_at or time.perf_counter()
                         events.append(_parse(line[5:]))
         except httpx.HTTPError as error:
-            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         if first_at is None:
             raise RemoteError(f"{self.url} answered nothing")
         return Streamed(events, first_at - began_at)
@@ -104,12 +102,12 @@ class Wire:
     async def explain(self, answer_id: str, salt: str) -> Explanation:
         """Why tokens of its prompt, which had this salt, were read again."""
         try:
-            response = await self._http.get(f"/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
+            response = await self._http.get(f"{self.url}/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
             if response.status_code != 200:
-                raise RemoteError(_describe(self.url, response.status_code, response.content))
+                raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
             return msgspec.json.decode(response.content, type=Explanation)
         except httpx.HTTPError as error:
-            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         except msgspec.MsgspecError as error:
             raise RemoteError(f"{self.url} gave an explanation that is none: {error}") from None
 
@@ -122,12 +120,3 @@ def _parse(data: str) -> Json:
     if not isinstance(event, dict) or event.get("error"):
         raise RemoteError(f"the stream ended in an error: {str(event)[:200]}")
     return event
-
-
-def _describe(url: str, status: int, body: bytes) -> str:
-    """Errors of every API have their message in the same place; what has none is quoted."""
-    try:
-        message = msgspec.json.decode(body)["error"]["message"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        message = body[:200].decode(errors="replace")
-    return f"{url} answered {status}: {message}"

@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 
 from benchmarks.tiers.questions import TierQuestion
+from hotloop.border.client import open_client
 from hotloop.core.errors import RemoteError
 from hotloop.router.tiers.cascade import cascade
 from hotloop.router.tiers.config import Tier, TiersConfig, Tokens, parse_tiers
@@ -24,7 +25,6 @@ LARGE, SMALL, RULES, CASCADE = "always large", "always small", "tiers, rules", "
 WAYS = (LARGE, SMALL, RULES, CASCADE)
 
 _BYTES_PER_TOKEN = 4
-_TIMEOUT = httpx.Timeout(600, connect=10)
 
 _RULES = [
     {"tier": "small", "tasks": ["classification", "extraction", "qa"]},
@@ -92,7 +92,7 @@ class TierServers:
     def __init__(self, urls: Mapping[str, str], *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.failures: list[str] = []
         self._urls = {name: url.rstrip("/").removesuffix("/v1") for name, url in urls.items()}
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT, transport=transport)
+        self._http = open_client(transport=transport)
 
     async def __aenter__(self) -> Self:
         return self

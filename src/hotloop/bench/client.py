@@ -7,11 +7,10 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
-
-_TIMEOUT = httpx.Timeout(600, connect=10)
 
 
 class _Details(msgspec.Struct):
@@ -112,9 +111,7 @@ class ChatClient:
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, limits=limits)
+        self._http = open_client(bearer(api_key))
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,7 +128,7 @@ class ChatClient:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")
                 if response.status_code != 200:
-                    raise RemoteError(_describe(self.url, response.status_code, response.content))
+                    raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
                 self.model = msgspec.json.decode(response.content, type=_Models).data[0].id
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
@@ -152,7 +149,7 @@ class ChatClient:
                 "POST", f"{self.url}/v1/chat/completions", json=body, headers=_headers(session_id)
             ) as response:
                 if response.status_code != 200:
-                    raise RemoteError(_describe(self.url, response.status_code, await response.aread()))
+                    raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
                 async for line in response.aiter_lines():
                     delta = _parse_line(line)
                     usage = delta.usage or usage
@@ -160,7 +157,7 @@ class ChatClient:
                     if delta.text or delta.calls or delta.finish_reason:
                         yield delta
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         yield Delta(usage=usage or Usage(0, 0, num_deltas))
 
     async def ask(
@@ -182,9 +179,9 @@ class ChatClient:
             url = f"{self.url}/v1/chat/completions"
             response = await self._http.post(url, json=body, headers=_headers(session_id))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RemoteError(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         if response.status_code != 200:
-            raise RemoteError(_describe(self.url, response.status_code, response.content))
+            raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
         gathered.add(_parse(response.content))
         return gathered.answer()
 
@@ -261,7 +258,7 @@ def _parse_usage(usage: _Usage) -> Usage:
     )
 
 
-def _describe(url: str, status: int, body: bytes) -> str:
+def describe_refusal(url: str, status: int, body: bytes) -> str:
     """OpenAI-shaped errors are quoted by their message, others by their first words."""
     try:
         message = msgspec.json.decode(body)["error"]["message"]

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from hotloop.border.url import check_url
 from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
 from hotloop.router.kinds import KINDS, Api
@@ -106,7 +107,8 @@ def _read_tables(path: Path) -> dict[str, Any]:
 
 
 def _by_url(url: str, router: RouterConfig) -> ReplicaConfig:
-    return ReplicaConfig(url=_check_url(url), name=_name_of(url), max_connections=router.max_connections)
+    address, name = check_url(url).removesuffix("/v1"), urlsplit(url).netloc
+    return ReplicaConfig(url=address, name=name, max_connections=router.max_connections)
 
 
 def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str], path: Path | None) -> ReplicaConfig:
@@ -135,20 +137,3 @@ def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str],
         kv_events=given.kv_events,
         kv_replay=given.kv_replay,
     )
-
-
-def _check_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is not an address: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is not an address: write http://host:port")
-    if parts.username or parts.query or parts.fragment:
-        raise ConfigError(f"{parts.hostname}: an address holds no credentials, query or fragment; see api_key_env")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _name_of(url: str) -> str:
-    return urlsplit(url).netloc

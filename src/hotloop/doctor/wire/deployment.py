@@ -14,7 +14,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from hotloop.agent.wire.http import check_url
+from hotloop.border.client import bearer, broke_off, open_client
+from hotloop.border.url import check_url
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.doctor.facts import Heard
 from hotloop.doctor.wire.hearing import Hearing
@@ -33,9 +34,6 @@ from hotloop.router.translate import Translation, translate
 Json = dict[str, Any]
 ChatMessages = Sequence[Mapping[str, Any]]
 
-_TIMEOUT = httpx.Timeout(None, connect=10)
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
-"""The client never closes a connection by itself: if one is closed, it was the deployment."""
 _PAGE_S = 5.0
 _MAX_REFUSALS = 5
 _MAX_RETRY_AFTER_S = 15.0
@@ -77,7 +75,8 @@ class Deployment:
         self._model = model
         self._api_key = api_key
         self._limit = limit or "max_tokens"
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS)
+        # It never closes a connection by itself: if one is closed, it was the deployment.
+        self._http = open_client(read_s=None, keepalive_s=None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,7 +138,7 @@ class Deployment:
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RemoteError(self._hide(f"{self.url} broke off: {str(error) or type(error).__name__}")) from None
+            raise RemoteError(self._hide(str(broke_off(self.url, error)))) from None
         except Answered:
             raise
         except HotloopError as error:
@@ -253,7 +252,7 @@ class Deployment:
         fixed = {name.decode(): value.decode() for name, value in kind.fixed_headers}
         if not self._api_key:
             return fixed
-        return fixed | ({"x-api-key": self._api_key} if kind.auth == "x-api-key" else _bearer(self._api_key))
+        return fixed | ({"x-api-key": self._api_key} if kind.auth == "x-api-key" else bearer(self._api_key))
 
     def _quote(self, status: int, body: bytes, location: str = "") -> str:
         """An answer that is an error, in a line."""
@@ -264,10 +263,6 @@ class Deployment:
     def _hide(self, said: str) -> str:
         """What is said may be quoted from the deployment, and some quote the key."""
         return said.replace(self._api_key, "***") if self._api_key else said
-
-
-def _bearer(api_key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _mark_last(messages: ChatMessages) -> list[Mapping[str, Any]]:
