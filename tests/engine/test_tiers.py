@@ -169,9 +169,8 @@ def serve_twice(
 
 
 shares = st.sampled_from([0.0, 0.0, 0.02, 0.2])
-troubles = st.builds(
-    Troubles, abort=shares, step=st.sampled_from([0.0, 0.01]), copy=shares, disk=shares, stall=st.sampled_from([0, 0.01])
-)
+seldom = st.sampled_from([0.0, 0.01])
+troubles = st.builds(Troubles, abort=shares, step=seldom, copy=shares, disk=shares, stall=seldom)
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,6 +12,7 @@ get.
 """
 
 import logging
+from array import array
 from dataclasses import dataclass
 
 from hotloop.backends.backend import HostMemory, Restore
@@ -47,7 +48,8 @@ class _Load:
     """A copy under way, and the request that waits for it, if it still does."""
 
     request: Request
-    num_tokens: int
+    token_ids: "array[int]"
+    """What is on the device once it is over. Its request may be broken off meanwhile, and lose tokens."""
     known: list[int]
     host_ids: list[int]
     block_ids: list[int]
@@ -107,8 +109,8 @@ class HostTier:
             pool.release(used)
             tree.host.pool.release(host_ids)
             return False
-        num_tokens = len(used) * self._scheduler.block_size
-        self._loads.append(_Load(request, num_tokens, known, host_ids, block_ids, copy))
+        token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
+        self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
         self._scheduler.copying.append(used)
         del self._scheduler.waiting[request.id]
         return True
@@ -200,17 +202,16 @@ class HostTier:
         self._scheduler.copying.pop(self._loads.index(load))
         self._loads.remove(load)
         took_s = self._await(load)
-        token_ids = request.token_ids[: load.num_tokens]
         if took_s is not None:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
-            shared = tree.insert(token_ids, load.known + load.block_ids, request.salt, request.line)
+            shared = tree.insert(load.token_ids, load.known + load.block_ids, request.salt, request.line)
             num_own = len({*load.block_ids}.intersection(shared))  # others may have brought the rest back meanwhile
             self._num_in += len(load.block_ids)
             self._num_restores += 1
         pool.release(load.known + load.block_ids)
         tree.host.pool.release(load.host_ids)
         if took_s is None:
-            tree.forget(token_ids, request.salt)
+            tree.forget(load.token_ids, request.salt)
         elif load.is_awaited:
             request.num_from_host += num_own * self._scheduler.block_size
             self._scheduler.seating.keep(request)

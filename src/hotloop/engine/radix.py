@@ -140,8 +140,8 @@ class RadixTree:
                 return
 
     def evict(self, num_wanted: int, beneficiary: str = "", most: Rank | None = None) -> int:
-        """Free at least that many blocks of the device, those least worth keeping first and none worth more than `most`;
-        what they hold goes to host memory if it is worth that. Returns how many could be freed.
+        """Free at least that many blocks of the device, those least worth keeping first and none worth more than
+        `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
         freed = 0
         rest: list[Node] = []
