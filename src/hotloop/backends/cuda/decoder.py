@@ -90,12 +90,13 @@ class Decoder:
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
         rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
-        )
+            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
+            layer.kv_scales,
+        )  # fmt: skip
         out = torch.empty_like(q)
         short, long = extent.num_short, extent.num_long
         if short:
-            self._attend_short(step, q[: extent.num_short_rows], kv, out, extent)
+            self._attend_short(step, q[: extent.num_short_rows], kv, layer.kv_scales, out, extent)
         if long and self.flash and num_rows - extent.num_short_rows >= self.flash.min_rows:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
@@ -104,11 +105,19 @@ class Decoder:
         elif long:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.block_ids, step.block_begins[short:],
-                out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale,
+                out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale, kv_scales=layer.kv_scales,
             )  # fmt: skip
         return out.view(num_rows, -1)
 
-    def _attend_short(self, step: Views, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, extent: Extent) -> None:
+    def _attend_short(
+        self,
+        step: Views,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        kv_scales: torch.Tensor | None,
+        out: torch.Tensor,
+        extent: Extent,
+    ) -> None:
         """Over what sequences share first, if they do."""
         num_splits = self._num_splits(extent)
         others: dict[str, Any] = {}
@@ -116,13 +125,13 @@ class Decoder:
             num_parts = num_splits + self.sharing.max_splits(extent.num_short_rows)
             shared_attention(
                 q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=self._scale,
+                num_splits=num_splits, num_parts=num_parts, scale=self._scale, kv_scales=kv_scales,
             )  # fmt: skip
             others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
         decode_attention(
             q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
             num_sequences=extent.num_short, max_rows=extent.max_short_rows, scale=self._scale, num_splits=num_splits,
-            **others,
+            kv_scales=kv_scales, **others,
         )  # fmt: skip
 
     def _num_splits(self, extent: Extent) -> int:
