@@ -157,6 +157,11 @@ def test_the_sum_knows_that_exact_unpacks_the_weights(empty_home: Path) -> None:
     assert held_gib["exact"] == pytest.approx(held_gib["fast"] * (4 + 4 + 1) / (1 + 1), rel=0.1)
 
 
+def test_keys_and_values_in_fp8_are_refused(empty_home: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8"):
+        open_cpu(tiny_model("llama"), EngineConfig(kv_precision="fp8"))
+
+
 def test_weights_in_fp8_are_refused(empty_home: Path) -> None:
     with pytest.raises(ConfigError, match="weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32"):
         open_cpu(tiny_model("llama"), CONFIG, weight_format="fp8")

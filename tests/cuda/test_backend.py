@@ -16,11 +16,11 @@ from tests.models.tiny import tiny_spec, tiny_weights
 from hotloop.backends.backend import Batch, Row, Sampling
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
+from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError
+from hotloop.core.errors import BackendError, ConfigError
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
@@ -158,6 +158,50 @@ def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
     for got, exact in ((chunk, want[38]), (alone, want[39])):
         error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
         assert 1e-4 < error < 0.1, "rounded, and not more"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, device: str) -> None:
+    """A chunk, one beside a token, drafts, and sequences that share blocks; half the bytes, and told apart on disk."""
+    model = tiny_model(family)
+    rng = random.Random(1)
+    prompt, other = ([rng.randrange(250) for _ in range(count)] for count in (100, 40))
+    want, want_other = (reference_logits(model.spec, model.weights, ids) for ids in (prompt, other))
+    settings: dict[str, Any] = {"max_step_tokens": 256, "min_saved_bytes": 1}
+    backend, plain = (make_backend(model, device, kv_precision=kv, **settings) for kv in ("fp8", "auto"))
+    assert backend._decoder.kv.dtype == torch.float8_e4m3fn
+    assert (backend.block_bytes, backend.num_blocks) == (plain.block_bytes // 2 // 2, 4 * plain.num_blocks)
+    assert backend.kv_layout != plain.kv_layout
+
+    def check(step: Batch, exact: np.ndarray[Any, Any]) -> None:
+        got = logits_of(backend, step)
+        error = np.linalg.norm(got - exact, axis=1) / np.linalg.norm(exact, axis=1)
+        assert error.max() < 0.3
+        assert 1e-4 < np.sqrt((error**2).mean()) < 0.1, "rounded, and not more"
+
+    check(batch((prompt, 0, [3, 0, 7, 2])), want)
+    mixed = batch((other[:35], 0, [5, 6]), ([prompt[99]], 99, [3, 0, 7, 2]))
+    check(mixed, np.concatenate([want_other[:35], want[99:]]))
+    verify = batch((other[35:], 35, [5, 6]), (prompt[96:], 96, [3, 0, 7, 2]))
+    check(verify, np.concatenate([want_other[35:], want[96:]]))
+    shared = batch(*((prompt[64 : 65 + i], 64, [3, 8 + i]) for i in range(3)))
+    assert backend._pack(shared).shape.num_items
+    check(shared, np.concatenate([want[64 : 65 + i] for i in range(3)]))
+    kept = backend.read_blocks([3]).wait()
+    assert kept.nbytes == backend.block_bytes
+    alone = batch((prompt[64:65], 64, [11, 9]))
+    backend.write_blocks([11], kept)
+    np.testing.assert_array_equal(logits_of(backend, alone), logits_of(backend, batch((prompt[64:65], 64, [3, 9]))))
+
+
+def test_settings_that_a_gpu_has_not(device: str) -> None:
+    model = tiny_model("llama")
+    with pytest.raises(ConfigError, match="kv_precision u8 is not to be had on a GPU: there it is bf16 or fp8"):
+        open_cuda(model, EngineConfig(kv_precision="u8"), weight_format="bf16", precision="fast")
+    with pytest.raises(ConfigError, match="kv_precision fp8 does not go with precision exact"):
+        open_cuda(model, EngineConfig(kv_precision="fp8"), weight_format="bf16", precision="exact")
+    with pytest.raises(ConfigError, match="weights fp8 does not go with precision exact"):
+        open_cuda(model, EngineConfig(), weight_format="fp8", precision="exact")
 
 
 def answers(device: str, prompts: list[list[int]], sampling: SamplingParams, **settings: Any) -> list[list[int]]:

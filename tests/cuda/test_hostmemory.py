@@ -17,8 +17,8 @@ from hotloop.engine.engine import Engine
 SHAPE = (3, 2, 40, 2, 16, 8)  # layers, keys and values, blocks, heads, tokens, dim
 
 
-def make_kv(device: str) -> torch.Tensor:
-    return torch.randn(SHAPE, device=device)
+def make_kv(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(SHAPE, device=device).to(dtype)
 
 
 def wait_for(memory: CudaHostMemory, host_ids: list[int], block_ids: list[int]) -> None:
@@ -28,19 +28,20 @@ def wait_for(memory: CudaHostMemory, host_ids: list[int], block_ids: list[int]) 
     assert copy.is_done
 
 
-def test_blocks_come_back_into_others_as_they_were(device: str) -> None:
-    kv = make_kv(device)
-    want = kv.clone()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_blocks_come_back_into_others_as_they_were(dtype: torch.dtype, device: str) -> None:
+    kv = make_kv(device, dtype)
+    want = kv.float().clone()
     memory = CudaHostMemory(kv, 25)
     block_ids = [7, 3, 39, 0, 12, 13, 14, 15, 1, 2, 30]
     host_ids = [4, 5, 6, 24, 0, 1, 9, 8, 11, 12, 13]
     memory.offload(block_ids, host_ids)
-    kv[:, :, block_ids] = 0
+    kv.view(torch.uint8)[:, :, block_ids] = 0
     targets = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31]
     wait_for(memory, host_ids, targets)
-    assert torch.equal(kv[:, :, targets], want[:, :, block_ids])
+    assert torch.equal(kv.float()[:, :, targets], want[:, :, block_ids])
     untouched = [i for i in range(40) if i not in block_ids and i not in targets]
-    assert torch.equal(kv[:, :, untouched], want[:, :, untouched])
+    assert torch.equal(kv.float()[:, :, untouched], want[:, :, untouched])
     memory.close()
 
 

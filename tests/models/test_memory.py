@@ -83,9 +83,10 @@ def test_weights_are_counted_as_they_are_held() -> None:
     spec = ModelSpec("llama", 30, 576, 1536, 9, 3, 64, 49_152, 8192, 1e-5, 1e5, has_tied_head=True)
     sizes = {name: weight_bytes(spec, name) for name in ("int8", "bf16", "f32")}  # type: ignore[arg-type]
     assert sizes == {"int8": 135_029_828 - 68, "bf16": 269_100_356 - 68, "f32": 538_060_100 - 68}
-    num_outer, num_rows = 49_152 * 576, 30 * (2 * 576 + 2 * 192 + 2 * 1536 + 576)
+    embedding, num_rows = 2 * 49_152 * 576, 30 * (2 * 576 + 2 * 192 + 2 * 1536 + 576) + 49_152
     vectors = 4 * (61 * 576)
-    assert weight_bytes(spec, "fp8") == (sizes["bf16"] - vectors) // 2 + num_outer + 4 * num_rows + vectors
+    narrow = (sizes["bf16"] - vectors) // 2 + 4 * num_rows  # the head with them, though it is the embedding as well
+    assert weight_bytes(spec, "fp8") == embedding + narrow + vectors
     assert sizes["int8"] / 2 < weight_bytes(spec, "int4") < sizes["int8"]
     assert kv_token_bytes(spec) == 2 * 2 * 30 * 3 * 64
 

@@ -6,7 +6,7 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -44,14 +44,14 @@ class Footprint:
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     """All weights, once, in that format."""
-    outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in outer_shapes(spec).items())
+    outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
     return outer + spec.num_layers * layer
 
 
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest."""
-    whole = outer_shapes(spec)
+    whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
     return weight_bytes(share_of(spec, num_gpus), weight_format) - head + -(-head // num_gpus)
 
@@ -147,15 +147,20 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
 
 
+def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:
+    """With fp8 the head is held by itself, in int8, even if it is the embedding as well."""
+    return outer_shapes(replace(spec, has_tied_head=False) if weight_format == "fp8" else spec)
+
+
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding and the head in bf16.
+    fp8 is the GPU's, which leaves the embedding in bf16.
     """
     count = prod(shape)
     if len(shape) == 1 or weight_format == "f32":
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "head")):
+    if weight_format == "bf16" or (weight_format == "fp8" and name == "embed"):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]

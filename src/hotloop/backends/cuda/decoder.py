@@ -90,12 +90,13 @@ class Decoder:
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
         rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
-        )
+            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
+            layer.kv_scales,
+        )  # fmt: skip
         out = torch.empty_like(q)
         short, long = shape.num_short, shape.num_long
         if short:
-            self._attend_short(step, q[: shape.num_short_rows], kv, out, shape)
+            self._attend_short(step, q[: shape.num_short_rows], kv, layer.kv_scales, out, shape)
         if self.flash and long:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
@@ -105,10 +106,19 @@ class Decoder:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
                 step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
+                kv_scales=layer.kv_scales,
             )  # fmt: skip
         return out.view(num_rows, -1)
 
-    def _attend_short(self, step: Views, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, shape: Shape) -> None:
+    def _attend_short(
+        self,
+        step: Views,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        kv_scales: torch.Tensor | None,
+        out: torch.Tensor,
+        shape: Shape,
+    ) -> None:
         """Over what sequences share first, if they do."""
         num_splits = self._num_splits(shape)
         others: dict[str, Any] = {}
@@ -116,13 +126,13 @@ class Decoder:
             num_parts = num_splits + self.sharing.max_splits(shape.num_short_rows)
             shared_attention(
                 q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=self._scale,
+                num_splits=num_splits, num_parts=num_parts, scale=self._scale, kv_scales=kv_scales,
             )  # fmt: skip
             others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
         decode_attention(
             q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
             num_sequences=shape.num_short, max_rows=shape.max_short_rows, scale=self._scale, num_splits=num_splits,
-            **others,
+            kv_scales=kv_scales, **others,
         )  # fmt: skip
 
     def _num_splits(self, shape: Shape) -> int:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.fp8 import Fp8Matrix
+from hotloop.backends.cuda.fp8 import ScaledMatrix
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 
 _LANE = 8  # weights in a row that a thread reads at a time
@@ -18,7 +18,7 @@ _NUM_WARPS = 8
 
 def gemv(
     x: torch.Tensor,  # [rows, k]
-    weight: torch.Tensor | Fp8Matrix,  # [n, k]
+    weight: torch.Tensor | ScaledMatrix,  # [n, k]
     out: torch.Tensor,  # [rows, n], or [rows, n / 2] if gated
     *,
     bias: torch.Tensor | None = None,  # [n]
@@ -26,7 +26,7 @@ def gemv(
 ) -> torch.Tensor:
     num_rows, k = x.shape
     n = len(weight)
-    w, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Matrix) else (weight, None)
+    w, scales = (weight.values, weight.scales) if isinstance(weight, ScaledMatrix) else (weight, None)
     assert w.shape[1] == k
     num_warps = _NUM_WARPS
     tile_n = 2 if num_rows == 1 and not is_gated else 4  # measured on an H200

@@ -20,6 +20,7 @@ from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
 from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait, synchronize
+from hotloop.backends.cuda.fp8 import E4M3, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
@@ -68,9 +69,12 @@ def open_cuda(
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     is_fp8 = weight_format == "fp8"
     if is_fp8:
-        _check_fp8(precision)
-    if config.kv_precision not in ("auto", own):
-        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
+        check_device("weights", precision)
+    if config.kv_precision == "fp8":
+        check_device("kv_precision", precision)
+    elif config.kv_precision not in ("auto", own):
+        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
+    kv_dtype = kv_dtype_for(config, dtype)
     share = share_of(model.spec, config.gpus)
 
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
@@ -83,7 +87,7 @@ def open_cuda(
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
             weight_format="fp8" if is_fp8 else own,
-            kv_item_bytes=dtype.itemsize,
+            kv_item_bytes=kv_dtype.itemsize,
             companion=companion,
             num_gpus=config.gpus,
         )
@@ -95,14 +99,14 @@ def open_cuda(
                 at_failure.callback(workers.close)
                 first, *others = workers.memory
                 kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
-                flash = find_flash(share, BLOCK_SIZE, dtype)
+                flash = find_flash(share, BLOCK_SIZE, kv_dtype)
                 backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
                 warm_up(backend)
                 at_failure.pop_all()
                 return backend
-        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
+        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, kv_dtype.itemsize)
         kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
-        flash = find_flash(share, BLOCK_SIZE, dtype)
+        flash = find_flash(share, BLOCK_SIZE, kv_dtype)
         backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
         warm_up(backend)
         return backend
@@ -113,15 +117,9 @@ def open_cuda(
         ) from None
 
 
-def _check_fp8(precision: Precision) -> None:
-    if precision == "exact":
-        raise ConfigError("weights fp8 do not go with precision exact: eight bits are not")
-    capability = torch.cuda.get_device_capability()
-    if capability < (8, 9):
-        name = torch.cuda.get_device_name()
-        raise ConfigError(
-            f"weights fp8 need a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
-        )
+def kv_dtype_for(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are held in where `dtype` is computed in."""
+    return E4M3 if config.kv_precision == "fp8" else dtype
 
 
 def open_ranks(
@@ -201,14 +199,16 @@ class CudaBackend:
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
-        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, dtype.itemsize)
+        kv_dtype = kv_dtype_for(config, dtype)
+        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
         weight_format = "fp8" if has_fp8_weights else dtype
-        layout = f"cuda {dtype} {weight_format} {BLOCK_SIZE} {group.size} {torch.__version__}"
+        layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        weights = load_weights(model, device, dtype, is_fp8=has_fp8_weights, rank=group.rank, num_ranks=group.size)
+        formats = {"is_fp8": has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
+        weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        kv = torch.zeros(kv_shape, dtype=dtype, device=device)
+        kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
@@ -268,14 +268,14 @@ class CudaBackend:
             gathered = self.gather_blocks(block_ids)
             if self._host:
                 self._host.after_step(np.array(block_ids, np.int32))
-            return CudaCopy(gathered.view(torch.uint8), self._wait)
+            return CudaCopy(gathered, self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
         kv = self._decoder.kv
-        share = torch.empty(self._shape_of(block_ids), dtype=kv.dtype, device=kv.device)
-        copy_blocks_out(kv, ids, share)
+        share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
+        copy_blocks_out(kv, ids, share.view(kv.dtype))
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
@@ -291,12 +291,12 @@ class CudaBackend:
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
         kv = self._decoder.kv
-        copy_blocks_in(kv, ids, self._group.scatter(raw.view(kv.dtype), self._shape_of(block_ids)))
+        copy_blocks_in(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype))
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """Of a copy of what this rank has of these blocks."""
+        """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
         kv = self._decoder.kv
-        return (len(block_ids), *kv.shape[:2], *kv.shape[3:])
+        return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
 
     def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
         """Have the other ranks, if there are any, do the same."""

@@ -9,7 +9,7 @@ share of a tensor is shows in the place that was made for it.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
-from hotloop.backends.cuda.fp8 import Fp8Matrix, quantise
+from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.linear import Matrix
+from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.fetch import Progress
 from hotloop.models.gguf_file import widen
@@ -43,16 +44,17 @@ class LayerWeights:
     mlp_norm: Tensor  # [hidden]
     gate_up: Matrix  # [2 * intermediate, hidden]: all of gate, then up
     down: Matrix  # [hidden, intermediate]
+    kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied."""
+    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied and in one type."""
 
     embed: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; of several ranks each has some rows
+    head: Matrix  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -62,18 +64,22 @@ def load_weights(
     progress: Progress | None = None,
     *,
     is_fp8: bool = False,
+    has_fp8_kv: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> DeviceWeights:
     """The weights of a model on a device. `progress` is told how many of the device's bytes are filled.
 
-    If fp8, the layers' matrices are in e4m3. The head stays as it is: its errors would go straight into the logits.
+    If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
+    has a fifth of them. The embedding, of which a step reads a few rows, stays as it is.
     """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
+    if is_fp8:
+        _check_sizes(share)
     layers = tuple(_allocate_layer(share, device, dtype, is_fp8=is_fp8) for _ in range(share.num_layers))
-    weights = _allocate(share, layers, device, dtype, rank, num_ranks)
+    weights = _allocate(share, layers, device, dtype, rank, num_ranks, is_fp8=is_fp8)
     places = dict(_places(share, weights))
     total_bytes = sum(place.nbytes for place in places.values())
     done_bytes = 0
@@ -81,7 +87,42 @@ def load_weights(
         done_bytes += places[name].nbytes
         if progress:
             progress(done_bytes, total_bytes)
+    if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
+        quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
+    if has_fp8_kv:
+        layers = tuple(replace(layer, kv_scales=_kv_scales(share, layer)) for layer in layers)
+        weights = replace(weights, layers=layers)
     return weights
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    """Refuse a matrix that cannot be multiplied in e4m3."""
+    for name, shape in layer_shapes(spec).items():
+        if len(shape) > 1 and any(size % ALIGNMENT for size in shape):
+            sizes = " x ".join(map(str, shape))
+            raise ConfigError(
+                f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
+                " on each GPU"
+            )
+
+
+def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
+    """Of what the norm in front of a layer and its weights make, whatever the prompt."""
+    size = spec.num_kv_heads * spec.head_dim
+    made = layer.qkv[-2 * size :]
+    rows = made.widened() if isinstance(made, ScaledMatrix) else made.float()
+    keys, values = (rows * layer.attn_norm.float()).view(2, spec.num_kv_heads, spec.head_dim, -1)
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    if layer.qkv_bias is not None:
+        key_bias, value_bias = layer.qkv_bias[-2 * size :].float().view(2, spec.num_kv_heads, spec.head_dim)
+        biases = key_bias, value_bias
+    return kv_scales(keys, values, *biases, layer.k_norm)
+
+
+def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
+    """A rank's rows of a head that is the embedding as well."""
+    begin = share_begin(len(embed), num_tokens, rank)
+    return embed[begin : begin + num_tokens]
 
 
 def _allocate(
@@ -91,19 +132,21 @@ def _allocate(
     dtype: torch.dtype,
     rank: int,
     num_ranks: int,
+    *,
+    is_fp8: bool,
 ) -> DeviceWeights:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
     embed = empty(spec.vocab_size, spec.hidden_size)
     num_tokens = -(-spec.vocab_size // num_ranks)
-    if not spec.has_tied_head:
+    head: Matrix
+    if is_fp8:
+        head = ScaledMatrix.empty(num_tokens, spec.hidden_size, device, torch.int8)
+    elif not spec.has_tied_head:
         head = empty(num_tokens, spec.hidden_size)
-    elif num_ranks == 1:
-        head = embed
     else:
-        begin = share_begin(spec.vocab_size, num_tokens, rank)
-        head = embed[begin : begin + num_tokens]
+        head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
     return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
 
 
@@ -116,7 +159,7 @@ def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
         if is_fp8 and row_shape:
-            return Fp8Matrix.empty(num_rows, row_shape[0], device)
+            return ScaledMatrix.empty(num_rows, row_shape[0], device)
         return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
 
     return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
@@ -169,7 +212,7 @@ def _fill(
 
 
 def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
-    if isinstance(place, Fp8Matrix):
+    if isinstance(place, ScaledMatrix):
         drawn = torch.empty(place.values.shape, dtype=torch.bfloat16, device=place.values.device)
         quantise(drawn.normal_(0, STD, generator=generator), place)
     elif place.ndim == 1:
@@ -195,7 +238,7 @@ class _Staging:
     def send(self, stored: Stored, place: Matrix, rank: int) -> None:
         """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
         rows = stored.data.reshape(-1, stored.data.shape[-1])
-        room = place if isinstance(place, Fp8Matrix) else place.view(-1, place.shape[-1])
+        room = place if isinstance(place, ScaledMatrix) else place.view(-1, place.shape[-1])
         num_columns, width = stored.shape[-1], room.shape[1]
         row, column = share_begin(len(rows), len(room), rank), share_begin(num_columns, width, rank)
         rows, columns = rows[row : row + len(room)], slice(column, column + width)
@@ -212,7 +255,7 @@ class _Staging:
             if not is_known:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
             numbers = dequantise(self._upload(part), kind)[:, columns]
-            if isinstance(room, Fp8Matrix):
+            if isinstance(room, ScaledMatrix):
                 quantise(numbers.contiguous(), room[begin : begin + step])
             else:
                 room[begin : begin + step].copy_(numbers)
