@@ -89,7 +89,7 @@ def test_two_ranks_share_prefixes(tmp_path: Path, is_fp8: bool, most: float, dev
     for backend in (two, alone):
         assert logits_of(backend, batch((head, 0, [3]), wanted=[])).shape == (0, model.spec.vocab_size)
     step = batch(([5], 64, [3, 4]), ([6, 7], 64, [3, 5]), ([8], 64, [3, 6]))
-    assert two._pack(step).extent.num_items
+    assert two._pack(step).shape.num_items
     got, want = logits_of(two, step), logits_of(alone, step)
     assert np.linalg.norm(got - want) / np.linalg.norm(want) < most
     two.write_blocks([9], two.read_blocks([3]).wait())
