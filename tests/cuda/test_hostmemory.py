@@ -2,6 +2,7 @@
 
 import logging
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ from tests.cuda.test_backend import make_backend, reference_answer, tiny_model
 from tests.engine.tiny import TOKENIZER, greedy
 
 from hotloop.backends.cuda.hostmemory import CudaHostMemory, Fences, _runs, open_host_memory, wanted_bytes
+from hotloop.backends.cuda.runner import BLOCK_SIZE
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
+from hotloop.engine.disk.folder import Folder
+from hotloop.engine.disk.store import KvStore
 from hotloop.engine.engine import Engine
 
 SHAPE = (3, 2, 40, 2, 16, 8)  # layers, keys and values, blocks, heads, tokens, dim
@@ -99,21 +103,27 @@ def test_neighbours_are_copied_at_once() -> None:
     assert [*_runs([])] == []
 
 
-def test_an_engine_with_little_room_says_what_the_model_says(device: str) -> None:
+def test_engines_with_little_room_say_what_the_model_says(device: str, tmp_path: Path) -> None:
+    """The first computes and finds it in host memory; the second finds it on disk, and then in host memory."""
     model = tiny_model("llama", max_context=512)
     rng = random.Random(5)
     prompts = [[rng.randrange(250) for _ in range(130)] for _ in range(2)]
     want = [tuple(reference_answer(prompt, 2)) for prompt in prompts]
-    block_bytes = make_backend(model, device).block_bytes
-    backend = make_backend(model, device, kv_bytes=4 * block_bytes, host_kv=str(20 * block_bytes), max_context=256)
     config = EngineConfig(debug_checks=True, max_running=2, max_step_tokens=64, max_context=256)
-    with Engine(TOKENIZER, backend, config) as engine:
-        for _ in range(2):
-            for prompt, token_ids in zip(prompts, want, strict=True):
-                assert engine.generate(prompt, greedy(2)).token_ids == token_ids
-        stats = engine.stats()
-    assert stats.host.num_restores >= 2
-    assert stats.num_host_tokens >= 2 * 64
+    block_bytes = make_backend(model, device).block_bytes
+    found = []
+    for _ in range(2):
+        backend = make_backend(model, device, kv_bytes=4 * block_bytes, host_kv=str(20 * block_bytes), max_context=256)
+        store = KvStore(
+            Folder(tmp_path), layout="test", segment_bytes=block_bytes, segment_tokens=BLOCK_SIZE, max_bytes=1 << 30
+        )
+        with Engine(TOKENIZER, backend, config, store=store) as engine:
+            for _ in range(2):
+                for prompt, token_ids in zip(prompts, want, strict=True):
+                    said = engine.generate(prompt, greedy(2))
+                    assert said.token_ids == token_ids
+                    found.append((said.usage.num_restored, said.usage.num_from_host > 0))
+    assert found == [(0, False), (0, False), (0, True), (0, True), (128, False), (128, False), (0, True), (0, True)]
 
 
 def test_how_much_is_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -306,9 +306,15 @@ class Life(RuleBasedStateMachine):
             assert self.both.where(*values) == "d" * len(values)
             self.known.add(tuple(values))
 
-    @rule(values=sequences)
-    def begin_copy(self, values: list[int]) -> None:
-        self.both.begin(*values)
+    @precondition(lambda self: self.known)
+    @rule(number=st.integers(0, 99), length=st.integers(1, 6))
+    def remember_a_part(self, number: int, length: int) -> None:
+        self.both.remember(*self._known(number)[:length])
+
+    @precondition(lambda self: self.known)
+    @rule(number=st.integers(0, 99))
+    def begin_copy(self, number: int) -> None:
+        self.both.begin(*self._known(number))
 
     @precondition(lambda self: self.both.copies)
     @rule(data=st.data())
@@ -335,6 +341,10 @@ class Life(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, 3))
     def wait(self, seconds: int) -> None:
         self.both.retention.now += seconds
+
+    def _known(self, number: int) -> tuple[int, ...]:
+        known = sorted(self.known)
+        return known[number % len(known)]
 
     @invariant()
     def holds(self) -> None:

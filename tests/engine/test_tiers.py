@@ -4,6 +4,7 @@ has two owners, and nothing is left behind.
 
 import random
 import tempfile
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.engine.tiny import BLOCK_SIZE
 
 from hotloop.backends.null import NullBackend
 from hotloop.core.errors import BackendError
-from hotloop.core.request import FinishReason
+from hotloop.core.request import FinishReason, Priority
 from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import PATIENCE_S
 
@@ -61,6 +62,8 @@ class Tiers:
             post=self.inbox.append,
             clock=lambda: self.now,
         )
+        lateness = self.rng.choice([0.3, 0.7, 0.95])
+        self.engine.backend.is_late = lambda: self.rng.random() < lateness
         assert self.engine.backend.host_memory
         self._restore = self.engine.backend.host_memory.restore
         self.engine.backend.host_memory.restore = self._restore_perhaps  # type: ignore[method-assign]
@@ -105,6 +108,10 @@ class Tiers:
             self.turn()
         self._check_answers(jobs)
 
+    def finish(self) -> None:
+        while not self.engine.core.is_idle:
+            self.turn()
+
     def close(self) -> None:
         for worker in workers(self.store):
             worker.is_prompt = True
@@ -141,14 +148,13 @@ def workers(store: KvStore) -> tuple[PatientWorker, PatientWorker]:
     return store._writer, store._reader
 
 
-def make_jobs(rng: random.Random, count: int, length: int = 60) -> dict[str, Job]:
-    """Agents that come back with more of the same."""
+def make_jobs(rng: random.Random, count: int, length: int = 70) -> dict[str, Job]:
+    """Agents that come back with more of the same, or with less."""
     trunks = [tuple(rng.randrange(250) for _ in range(length)) for _ in range(3)]
     jobs = {}
     for i in range(count):
-        trunk = rng.choice(trunks)
-        prompt = (*trunk[: rng.randrange(length + 1)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
-        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+        prompt = (*rng.choice(trunks)[: rng.randrange(8, length + 1)], *(rng.randrange(250) for _ in range(2)))
+        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 16))
     return jobs
 
 
@@ -186,3 +192,63 @@ def test_all_three_are_used(seed: int, tmp_path: Path) -> None:
     assert first.engine.core.totals.num_host_tokens
     assert second.engine.core.totals.num_host_tokens
     assert second.engine.core.totals.num_restored_tokens
+
+
+def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory(tmp_path: Path) -> None:
+    """Else it is sent to host memory, and whoever comes next copies what is being copied."""
+    prompt = tuple(range(64))
+    first = Tiers(random.Random(0), tmp_path, 24, 60)
+    first.serve({"whole": (prompt, 1, 0, 4)})
+    first.close()
+    tiers = Tiers(random.Random(0), tmp_path, 24, 60)
+    engine, tree = tiers.engine, tiers.engine.core.scheduler.tree
+    engine.priorities = [Priority.INTERACTIVE]
+    jobs = {"begins": (prompt[:24], 1, 0, 4)}
+    engine.add("begins", *jobs["begins"])
+    tiers.finish()
+    tree.evict(24)
+    assert len(tree.peek(array("i", prompt), is_hosted=True)) == 6
+    jobs |= {name: ((*prompt[:24], number), 1, 0, 4) for number, name in enumerate(["copied", "follows"])}
+    jobs["read"] = (prompt, 1, 0, 4)
+    engine.backend.is_late = lambda: True
+    engine.add("read", *jobs["read"])
+    engine.add("copied", *jobs["copied"])
+    engine.turn()
+    assert engine.core._host
+    assert engine.core._host.is_busy
+    workers(tiers.store)[1].work(1)
+    tiers.inbox.pop(0)()
+    assert len(tree.peek(array("i", prompt))) == 2, "one segment is there, of three that are being copied"
+    tree.evict(24)
+    engine.core.check()
+    engine.add("follows", *jobs["follows"])
+    engine.turn()
+    assert len(engine.core._host._loads) == 1
+    tiers.finish()
+    tiers._check_answers(jobs)
+    tiers.close()
+
+
+@pytest.mark.parametrize(("num_hosted", "num_restored"), [(56, 0), (36, 0), (32, 64), (8, 64)])
+def test_the_disk_is_read_where_it_has_more_than_host_memory(
+    num_hosted: int, num_restored: int, tmp_path: Path
+) -> None:
+    """And then all of it, since nothing of it can be on the device without what is before it."""
+    prompt = tuple(range(65))
+    job = (prompt, 1, 0, 4)
+    first = Tiers(random.Random(0), tmp_path, 24, 60)
+    first.serve({"whole": job})
+    first.close()
+    tiers = Tiers(random.Random(0), tmp_path, 24, 60)
+    assert tiers.engine.core._disk
+    tiers.engine.core._disk._is_stalled = True
+    tiers.engine.add("begins", prompt[: num_hosted + 1], 1, 0, 1)
+    tiers.engine.finish()
+    tiers.engine.core._disk._is_stalled = False
+    tiers.engine.core.scheduler.tree.evict(24)
+    tiers.engine.add("whole", *job)
+    tiers.finish()
+    usage = tiers.engine.said["whole"][-1].usage
+    assert (usage.num_restored, usage.num_from_host) == (num_restored, 0 if num_restored else num_hosted)
+    assert tokens_of(tiers.engine.said["whole"]) == alone(*job)
+    tiers.close()
