@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.route.processes import cpu_s_of
+from hotloop.bench.figures import figures_table
 from hotloop.bench.serving import ChildServer, exit_on_sigterm, replay_server
 from hotloop.bench.workload import Job, generate_jobs, read_jobs
 from hotloop.trace.store import TraceStore
@@ -106,9 +107,7 @@ def main() -> int:
 
 
 def _table(costs: Sequence[Cost]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("against the first server", "mean of rounds", "give or take", "least", "most"):
-        table.add_column(title, justify="left" if title.startswith("against") else "right")
+    table = figures_table("against the first server", ("mean of rounds", "give or take", "least", "most"))
     for cost in costs:
         shares = (f"{cost.mean:+.2%}", f"{cost.error:.2%}", f"{min(cost.shares):+.1%}", f"{max(cost.shares):+.1%}")
         table.add_row(cost.label, *shares)

@@ -31,9 +31,7 @@ def test_what_is_no_text(tmp_path: Path):
         list(read_lines(path))
 
 
-@pytest.mark.parametrize(
-    ("data", "complaint"), [(None, "cannot read"), (b"a = ", "not TOML"), (b"\xff", "not TOML")]
-)
+@pytest.mark.parametrize(("data", "complaint"), [(None, "cannot read"), (b"a = ", "not TOML"), (b"\xff", "not TOML")])
 def test_what_is_no_toml(data: bytes | None, complaint: str, tmp_path: Path):
     path = tmp_path / "a.toml"
     if data is not None:
