@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.command import main
 from hotloop.backends.null import NullBackend
+from hotloop.bench.figures import figures_table
 from hotloop.bench.report import percentile
 from hotloop.cli.output import show_report
 from hotloop.cli.settings import Json
@@ -73,9 +74,7 @@ class OverheadReport:
         return asdict(self)
 
     def to_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("beside the model", "p50", "p95"):
-            table.add_column(title, justify="left" if title.startswith("b") else "right")
+        table = figures_table("beside the model", ("p50", "p95"))
         for cost in self.steps:
             table.add_row(f"a step of {cost.num_running} requests", f"{cost.p50_ms:.2f} ms", f"{cost.p95_ms:.2f} ms")
         match = self.match

@@ -22,6 +22,7 @@ from rich.table import Table
 from benchmarks.command import main
 from benchmarks.overhead import words_tokenizer
 from hotloop.backends.null import NullBackend
+from hotloop.bench.figures import figures_table
 from hotloop.cli.loading import console
 from hotloop.cli.output import show_report
 from hotloop.cli.settings import Json
@@ -72,9 +73,7 @@ class SoakReport:
         return asdict(self)
 
     def to_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("", "first quarter", "last quarter", "ratio"):
-            table.add_column(title, justify="right" if title else "left")
+        table = figures_table("", ("first quarter", "last quarter", "ratio"))
         for title, name, unit, scale in (
             ("memory", "rss_bytes", "MB", 1e-6),
             ("a step", "step_ms", "ms", 1),

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from hotloop.bench.client import ChatClient
+from hotloop.bench.figures import rounded
 from hotloop.bench.report import percentile
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.transcripts import Transcript, read_transcripts
@@ -121,7 +122,7 @@ class GapReport:
 
     def to_json(self) -> Json:
         figures = asdict(self) | {"job_mean_s": self.job_mean_s, "job_p95_s": self.job_p95_s}
-        return {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
+        return rounded(figures, 3)
 
 
 async def run_gaps(

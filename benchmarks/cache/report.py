@@ -10,6 +10,7 @@ from rich.table import Table
 
 from benchmarks.cache.gaps import GapReport
 from benchmarks.cache.run import Held
+from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.report import percentile
 
 
@@ -46,7 +47,7 @@ class Figures:
     """Tokens read again, by cause."""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: round(value, 5) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return rounded(asdict(self), 5)
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ def cache_json(measured: Mapping[str, Measured], gaps: Sequence[GapReport] = ())
 
 def _trips_table(setting: str, trips: Mapping[str, Figures]) -> Table:
     """Figures down, APIs across."""
-    table = _table(f"round trips, {setting}", *trips)
+    table = figures_table(f"round trips, {setting}", trips)
     for title, name, form in _ROWS:
         table.add_row(title, *(form.format(getattr(figures, name)) for figures in trips.values()))
     return table
@@ -133,8 +134,8 @@ def _trips_table(setting: str, trips: Mapping[str, Figures]) -> Table:
 
 def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
     """Breakers down; for each setting across what was read, read again, waited for and explained."""
-    table = _table(
-        "breaker", *(title for setting in broken for title in (f"{setting}: read", "again", "TTFT", "named"))
+    table = figures_table(
+        "breaker", (title for setting in broken for title in (f"{setting}: read", "again", "TTFT", "named"))
     )
     for name in next(iter(broken.values())):
         table.add_row(name, *(cell for by_name in broken.values() for cell in _cells(by_name[name])))
@@ -143,7 +144,7 @@ def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
 
 def _gaps_table(gaps: Sequence[GapReport]) -> Table:
     """Figures down, settings across."""
-    table = _table("tool gaps", *(gap.label for gap in gaps))
+    table = figures_table("tool gaps", (gap.label for gap in gaps))
     table.add_row("jobs", *(f"{len(gap.job_times_s):,d}" for gap in gaps))
     table.add_row("job mean", *(f"{gap.job_mean_s:.1f} s" for gap in gaps))
     table.add_row("job p95", *(f"{gap.job_p95_s:.1f} s" for gap in gaps))
@@ -155,14 +156,6 @@ def _gaps_table(gaps: Sequence[GapReport]) -> Table:
 def _cells(figures: Figures) -> Sequence[str]:
     explained = f"{figures.num_explained} of {figures.num_cases}" if figures.num_cases else ""
     return f"{figures.num_read:,d}", f"{figures.reread_share:.2%}", f"{figures.ttft_p50_s:.3f} s", explained
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def _json_of(figures: Mapping[str, Figures]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from benchmarks.claims.published import BATCHING
 from benchmarks.claims.row import Row
+from benchmarks.claims.served import Served
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import ChildServer
 
@@ -31,19 +32,6 @@ class Arrival:
 
     at_s: float
     num_output: int
-
-
-@dataclass(slots=True)
-class Served:
-    """What a way gave. A latency runs from arrival to the last token."""
-
-    wall_s: float = 0.0
-    num_tokens: int = 0
-    latencies_s: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.wall_s if self.wall_s else 0.0
 
 
 def draw_arrivals(count: int, *, rate: float = 20.0, seed: int = 0) -> list[Arrival]:

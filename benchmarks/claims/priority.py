@@ -6,13 +6,12 @@ Compared are a machine kept free for the user, one shared in classes, and one sh
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.claims.published import PRIORITY
 from benchmarks.claims.row import Row
+from benchmarks.claims.served import Served
 from hotloop.bench.client import ChatClient
-from hotloop.bench.report import percentile
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.workload import Job, generate_jobs
 from hotloop.core.errors import RemoteError
@@ -21,29 +20,12 @@ _FLAGS = ("--no-drafts",)
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
-@dataclass(slots=True)
-class Shared:
-    """Tokens are everybody's, latencies the user's alone."""
-
-    num_tokens: int = 0
-    wall_s: float = 0.0
-    latencies_s: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.wall_s if self.wall_s else 0.0
-
-    @property
-    def latency_s(self) -> float:
-        return percentile(self.latencies_s, 0.5)
-
-
-async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str, way: str = "") -> Shared:
+async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str, way: str = "") -> Served:
     """The user's turns one after the other, while the fleet, in this class, works without end. What was read the same
-    way need not be read again; what others have read is not found.
+    way need not be read again; what others have read is not found. Tokens are everybody's, latencies the user's alone.
     """
     await client.find_model()
-    shared = Shared()
+    shared = Served()
     options = {**_OPTIONS, "cache_salt": way} if way else _OPTIONS
     workers = [asyncio.create_task(_work(client, job, priority, options, shared)) for job in fleet]
     began_at = time.perf_counter()
@@ -65,7 +47,7 @@ async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: s
     return shared
 
 
-async def _work(client: ChatClient, job: Job, priority: str, options: Mapping[str, Any], shared: Shared) -> None:
+async def _work(client: ChatClient, job: Job, priority: str, options: Mapping[str, Any], shared: Served) -> None:
     """Counted piece by piece: the last answer is not waited for."""
     while True:
         for turn in job.turns:
@@ -77,7 +59,7 @@ async def _work(client: ChatClient, job: Job, priority: str, options: Mapping[st
 def measure_priority(num_turns: int, num_workers: int) -> Row:
     user, *fleet = generate_jobs(num_jobs=num_workers + 1, num_turns=num_turns, num_output=16, system_chars=3000)
 
-    async def run(url: str) -> list[Shared]:
+    async def run(url: str) -> list[Served]:
         async with ChatClient(url) as client:
             ways: Sequence[tuple[Sequence[Job], str]] = ((), "alone"), (fleet, "background"), (fleet, "interactive")
             seen = []

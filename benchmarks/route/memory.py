@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.route.load import LeanClient, ask_in_turn
+from hotloop.bench.figures import figures_table
 
 NUM_SAMPLES = 50
 
@@ -36,9 +37,7 @@ class MemoryReport:
         return asdict(self) | {"slope_bytes": round(self.slope_bytes, 1)}
 
     def to_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("memory", "", "requests", "failed"):
-            table.add_column(title, justify="left" if title == "memory" else "right")
+        table = figures_table("memory", ("", "requests", "failed"))
         counts = (f"{self.num_requests:,}", f"{self.num_failed:,}")
         table.add_row("before the warm-up", f"{1e-6 * self.before_bytes:.1f} MB")
         table.add_row("first quarter", f"{1e-6 * self.first_bytes:.1f} MB", *counts)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily
+from hotloop.bench.figures import figures_table
 from hotloop.bench.report import percentile
 from hotloop.core.errors import RemoteError
 
@@ -75,10 +76,7 @@ class OverheadReport:
         return {"rate": self.rate, "duration_s": self.duration_s, "lanes": lanes}
 
     def to_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("")
-        for lane in self.lanes:
-            table.add_column(lane.label, justify="right", no_wrap=True)
+        table = figures_table("", (lane.label for lane in self.lanes))
         for title, name, form in _ROWS:
             table.add_row(title, *(form.format(getattr(lane, name)) for lane in self.lanes))
         table.caption = f"{self.rate:g} requests/s, {self.duration_s:g} s each way"

@@ -13,15 +13,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
 
 import httpx
 
 from benchmarks.route.answers import MODEL
+from hotloop.bench.serving import Child, end_process
 from hotloop.core.errors import RemoteError
 
 _MAX_START_S = 120.0
-_MAX_STOP_S = 10.0
 _ENVIRONMENT = {
     "LITELLM_MODE": "PRODUCTION",
     "LITELLM_LOG": "ERROR",
@@ -30,7 +29,7 @@ _ENVIRONMENT = {
 }
 
 
-class LiteLlmProcess:
+class LiteLlmProcess(Child):
     """The proxy in front of one replica. `program` is the `litellm` of some virtual environment."""
 
     def __init__(self, program: Path, url: str) -> None:
@@ -45,7 +44,7 @@ class LiteLlmProcess:
         assert self._process
         return self._process.pid
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         file = Path(self._folder.name) / "config.yaml"
         file.write_text(render_config(self._replica), encoding="utf-8")
         port = _free_port()
@@ -62,27 +61,13 @@ class LiteLlmProcess:
                     start_new_session=True,
                 )
             except OSError as error:
-                self._folder.cleanup()
                 raise RemoteError(f"cannot run {self._program}: {error.strerror}") from None
         self.url = f"http://127.0.0.1:{port}"
-        try:
-            self._wait_until_ready(self._process)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._wait_until_ready(self._process)
 
     def close(self) -> None:
         if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(_MAX_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end_process(self._process)
         self._folder.cleanup()
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:

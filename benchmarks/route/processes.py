@@ -11,13 +11,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Self
 
 import httpx
 import uvloop
 
 from benchmarks.route.stub import CONTROL, Fault, Manner, Stub
-from hotloop.bench.serving import ChildServer
+from hotloop.bench.serving import Child, ChildServer
 from hotloop.core.errors import RemoteError
 
 _MAX_START_S = 30.0
@@ -25,7 +24,7 @@ _POLL_S = 0.02
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-class StubProcess:
+class StubProcess(Child):
     """A stub that can be killed, and started again where it was."""
 
     def __init__(self, name: str, manner: Manner | None = None) -> None:
@@ -42,13 +41,6 @@ class StubProcess:
         assert self._process.pid
         return self._process.pid
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
     def start(self) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
         arguments = (self.name, self._port, self._manner, theirs)
@@ -60,6 +52,9 @@ class StubProcess:
         except EOFError:
             raise RemoteError(f"{self.name} did not start") from None
         self.url = f"http://127.0.0.1:{self._port}"
+
+    def close(self) -> None:
+        self.kill()
 
     def kill(self) -> None:
         """At once, in the middle of whatever it says."""
@@ -104,7 +99,7 @@ def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
     uvloop.run(run())
 
 
-class RouterProcess:
+class RouterProcess(Child):
     """`hotloop route` in front of replicas, which can be others after a reload."""
 
     def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
@@ -122,17 +117,9 @@ class RouterProcess:
         assert self._server.pid
         return self._server.pid
 
-    def __enter__(self) -> Self:
-        try:
-            self._server.__enter__()
-            self._wait_until_up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def start(self) -> None:
+        self._server.start()
+        self._wait_until_up()
 
     def close(self) -> None:
         self._server.close()

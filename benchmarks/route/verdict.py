@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.route.load import Exchange
 from benchmarks.route.troubles import Trouble, TroubleKind, is_anybody_well
+from hotloop.bench.figures import figures_table
 from hotloop.bench.report import percentile
 
 End = Literal["done", "error event", "cut stream", "cut answer", "refused", "lost"]
@@ -90,9 +91,7 @@ class ChaosReport:
         return {"is_good": self.is_good, **asdict(self)}
 
     def to_table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("trouble", "times", "recovery p50", "max", "back p50", "max"):
-            table.add_column(title, justify="left" if title == "trouble" else "right")
+        table = figures_table("trouble", ("times", "recovery p50", "max", "back p50", "max"))
         for kind in sorted({each.kind for each in self.recoveries}):
             own = [each for each in self.recoveries if each.kind == kind]
             times = [max(each.begin_recovery_s, each.end_recovery_s) for each in own]

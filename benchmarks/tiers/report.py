@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.tiers.run import LARGE, Asked, Measured
+from hotloop.bench.figures import figures_table, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,7 @@ class WayFigures:
         return self.num_right / self.num_questions if self.num_questions else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        values = {**asdict(self), "quality": self.quality}
-        return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+        return rounded({**asdict(self), "quality": self.quality}, 6)
 
 
 def figures_of(measured: Measured) -> list[WayFigures]:
@@ -51,10 +51,7 @@ def tiers_json(figures: Sequence[WayFigures], errors: Sequence[str] = ()) -> dic
 
 def tiers_table(figures: Sequence[WayFigures]) -> Table:
     """Figures down, ways across."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for each in figures:
-        table.add_column(each.label, justify="right", no_wrap=True)
+    table = figures_table("", (each.label for each in figures))
     table.add_row("questions", *(f"{each.num_questions:,d}" for each in figures))
     table.add_row("right", *(f"{each.quality:.1%}" for each in figures))
     for kind in figures[0].right_by_kind if figures else ():

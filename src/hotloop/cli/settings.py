@@ -6,7 +6,6 @@ the file that no setting has is an error; a key that this command has no use for
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from cyclopts.config import Dict
 
 from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 
 CONFIG_FILE = "hotloop.toml"
 CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
@@ -84,16 +84,6 @@ class Sources:
             return Path(given[0].value)
         path = self.folder() / CONFIG_FILE
         return path if path.exists() else None
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """All that is in a file. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ live proxy and a file are woven alike.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hotloop.lint.asked import Asked
@@ -192,7 +192,3 @@ def _is_alike(one: Asked, other: Asked) -> bool:
     num_same = count_common(then, now)
     num_same += count_common(then[num_same:][::-1], now[num_same:][::-1])
     return num_same >= _MIN_ALIKE * max(len(then), len(now))
-
-
-def steps_of(runs: Iterable[Run]) -> Iterator[Step]:
-    return (step for run in runs for step in run.steps)

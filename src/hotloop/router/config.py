@@ -10,7 +10,6 @@
 Strict: a key nobody knows, or a wrong type, is an error that names its place.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 from hotloop.border.url import check_url
 from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
 
 TABLES = ("replicas", "tiers", "routes")
@@ -93,12 +93,7 @@ def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, st
 
 
 def _read_tables(path: Path) -> dict[str, Any]:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    data = read_toml(path)
     tables = {name: data[name] for name in TABLES if name in data}
     for name, value in tables.items():
         if not isinstance(value, list):

@@ -19,7 +19,7 @@ from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
 from hotloop.engine.host import HostStats
 from hotloop.engine.stats import EngineStats
-from hotloop.server.explain.account import Account
+from hotloop.server.account import Account
 from hotloop.trace.tracer import NullTracer, Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Priority, Request, Usage
-from hotloop.server.explain.account import Cause
+from hotloop.server.account import Cause
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.job import Job
 from hotloop.trace import names

@@ -21,6 +21,7 @@ from hotloop.agent.tools.carry_out import Outcome, carry_out
 from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.foresight import Vision
 from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tasks import stop
 from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.message import Message, ToolCall
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
 """Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
 
-_PATIENCE_S = 5.0  # with a tool that does not stop when it is told to
 _BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
 
 
@@ -102,13 +102,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Stop everything. What does not stop is left behind, and said so."""
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=_PATIENCE_S)
-            for task in stuck:
-                log.warning("%s does not stop when it is cancelled", task.get_name())
+        await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
         tool = self._tools.get(call.name)

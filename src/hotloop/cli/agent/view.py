@@ -90,19 +90,27 @@ class LiveView:
         return turn or ""
 
 
-class PlainView:
-    """A line for what begins and ends, with the seconds since the run began."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._timeline = Timeline()
-        self._began_at = 0.0
+class _Lines:
+    """A view that only writes: it holds nothing of the terminal that it would have to give back."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        yield
+
+
+class PlainView(_Lines):
+    """A line for what begins and ends, with the seconds since the run began."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._timeline = Timeline()
+        self._began_at = 0.0
 
     def push(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -127,25 +135,15 @@ class PlainView:
     def cancel(self) -> None:
         self._console.print(self._timeline.describe_cancelled(), markup=False, soft_wrap=True)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        yield
-
     def _say(self, at: float, text: str) -> None:
         self._console.print(f"{at - self._began_at:7.2f} s  {text}", markup=False, soft_wrap=True)
 
 
-class JsonView:
+class JsonView(_Lines):
     """An object a line on stdout: `event` says which, `at_s` when since the run began, the rest as `events.py` does."""
 
     def __init__(self) -> None:
         self._began_at = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def push(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -154,10 +152,6 @@ class JsonView:
 
     def cancel(self) -> None:
         print(json.dumps({"event": "run_ended", "end": "cancelled"}), flush=True)
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        yield
 
 
 def render_event(event: Event, began_at: float) -> dict[str, Any]:

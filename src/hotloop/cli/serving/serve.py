@@ -38,7 +38,7 @@ def serve(
     began_at = time.monotonic()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
-        from hotloop.server.app import serve as serve_engine
+        from hotloop.server.app import HttpServer
 
         name = server.served_name or loaded.name
 
@@ -52,7 +52,7 @@ def serve(
         page = None
         if store:
             page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
-        serve_engine(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining)
+        HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
 

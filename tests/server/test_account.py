@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hotloop.chat.compare import compare, token_array
 from hotloop.core.retention import Eviction
-from hotloop.server.explain.account import Account, account_for
+from hotloop.server.account import Account, account_for
 
 BLOCK = 4
 GONE = Eviction(1.0, "somebody-0")
