@@ -28,6 +28,7 @@ from hotloop.models.memory import INT4_PIECE as PIECE
 
 _WORDS = tl.constexpr(16)  # of a piece, and columns of it that meet at a time
 _NUM_SHIFTS = 8
+_EXPONENT = 0x4B000000  # of 2^23 in float32
 MAX_GEMV_ROWS = 2
 MAX_TILE_ROWS = 256
 _WIDENED = 16 << 20  # weights at a time, 32 MiB in bf16
@@ -162,22 +163,22 @@ def gemv_int4(
     num_rows, k = x.shape
     assert k == weight.num_columns
     num_pieces = weight.words.shape[1] // _WORDS.value
-    tile_n = tile_n or (8 if num_rows == 1 else 4)
+    tile_p = min(8 * num_warps, triton.next_power_of_2(num_pieces))  # four words a thread
+    tile_n = tile_n or (8 if num_rows == 1 and num_pieces <= tile_p else 4)
     if not x.is_cuda:
         tile_n = 64  # the interpreter takes as long for a small tile as for a large one
-    tile_p = min(8 * num_warps, triton.next_power_of_2(num_pieces))  # four words a thread
     is_even = num_pieces % tile_p == 0 and k % PIECE == 0
     _gemv_int4[(triton.cdiv(len(weight), tile_n),)](
-        x, weight.words, weight.scales, weight.zeros, bias, out, num_rows, len(weight), k, num_pieces,
+        x, weight.words, weight.scales, weight.zeros, bias, out, _EXPONENT, num_rows, len(weight), k, num_pieces,
         weight.scales.shape[1], weight.group_size, _shared_shifts(weight), triton.next_power_of_2(num_rows), tile_n,
         tile_p, is_even, is_gated, num_warps=num_warps, **overlap(x.device),
     )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["exponent", "num_rows"])
 def _gemv_int4(
-    x, words, scales, zeros, bias, out, num_rows, n, k: tl.constexpr, num_pieces: tl.constexpr,
+    x, words, scales, zeros, bias, out, exponent, num_rows, n, k: tl.constexpr, num_pieces: tl.constexpr,
     num_groups: tl.constexpr, group_size: tl.constexpr, shared: tl.constexpr, row_tile: tl.constexpr,
     tile_n: tl.constexpr, tile_p: tl.constexpr, is_even: tl.constexpr, is_gated: tl.constexpr,
     is_overlapped: tl.constexpr,
@@ -185,42 +186,35 @@ def _gemv_int4(
     let_next_begin(is_overlapped)
     column = weight_rows(tl.program_id(0), tile_n, n, is_gated)
     weight_row = tl.minimum(column, n - 1).to(tl.int64)
-    piece = tl.arange(0, tile_p)
-    i = tl.max_contiguous(tl.arange(0, _WORDS), 4)[None, None, :]
-    at = words + weight_row[:, None, None] * (num_pieces * _WORDS) + piece[None, :, None] * _WORDS + i
     row = tl.arange(0, row_tile)
-    is_row = row < num_rows
-    at_x = x + row[:, None, None] * k + piece[None, :, None] * (8 * _WORDS) + i
-    part = _load_words(at, piece, num_pieces, is_even)
+    # All is [rows, tile_n, tile_p, 16] from the start, and a thread has four neighbours of either side.
+    piece = tl.arange(0, tile_p)[None, None, :, None]
+    i = tl.max_contiguous(tl.arange(0, _WORDS), 4)[None, None, None, :]
+    at = words + weight_row[None, :, None, None] * (num_pieces * _WORDS) + piece * _WORDS + i
+    at_x = x + row[:, None, None, None] * k + piece * (8 * _WORDS) + i
+    is_row = (row < num_rows)[:, None, None, None]
+    part = tl.load(at, mask=piece < num_pieces, other=0, eviction_policy="evict_first")  # read once
     wait_for_previous(is_overlapped)
     total = tl.zeros([row_tile, tile_n, tile_p, _WORDS], tl.float32)
-    for begin in tl.static_range(0, num_pieces, tile_p):
-        following = part
-        if begin + tile_p < num_pieces:
-            following = _load_words(at + (begin + tile_p) * _WORDS, begin + tile_p + piece, num_pieces, is_even)
-        first = (begin + piece) * (8 * _WORDS)
+    for begin in range(0, num_pieces, tile_p):
+        following = tl.load(
+            at + (begin + tile_p) * 16, mask=piece < num_pieces - tile_p - begin, other=0, eviction_policy="evict_first"
+        )
         for shift in tl.static_range(8):
             if shift % shared == 0:
-                scale, zero = _load_group(scales, zeros, weight_row, first + shift * _WORDS, num_groups, group_size)
+                at_column = tl.arange(0, tile_p) * (8 * _WORDS) + shift * _WORDS + begin * 128
+                scale, zero = _load_group(scales, zeros, weight_row, at_column, num_groups, group_size)
+                scale, zero = scale[None, :, :, None], zero[None, :, :, None]
                 products = tl.zeros([row_tile, tile_n, tile_p, _WORDS], tl.float32)
-            is_in = is_row[:, None, None]
-            if not is_even:
-                is_in = is_in & (first[None, :, None] + shift * _WORDS + i < k)
-            values = tl.load(at_x + begin * (8 * _WORDS) + shift * _WORDS, mask=is_in, other=0.0).to(tl.float32)
-            numbers = _difference(part, zero[:, :, None], shift)
-            products += (values * _unshift(shift))[:, None] * numbers[None]
+                sums = tl.zeros([row_tile, 1, tile_p, _WORDS], tl.float32)
+            is_in = is_row if is_even else is_row & (piece * (8 * _WORDS) + i + shift * _WORDS < k - begin * 128)
+            values = tl.load(at_x + begin * 128 + shift * _WORDS, mask=is_in, other=0.0).to(tl.float32)
+            products += values * _unshift(shift) * _numbers(part, shift, exponent)
+            sums += values
             if (shift + 1) % shared == 0:
-                total += products * scale[None, :, :, None]
+                total += (products - zero * sums) * scale
         part = following
-    finish(tl.sum(tl.sum(total, 3), 2), None, bias, out, row, is_row[:, None], column, n, is_gated)
-
-
-@triton.jit
-def _load_words(at, piece, num_pieces: tl.constexpr, is_even: tl.constexpr):
-    """Nothing past the end. Read once, so the cache need not keep it."""
-    if is_even:
-        return tl.load(at, eviction_policy="evict_first")
-    return tl.load(at, mask=(piece < num_pieces)[None, :, None], other=0, eviction_policy="evict_first")
+    finish(tl.sum(tl.sum(total, 3), 2), None, bias, out, row, (row < num_rows)[:, None], column, n, is_gated)
 
 
 @triton.jit
@@ -231,20 +225,34 @@ def _load_group(scales, zeros, weight_row, column, num_groups, group_size: tl.co
 
 
 @triton.jit
-def _difference(words, zero, shift: tl.constexpr):
-    """(number - zero point) << 4 * (shift % 5), in float32 and exact: what the bits below the exponent of 2^23 say.
+def _numbers(words, shift: tl.constexpr, exponent):
+    """Numbers << 4 * (shift % 5), in float32: what the bits below the exponent of 2^23 say.
 
-    To convert a number takes four times as long. Five of eight shifts fit below the exponent, so one moves the rest.
+    To convert them would take four times as long. Five of eight shifts fit below the exponent, so one moves the rest.
+    The exponent is an argument, for with two constants ptxas makes two instructions of one.
     """
     bits = words if shift < 5 else words >> 20
-    place: tl.constexpr = 4 * (shift % 5)
-    return ((bits & (15 << place)) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero * (1 << place))
+    return ((bits & (15 << 4 * (shift % 5))) | exponent).to(tl.float32, bitcast=True) - 8388608.0
 
 
 @triton.jit
 def _unshift(shift: tl.constexpr):
-    """What makes a difference of the other side of a product."""
+    """What the other side of a product has to be multiplied by."""
     return 1.0 / (1 << 4 * (shift % 5))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program makes: so many rows of x by so many of the weights, so many pieces at a time."""
+
+    rows: int
+    columns: int
+    pieces: int
+    num_warps: int
+    num_stages: int
+
+
+_TILES = (Tile(16, 64, 4, 4, 3), Tile(32, 64, 2, 4, 3), Tile(64, 64, 2, 4, 2), Tile(128, 128, 1, 8, 2))
 
 
 def tile_product(
@@ -253,42 +261,39 @@ def tile_product(
     out: torch.Tensor,  # [rows, n]
     *,
     bias: torch.Tensor | None = None,
-    tile_m: int | None = None,
-    tile_n: int = 64,
-    tile_p: int = 4,
+    tile: Tile | None = None,
     num_splits: int | None = None,
-    num_warps: int = 4,
-    num_stages: int = 3,
 ) -> torch.Tensor:
     """On the tensor cores. Where there are too few tiles for all processors, each is made in parts, and these added."""
     num_rows, k = x.shape
     n = len(weight)
     assert k == weight.num_columns
     num_pieces = weight.words.shape[1] // _WORDS.value
-    tile_m = tile_m or min(64, max(16, triton.next_power_of_2(num_rows)))
-    num_tiles = triton.cdiv(n, tile_n) * triton.cdiv(num_rows, tile_m)
-    num_steps = triton.cdiv(num_pieces, tile_p)
-    num_splits = num_splits or min(8, num_steps, max(1, 2 * _num_processors(x.device) // num_tiles))
-    split_pieces = triton.cdiv(num_steps, num_splits) * tile_p
+    tile = tile or next((each for each in _TILES if num_rows <= each.rows), _TILES[-1])
+    grid = triton.cdiv(n, tile.columns), triton.cdiv(num_rows, tile.rows)
+    num_steps = triton.cdiv(num_pieces, tile.pieces)
+    num_splits = num_splits or min(8, num_steps, max(1, 2 * _num_processors(x.device) // (grid[0] * grid[1])))
+    split_pieces = triton.cdiv(num_steps, num_splits) * tile.pieces
     num_splits = triton.cdiv(num_pieces, split_pieces)
+    num_stages = tile.num_stages if x.dtype != torch.float32 else 1  # for which there is no room on small cards
     parts = out if num_splits == 1 else x.new_empty(num_splits, num_rows, n, dtype=torch.float32)
-    _tile_product[(triton.cdiv(n, tile_n), triton.cdiv(num_rows, tile_m), num_splits)](
-        x, weight.words, weight.scales, weight.zeros, bias if num_splits == 1 else None, parts, num_rows, n, k,
-        num_pieces, split_pieces, weight.scales.shape[1], weight.group_size, _shared_shifts(weight), tile_m, tile_n,
-        tile_p, num_warps=num_warps, num_stages=num_stages, **overlap(x.device),
+    _tile_product[(*grid, num_splits)](
+        x, weight.words, weight.scales, weight.zeros, bias if num_splits == 1 else None, parts, _EXPONENT, num_rows,
+        n, k, num_pieces, split_pieces, weight.scales.shape[1], weight.group_size, _shared_shifts(weight), tile.rows,
+        tile.columns, tile.pieces, num_warps=tile.num_warps, num_stages=num_stages, **overlap(x.device),
     )  # fmt: skip
     if num_splits > 1:
-        tile = min(1024, triton.next_power_of_2(n))
-        _add_parts[(num_rows, triton.cdiv(n, tile))](
-            parts, bias, out, num_rows, n, num_splits, tile, **overlap(x.device)
+        size = min(1024, triton.next_power_of_2(n))
+        _add_parts[(num_rows, triton.cdiv(n, size))](
+            parts, bias, out, num_rows, n, num_splits, size, **overlap(x.device)
         )
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["exponent", "num_rows"])
 def _tile_product(
-    x, words, scales, zeros, bias, out, num_rows, n, k, num_pieces, split_pieces, num_groups, group_size: tl.constexpr,
-    shared: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_p: tl.constexpr,
+    x, words, scales, zeros, bias, out, exponent, num_rows, n, k, num_pieces, split_pieces, num_groups,
+    group_size: tl.constexpr, shared: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_p: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(is_overlapped)
@@ -309,8 +314,8 @@ def _tile_product(
         for shift in tl.static_range(8):
             if shift % shared == 0:
                 scale, zero = _load_group(scales, zeros, weight_row, first + shift * _WORDS, num_groups, group_size)
-            numbers = _difference(part.reshape(tile_n, tile_p, _WORDS), zero[:, :, None], shift)
-            weight = (numbers * (scale * _unshift(shift))[:, :, None]).to(x.dtype.element_ty)
+            numbers = _numbers(part.reshape(tile_n, tile_p, _WORDS), shift, exponent) * _unshift(shift)
+            weight = ((numbers - zero[:, :, None]) * scale[:, :, None]).to(x.dtype.element_ty)
             at_x = piece * (8 * _WORDS) + shift * _WORDS + inside
             is_in = (at_x < k)[:, None] & is_row[None, :]
             values = tl.load(x + row[None, :] * k + at_x[:, None], mask=is_in, other=0.0)
@@ -341,15 +346,15 @@ def widen(weight: Int4Matrix, out: torch.Tensor) -> torch.Tensor:
     """All of it in `out` [rows, columns], in the order it is held in."""
     num_pieces, tile_n, tile_p = weight.words.shape[1] // _WORDS.value, 16, 8
     _widen[(triton.cdiv(len(weight), tile_n), triton.cdiv(num_pieces, tile_p))](
-        weight.words, weight.scales, weight.zeros, out, len(weight), weight.num_columns, num_pieces,
+        weight.words, weight.scales, weight.zeros, out, _EXPONENT, len(weight), weight.num_columns, num_pieces,
         weight.scales.shape[1], weight.group_size, _shared_shifts(weight), tile_n, tile_p, **overlap(out.device),
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["exponent"])
 def _widen(
-    words, scales, zeros, out, n, k, num_pieces, num_groups, group_size: tl.constexpr, shared: tl.constexpr,
+    words, scales, zeros, out, exponent, n, k, num_pieces, num_groups, group_size: tl.constexpr, shared: tl.constexpr,
     tile_n: tl.constexpr, tile_p: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(is_overlapped)
@@ -365,7 +370,7 @@ def _widen(
         first = piece * (8 * _WORDS) + shift * _WORDS
         if shift % shared == 0:
             scale, zero = _load_group(scales, zeros, weight_row, first, num_groups, group_size)
-        weight = _difference(part, zero[:, :, None], shift) * (scale * _unshift(shift))[:, :, None]
+        weight = (_numbers(part, shift, exponent) * _unshift(shift) - zero[:, :, None]) * scale[:, :, None]
         column = first[None, :, None] + i
         target = out + weight_row[:, None, None] * k + column
         tl.store(target, weight.to(out.dtype.element_ty), mask=is_row & (column < k))
