@@ -10,6 +10,7 @@ import torch
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.cuda.test_backend import logits_of, make_backend
+from tests.cuda.test_parallel import open_two
 from tests.cuda.test_weights import expected_layer
 from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_json
@@ -154,3 +155,14 @@ def test_a_model_computes_with_what_its_files_stand_for(tmp_path: Path, recipe: 
     alone = logits_of(backend, batch((prompt[11:], 11, [0])))
     np.testing.assert_allclose(np.concatenate([chunk, alone]), want, rtol=2e-3, atol=2e-3)
     backend.close()
+
+
+def test_two_ranks_compute_what_one_does(tmp_path: Path, device: str) -> None:
+    spec = tiny_spec("llama", max_context=256, num_layers=1, intermediate_size=128)
+    model, _ = int4_model(tmp_path / "m", spec, Recipe("awq"))
+    alone = make_backend(model, device)
+    two, _ = open_two(model, device)
+    for step in (batch(([5, 6, 7, 8], 0, [3])), batch(([9], 4, [3]))):
+        np.testing.assert_allclose(logits_of(two, step), logits_of(alone, step), rtol=1e-4, atol=1e-4)
+    two.close()
+    alone.close()

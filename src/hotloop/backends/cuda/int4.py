@@ -290,7 +290,7 @@ def tile_product(
     return out
 
 
-@triton.jit(do_not_specialize=["exponent", "num_rows"])
+@triton.jit(do_not_specialize=["exponent", "num_rows", "num_pieces", "split_pieces", "num_groups"])
 def _tile_product(
     x, words, scales, zeros, bias, out, exponent, num_rows, n, k, num_pieces, split_pieces, num_groups,
     group_size: tl.constexpr, shared: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_p: tl.constexpr,
@@ -352,7 +352,7 @@ def widen(weight: Int4Matrix, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["exponent"])
+@triton.jit(do_not_specialize=["exponent", "n", "num_pieces", "num_groups"])
 def _widen(
     words, scales, zeros, out, exponent, n, k, num_pieces, num_groups, group_size: tl.constexpr, shared: tl.constexpr,
     tile_n: tl.constexpr, tile_p: tl.constexpr, is_overlapped: tl.constexpr,
