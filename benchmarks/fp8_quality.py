@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.backends.cuda.fp8 import E4M3, ScaledMatrix, quantise
+from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights, load_weights
 from hotloop.backends.rotary import rotary_table
@@ -65,9 +66,9 @@ class Emulation:
 
     def __init__(self, spec: ModelSpec, weights: DeviceWeights, head: Tensor, variant: Variant) -> None:
         self._spec, self._weights, self._variant = spec, weights, variant
-        self._head: Matrix = head
+        self._head: Tensor | ScaledMatrix = head
         if variant.head_type:
-            self._head = quantise(head, ScaledMatrix.empty(*head.shape, head.device, variant.head_type))
+            self._head = quantise(head, ScaledMatrix.empty(len(head), head.shape[1], head.device, variant.head_type))
 
     def logits(self, token_ids: Tensor) -> Tensor:
         """[positions, vocabulary]"""
@@ -102,6 +103,7 @@ class Emulation:
         return bf16(functional.rms_norm(x, weight.shape, weight.float(), self._spec.rms_eps))
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
+        assert not isinstance(weight, Int4Matrix)
         if isinstance(weight, ScaledMatrix):
             is_rounded = self._variant.has_inputs and weight.values.dtype == E4M3
             return (quantise(x).widened() if is_rounded else x) @ weight.widened().t()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
+from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
@@ -103,6 +104,17 @@ def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
     model = tiny_model("llama", **changes)
     token_ids = make_prompt(model, 40)
     assert_close(make_backend(model).run(batch((token_ids, 0, [0, 1]))), expected(model, token_ids))
+
+
+@pytest.mark.parametrize("recipe", [Recipe("awq"), Recipe("gptq", has_act_order=True)], ids=str)
+def test_a_checkpoint_in_four_bits_is_widened(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
+    spec = tiny_spec("llama")
+    weights = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
+    meant = DictWeights(write_int4_folder(tmp_path / "m", spec, weights, recipe))
+    model = load_model(str(tmp_path / "m"))
+    token_ids = make_prompt(model, 20)
+    want = reference_logits(spec, meant, token_ids)
+    assert_close(make_backend(model).run(batch((token_ids, 0, [0]))), want)
 
 
 @pytest.mark.parametrize(("weights", "least"), [("bf16", 0.9999), ("int8", 0.999), ("int4", 0.97)])

@@ -16,6 +16,7 @@ from hotloop.models.layout import layer_shapes, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
+INT4_PIECE = 128  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -50,10 +51,20 @@ def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
 
 
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
-    """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest."""
+    """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
+
+    Matrices that the files hold in four bits are held so, unless that format is fp8.
+    """
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
-    return weight_bytes(share_of(spec, num_gpus), weight_format) - head + -(-head // num_gpus)
+    share = share_of(spec, num_gpus)
+    total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
+    if spec.int4 and weight_format != "fp8":
+        for name, shape in layer_shapes(share).items():
+            if len(shape) == 2:
+                saved = _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
+                total -= spec.num_layers * saved
+    return total
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
@@ -117,7 +128,7 @@ def fit_kv_gpu(
     own_bytes = token_bytes = kv_token_bytes(share_of(spec, num_gpus), kv_item_bytes)
     weights_bytes = gpu_weight_bytes(spec, weight_format, num_gpus)
     if companion:
-        weights_bytes += weight_bytes(companion, weight_format)
+        weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)
     need = Footprint(weights_bytes, min_tokens * token_bytes, working_bytes)
     allowed_bytes = min(int(total_bytes * share), free_bytes)
@@ -167,6 +178,13 @@ def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat
     if weight_format == "int4" and name != "embed" and shape[1] % INT4_GROUP == 0:
         return count // 2 + count // INT4_GROUP * 5 // 2  # a scale of two bytes and half a byte of zero point a group
     return count + 2 * shape[0]
+
+
+def _int4_bytes(shape: tuple[int, ...], group_size: int | None) -> int:
+    """As a GPU holds a matrix: words of eight, and of a group a scale of two bytes and a zero point of one."""
+    num_rows, num_columns = shape
+    num_pieces, num_groups = -(-num_columns // INT4_PIECE), -(-num_columns // (group_size or num_columns))
+    return num_rows * (num_pieces * INT4_PIECE // 2 + 3 * num_groups)
 
 
 def _number(path: Path) -> int | None:

@@ -12,12 +12,13 @@ from math import prod, sqrt
 
 from hotloop.core.config import WeightFormat
 from hotloop.models.layout import layer_shapes
-from hotloop.models.memory import kv_token_bytes, weight_bytes
-from hotloop.models.spec import ModelSpec
+from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, weight_bytes
+from hotloop.models.spec import Int4Spec, ModelSpec
 from hotloop.size.hardware import Hardware
 from hotloop.size.load import Load
 
 _FORMATS: dict[str, WeightFormat] = {"bf16": "bf16", "fp8": "int8", "int8": "int8", "int4": "int4"}
+_INT4 = Int4Spec("awq", 128)  # what most checkpoints in four bits are
 _KV_ITEM_BYTES = {"bf16": 2, "fp8": 1}
 
 
@@ -96,7 +97,7 @@ class Roofline:
 
     def step_s(self) -> float:
         # The embedding is looked up, not read; as large as the head, it is left out by counting them as one.
-        read_bytes = weight_bytes(replace(self.spec, has_tied_head=True), _FORMATS[self.load.weights])
+        read_bytes = self._weight_bytes(replace(self.spec, has_tied_head=True))
         return read_bytes / self.hardware.engine_bytes_s() + self.spec.num_layers * self.hardware.layer_s
 
     def row_s(self, context: float) -> float:
@@ -116,7 +117,7 @@ class Roofline:
         return kv_token_bytes(self.spec, _KV_ITEM_BYTES[self.load.kv])
 
     def room(self) -> Room:
-        weights_bytes = weight_bytes(self.spec, _FORMATS[self.load.weights])
+        weights_bytes = self._weight_bytes(self.spec)
         allowed_bytes = int(self.hardware.memory_bytes * self.hardware.memory_share)
         kv_bytes = max(0, allowed_bytes - weights_bytes - self.hardware.working_bytes)
         session_bytes = (self.load.context + self.load.tokens_out) * self.token_bytes()
@@ -127,6 +128,12 @@ class Roofline:
             num_device=kv_bytes // session_bytes,
             num_host=self.hardware.host_bytes // session_bytes if self.hardware.link_bytes_s else 0,
         )
+
+    def _weight_bytes(self, spec: ModelSpec) -> int:
+        is_gpu = self.hardware.link_bytes_s > 0
+        if is_gpu and self.load.weights == "int4":  # embedding and head are bf16 there
+            return gpu_weight_bytes(replace(spec, int4=spec.int4 or _INT4), "bf16", 1)
+        return weight_bytes(spec, _FORMATS[self.load.weights])
 
     def _products_s(self) -> float:
         return self.hardware.engine_flop_s(is_fp8=self.load.weights == "fp8")

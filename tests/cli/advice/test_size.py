@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
+from tests.models.int4 import Recipe
+from tests.models.tiny import spec_config, tiny_spec, tiny_weights, write_gguf, write_json
 
 from hotloop.cli.main import run
 from hotloop.size.hardware import GPUS
+from hotloop.size.shapes import SHAPES
 
 TURN = ["--sessions", "64", "--context", "8192", "--tokens-in", "512", "--tokens-out", "128", "--gap-s", "2"]
 
@@ -52,6 +54,23 @@ def test_a_file_and_a_shape_by_its_numbers(tmp_path: Path, capsys: pytest.Captur
         assert room["num_host"] == 0
         sizes.append(room["session_bytes"])
     assert sizes[1] == 2 * sizes[0] == 2 * 72 * 2 * 2 * 2 * 16 * 2
+
+
+def test_a_checkpoint_in_four_bits_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shape = SHAPES["llama-3.1-8b"]
+    write_json(folder / "config.json", spec_config(shape) | {"quantization_config": Recipe("awq", 128).config()})
+    found = []
+    for argv in ([str(folder)], ["llama-3.1-8b", "--weights", "int4"]):
+        assert run(["size", *argv, "--gpu", "h200", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    num_weights = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
+    bytes_of_layers = num_weights // 2 + num_weights // 128 * 3
+    for each in found:
+        assert each["load"]["weights"] == "int4"
+        size = each["hardware"][0]["room"]["weights_bytes"]
+        assert size == bytes_of_layers + 2 * 2 * 128_256 * 4096 + 4 * 65 * 4096
 
 
 @pytest.mark.parametrize(

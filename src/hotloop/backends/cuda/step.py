@@ -92,10 +92,10 @@ class Packed:
 def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:
     """Where the parts of a step of that shape lie in an int32 buffer."""
     begins = np.cumsum([0, *_sizes(shape)]).tolist()
-    slots, *parts, table, block_ids = (
-        buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)
-    )
-    return Views(slots.view(torch.int64), *parts, table.view(shape.num_long, shape.table_width), block_ids)
+    parts = [buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)]
+    parts[0] = parts[0].view(torch.int64)
+    parts[-2] = parts[-2].view(shape.num_long, shape.table_width)
+    return Views(*parts)
 
 
 def capacity(largest: Shape, max_blocks: int) -> int:
@@ -167,8 +167,8 @@ def pack(
     if sharing and groups and shape.num_items:
         plan = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
         values = (plan.num_skipped[:num_short], plan.num_parts[:num_short], plan.folded, plan.items.reshape(-1))
-        for part, each in zip(shared, values, strict=True):
-            part[: len(each)] = each
+        for part, value in zip(shared, values, strict=True):
+            part[: len(value)] = value
     if shape.table_width:
         _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
     block_ids[:] = batch.block_ids

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
+from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
+from hotloop.backends.cuda.repack import repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.fetch import Progress
 from hotloop.models.gguf_file import widen
 from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import ModelSpec, Stored, Weights
+from hotloop.models.spec import Int4Stored, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
@@ -33,7 +35,7 @@ _NUM_READERS = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3."""
+    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
 
     attn_norm: Tensor  # [hidden]
     qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
@@ -72,13 +74,16 @@ def load_weights(
     """The weights of a model on a device. `progress` is told how many of the device's bytes are filled.
 
     If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
-    has a fifth of them. The embedding, of which a step reads a few rows, stays as it is.
+    has a fifth of them. The embedding, of which a step reads a few rows, stays as it is. If not, matrices that the
+    files hold in four bits are held so here.
     """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
     if is_fp8:
         _check_sizes(share)
-    layers = tuple(_allocate_layer(share, device, dtype, is_fp8=is_fp8) for _ in range(share.num_layers))
+    layers = tuple(
+        _allocate_layer(share, model.weights, layer, device, dtype, is_fp8=is_fp8) for layer in range(share.num_layers)
+    )
     weights = _allocate(share, layers, device, dtype, rank, num_ranks, is_fp8=is_fp8)
     places = dict(_places(share, weights))
     total_bytes = sum(place.nbytes for place in places.values())
@@ -110,7 +115,7 @@ def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
     """Of what the norm in front of a layer and its weights make, whatever the prompt."""
     size = spec.num_kv_heads * spec.head_dim
     made = layer.qkv[-2 * size :]
-    rows = made.widened() if isinstance(made, ScaledMatrix) else made.float()
+    rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
     keys, values = (rows * layer.attn_norm.float()).view(2, spec.num_kv_heads, spec.head_dim, -1)
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     if layer.qkv_bias is not None:
@@ -150,7 +155,9 @@ def _allocate(
     return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
 
 
-def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_fp8: bool) -> LayerWeights:
+def _allocate_layer(
+    spec: ModelSpec, weights: Weights, layer: int, device: torch.device, dtype: torch.dtype, *, is_fp8: bool
+) -> LayerWeights:
     shapes = layer_shapes(spec)
 
     def stacked(*names: str) -> Matrix | None:
@@ -160,9 +167,25 @@ def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
         if is_fp8 and row_shape:
             return ScaledMatrix.empty(num_rows, row_shape[0], device)
+        if spec.int4 and row_shape:
+            full_names = [f"layers.{layer}.{name}" for name in names]
+            int4 = _allocate_int4(spec, weights, full_names, num_rows, row_shape[0], device)
+            if int4 is not None:
+                return int4
         return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
 
     return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
+
+
+def _allocate_int4(
+    spec: ModelSpec, weights: Weights, names: list[str], num_rows: int, num_columns: int, device: torch.device
+) -> Int4Matrix | None:
+    """Room for these; None if the files do not hold all of them in four bits."""
+    assert spec.int4
+    if isinstance(weights, DummyWeights):
+        return Int4Matrix.empty(num_rows, num_columns, spec.int4.group_size, device=device)
+    stored = [each for each in map(weights.stored, names) if isinstance(each, Int4Stored)]
+    return room_for(stored, num_rows, num_columns, device) if len(stored) == len(names) else None
 
 
 _LAYER_PARTS = {
@@ -206,7 +229,11 @@ def _fill(
     with ThreadPoolExecutor(_NUM_READERS) as readers:
         staging = _Staging(device, chunk_bytes, readers)
         for name, place in places.items():
-            staging.send(weights.stored(name), place, rank)
+            stored = weights.stored(name)
+            if isinstance(stored, Int4Stored):
+                staging.send_int4(stored, place, rank)
+            else:
+                staging.send(stored, place, rank)
             yield name
         staging.wait()
 
@@ -215,6 +242,10 @@ def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
     if isinstance(place, ScaledMatrix):
         drawn = torch.empty(place.values.shape, dtype=torch.bfloat16, device=place.values.device)
         quantise(drawn.normal_(0, STD, generator=generator), place)
+    elif isinstance(place, Int4Matrix):
+        torch.randint(-(1 << 31), 1 << 31, place.words.shape, generator=generator, out=place.words)
+        place.zeros.fill_(8)
+        place.scales.fill_(STD / 4.6)  # the deviation of the numbers 0 to 15
     elif place.ndim == 1:
         place.fill_(dummy_value(name))
     else:
@@ -237,6 +268,7 @@ class _Staging:
 
     def send(self, stored: Stored, place: Matrix, rank: int) -> None:
         """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
+        assert not isinstance(place, Int4Matrix)
         rows = stored.data.reshape(-1, stored.data.shape[-1])
         room = place if isinstance(place, ScaledMatrix) else place.view(-1, place.shape[-1])
         num_columns, width = stored.shape[-1], room.shape[1]
@@ -260,9 +292,31 @@ class _Staging:
             else:
                 room[begin : begin + step].copy_(numbers)
 
+    def send_int4(self, stored: Int4Stored, place: Matrix, rank: int) -> None:
+        """The same for a matrix in four bits, which is wider where it is to be held so."""
+        if isinstance(place, Int4Matrix):
+            repack(stored, place, rank, self._upload_all)
+            return
+        numbers = widen_stored(stored, self._upload_all, self._device.device)
+        row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
+        numbers = numbers[row : row + len(place), column : column + place.shape[1]]
+        if isinstance(place, ScaledMatrix):
+            quantise(numbers.contiguous(), place)
+        else:
+            place.copy_(numbers)
+
     def wait(self) -> None:
         for event in self._is_copied:
             event.synchronize()
+
+    def _upload_all(self, rows: NDArray[np.uint8]) -> Tensor:
+        """These rows on the device, to keep."""
+        kept = torch.empty(rows.shape, dtype=torch.uint8, device=self._device.device)
+        step = len(self._device) // rows.shape[1]
+        assert step > 0, "a row fits into a buffer"
+        for begin in range(0, len(rows), step):
+            kept[begin : begin + step].copy_(self._upload(rows[begin : begin + step]))
+        return kept
 
     def _upload(self, rows: NDArray[np.uint8]) -> Tensor:
         """These rows on the device, until the next call."""

@@ -80,6 +80,8 @@ def size(
     name, spec = find_shape(model)
     spec = replace(spec, **{key: value for key, value in asdict(shape).items() if value is not None})
     check_spec(Path(name), spec, spec.num_layers)
+    if spec.int4 and load.weights == "bf16":  # as a GPU holds them
+        load = replace(load, weights="int4")
     found = _hardware(gpu, price, host_memory)
     num_gpus = gpus or (1 if gpu else None)
     estimates = estimate_all(spec, load, found, num_gpus=num_gpus, min_tokens_s=min_speed)
