@@ -179,7 +179,7 @@ seldom = st.sampled_from([0.0, 0.01])
 troubles = st.builds(Troubles, abort=shares, step=seldom, copy=shares, disk=shares, stall=seldom)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1 << 32), troubles, st.sampled_from([1 << 20, 2000]))
 def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles: Troubles, max_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
