@@ -65,8 +65,10 @@ class Hardware:
     step_tokens: int = 8192
 
     def takes_s(self, step: Step) -> float:
-        num_rows, is_eager = step.num_tokens, step.num_tokens > self.max_graph
-        if not is_eager and any(part.num_tokens > 1 for part in step.slices):
+        num_rows = step.num_tokens
+        has_prefill = any(part.num_tokens > 1 for part in step.slices)
+        is_eager = has_prefill and num_rows > self.max_graph
+        if has_prefill and not is_eager:
             num_rows = -(-num_rows // self.pad) * self.pad
         compute_s = max(self.weights_s, self.step_s + self.token_s * num_rows)
         took_s = compute_s + sum(map(self._attention_s, step.slices)) + self.row_s * len(step.slices)

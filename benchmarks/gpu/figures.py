@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.beside import short_beside_long
 from benchmarks.gpu.models import dummy_model
 from hotloop.backends.cuda.flight import CudaFlight
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda
@@ -240,7 +239,6 @@ def run() -> Iterator[tuple[str, dict[str, Any]]]:
         for count in (64, 256):
             yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
         yield "64 agents in lockstep", _figure(lockstep(client), None)
-        yield "100 tokens beside 3 x 8,000", short_beside_long(engine, client.prompt)
 
 
 def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:
