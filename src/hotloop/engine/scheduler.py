@@ -103,8 +103,9 @@ class Scheduler:
         num_decoding = len(plan.slices)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
-        lacking = {each: self._num_lacking(each) for each in queue[:MAX_SHORT]}
-        self._begin_budget([part.request.rank for part in plan.slices.values()], queue, lacking)
+        prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
+        lacking = {each: self._num_lacking(each) for each in prompts[:MAX_SHORT]}
+        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), lacking)
         for request in self._short(queue, lacking, plan):
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
         if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
@@ -204,10 +205,10 @@ class Scheduler:
         queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
         return sorted(queue, key=attrgetter("rank"))
 
-    def _begin_budget(self, decoding: list[int], queue: list[Request], lacking: dict[Request, int]) -> None:
+    def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.cost_s(each.num_tokens - num, num)) for each, num in lacking.items()]
         lead = min((each.rank for each in self.running.values()), default=0)
-        self.budget.begin(self.fairness.now, decoding, prefills, len(queue), lead)
+        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
     def _short(self, queue: list[Request], lacking: dict[Request, int], plan: Plan) -> list[Request]:
         """Those of the first class that lack little, if one before them would fill the step."""
