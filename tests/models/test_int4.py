@@ -88,6 +88,9 @@ PACKED = "compressed-tensors"
     ("method", "changes", "line"),
     [
         ("awq", {"quant_method": "bitsandbytes"}, "weights quantised by 'bitsandbytes' are not supported"),
+        ("awq", {"quant_method": ["awq"]}, r"weights quantised by \['awq'\] are not supported"),
+        ("awq", {"group_size": True}, "group_size should be -1 or a multiple of 16, not True"),
+        ("awq", {"version": ["gemm"]}, "if version is gemm"),
         ("awq", {"version": "gemv"}, "awq weights are supported if version is gemm, not 'gemv'"),
         ("awq", {"zero_point": False}, "if zero_point is True, not False"),
         ("awq", {"bits": 3}, "if they have 4 bits, not 3"),
@@ -99,6 +102,7 @@ PACKED = "compressed-tensors"
         ("gptq", {"bits": 8}, "gptq weights are supported if they have 4 bits, not 8"),
         ("gptq", {"checkpoint_format": "marlin"}, "if checkpoint_format is gptq or gptq_v2, not 'marlin'"),
         ("gptq", {"pack_dtype": "int16"}, "if pack_dtype is int32, not 'int16'"),
+        ("gptq", {"dynamic": 5}, "rules of their own for some modules"),
         ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, "rules of their own for some modules"),
         (PACKED, {"format": "float-quantized"}, "if format is pack-quantized, not 'float-quantized'"),
         (PACKED, {"config_groups": {}}, "if config_groups has one scheme"),

@@ -167,8 +167,8 @@ def parse_int4(config: Mapping[str, Any], path: Path) -> Int4Spec | None:
 def _parse_gptq(where: str, said: Mapping[str, Any]) -> Int4Spec:
     said = {"checkpoint_format": "gptq", "pack_dtype": "int32"} | dict(said)
     _demand(where, said, checkpoint_format=("gptq", "gptq_v2"), pack_dtype=("int32",))
-    dynamic = said.get("dynamic") or {}
-    if any(not str(rule).startswith("-") for rule in dynamic):  # those that leave a module as it was show in the files
+    dynamic = said.get("dynamic") or {}  # rules that leave a module as it was show in the files
+    if not isinstance(dynamic, dict) or any(not str(rule).startswith("-") for rule in dynamic):
         raise ModelError(f"{where} with rules of their own for some modules (dynamic) are not supported")
     zero_offset = 1 if said["checkpoint_format"] == "gptq" else 0
     return Int4Spec("gptq", _group_size(where, said), zero_offset=zero_offset)
@@ -183,7 +183,7 @@ def _parse_packed(where: str, said: Mapping[str, Any]) -> Int4Spec:
     (scheme,) = schemes
     if scheme.get("input_activations") or said.get("kv_cache_scheme"):
         raise ModelError(f"{where} are supported if nothing but the weights is quantised")
-    weights = scheme["weights"]
+    weights = {"type": "int", "symmetric": True} | scheme["weights"]
     _demand(where, weights, type=("int",), strategy=("group", "channel"), symmetric=(True, False))
     group_size = None if weights["strategy"] == "channel" else weights.get("group_size")
     bits = {"bits": weights.get("num_bits"), "group_size": -1 if group_size is None else group_size}
