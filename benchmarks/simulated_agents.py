@@ -161,8 +161,6 @@ class World:
                 self.scheduler.advance(step)
             if flights and (not step.slices or len(flights) >= self._hardware.depth):
                 self._settle(*flights.popleft())
-                if flights:
-                    self.now += self.scheduler.budget.rest_s(flights[0][0].slices)
             elif not step.slices:
                 self.now = max(self.now, self._coming[0][0]) if self._coming else self.now + 0.01
 

@@ -7,7 +7,7 @@ from tests.engine.tiny import make_request
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Priority
-from hotloop.engine.prefill_budget import LAUNCH_S, LEAST, MOMENT_S, OUTPUT_TOKENS, PER_PROMPT, PROBE_S, PrefillBudget
+from hotloop.engine.prefill_budget import LEAST, MOMENT_S, OUTPUT_TOKENS, PER_PROMPT, PROBE_S, PrefillBudget
 from hotloop.engine.step import Slice
 
 PLAIN_S, TOKEN_S, PAIR_S = 0.005, 2e-5, 1e-9
@@ -130,13 +130,6 @@ def test_prompts_have_no_more_than_their_share_where_a_step_prefills_much_or_not
             budget.take(USER, 0, num_tokens)
             read_s += budget.cost_s(0, num_tokens)
     assert read_s == pytest.approx(100 * LEAST * PLAIN_S, rel=0.1)
-
-
-def test_behind_a_step_that_prefills_nothing_is_launched_until_shortly_before_it_ends(budget: PrefillBudget) -> None:
-    part = prefill(0, 2048)
-    assert 0.5 * took_s(part) < budget.rest_s([decode(), part]) <= took_s(part) - LAUNCH_S
-    assert budget.rest_s([decode()]) == 0
-    assert PrefillBudget(token_s=0.0003).rest_s([part]) == 0, "nothing is known yet"
 
 
 def test_now_and_then_a_step_prefills_nothing_to_see_what_that_takes(budget: PrefillBudget) -> None:

@@ -165,9 +165,10 @@ class EngineCore:
 
     def check(self) -> None:
         self.scheduler.check()
-        for tier in (self._disk, self._host):
-            if tier:
-                tier.check()
+        if self._disk:
+            self._disk.check()
+        if self._host:
+            self._host.check()
 
     def step(self) -> StepReport | None:
         """Launch a step, tell the world of the one before, settle the oldest in flight if it is time for that."""
@@ -183,11 +184,7 @@ class EngineCore:
         if launched:
             launched.flight.sample(self._sampling(launched.step))
         if self._flights and (not launched or len(self._flights) >= self._backend.depth):
-            report = self._settle(self._flights.popleft())
-            if self._flights and (rest_s := self.scheduler.budget.rest_s(self._flights[0].step.slices)) > 0:
-                self._tell_all()
-                time.sleep(rest_s)  # whoever comes meanwhile is in the next step, not in the one behind it
-            return report
+            return self._settle(self._flights.popleft())
         if self._is_copying and not launched:
             time.sleep(_COPY_POLL_S)  # there is nothing else to do
         return None
@@ -195,9 +192,10 @@ class EngineCore:
     def abort(self, *request_ids: str) -> None:
         """End requests now, if they have not ended already."""
         for request_id in request_ids:
-            for tier in (self._disk, self._host):
-                if tier:
-                    tier.let_go(request_id)
+            if self._disk:
+                self._disk.let_go(request_id)
+            if self._host:
+                self._host.let_go(request_id)
             request = self._find(request_id)
             if request:
                 num_told = request.num_tokens - len(self._listeners[request_id].untold)
@@ -249,7 +247,8 @@ class EngineCore:
         for part in step.slices:
             if part.wants_token:
                 rows.append(Row(part.request, part.end))
-            rows += [Row(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, len(part.draft_ids) + 1)]
+            count = len(part.draft_ids)
+            rows += [Row(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
         return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
 
     def _settle(self, launched: _Launched) -> StepReport:
@@ -277,8 +276,9 @@ class EngineCore:
         self._settling = None
         self.totals.num_steps += 1
         num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
-        now = self._clock()
-        duration_s, self._settled_at = now - self._settled_at, now
+        now, settled_at = self._clock(), self._settled_at
+        self._settled_at = now
+        duration_s = now - settled_at
         overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 

@@ -26,14 +26,11 @@ PER_PROMPT = 1 / 2
 """So many times as long a step may prefill at most, for each prompt that waits and for one more."""
 MOMENT_S = 1.0
 """So long after others were served steps stay short: they may be back."""
-LAUNCH_S = 0.003
-"""So long before a step that prefills ends, the next one is launched: more than that takes the host."""
 PROBE_S = 1.0
 """So often, while somebody decodes, a step prefills nothing, to see how long that takes now."""
 
 _LEARNING_RATE = 0.1
 _FADE = 0.02  # of what was learnt from the steps before is forgotten with each one
-_SURE = 0.9  # of what a step is expected to take, it takes at least
 _FEW = 128  # tokens; of more than that not twice as many as ever before are prefilled in a step that others wait for
 
 
@@ -117,11 +114,6 @@ class PrefillBudget:
     def cost_s(self, begin: int, num_tokens: int) -> float:
         """What it takes to prefill so many tokens behind the first `begin`."""
         return num_tokens * (self.token_s + self.pair_s * (begin + num_tokens / 2))
-
-    def rest_s(self, parts: Iterable[Slice]) -> float:
-        """For how long nothing need be launched behind a step of these that has just begun; 0 if it only decodes."""
-        prefill_s = sum(self.cost_s(part.begin, part.num_tokens) for part in parts if _is_prefill(part))
-        return max(0.0, _SURE * (self.plain_s + prefill_s) - LAUNCH_S) if self.plain_s and prefill_s else 0.0
 
     def _share_s(self, priority: Priority, decoding: list[int], waiting: list[tuple[int, float]], lead: int) -> float:
         """How long a step prefills for this class, if it is to have its share of the time and no more."""
