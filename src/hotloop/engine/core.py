@@ -180,9 +180,9 @@ class EngineCore:
         if self._tells_first:
             self._tell_all()
         launched = self._launch(began_at)
-        self._tell_all()
         if launched:
             launched.flight.sample(self._sampling(launched.step))
+        self._tell_all()
         if self._flights and (not launched or len(self._flights) >= self._backend.depth):
             return self._settle(self._flights.popleft())
         if self._is_copying and not launched:

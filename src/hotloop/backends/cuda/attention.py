@@ -16,6 +16,7 @@ A sequence that pads the batch has no rows and no keys. Rows of no sequence are 
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -47,6 +48,11 @@ class Workspace:
             torch.empty(size * head_dim, dtype=torch.float32, device=device),
             torch.empty(size, dtype=torch.float32, device=device),
         )
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def num_splits_for(num_sequences: int, num_kv_heads: int, num_sms: int = 132) -> int:

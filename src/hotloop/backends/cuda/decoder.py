@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
+from hotloop.backends.cuda.attention import Workspace, decode_attention, num_multiprocessors, num_splits_for
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
@@ -48,7 +48,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self._num_sms = _num_multiprocessors(self._device)
+        self._num_sms = num_multiprocessors(self._device)
         self._scale = spec.head_dim**-0.5
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
@@ -143,7 +143,3 @@ class Decoder:
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
-
-
-def _num_multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
