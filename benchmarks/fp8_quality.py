@@ -67,7 +67,7 @@ class Emulation:
         self._spec, self._weights, self._variant = spec, weights, variant
         self._head: Matrix = head
         if variant.head_type:
-            self._head = quantise(head, ScaledMatrix.empty(*head.shape, head.device, variant.head_type))
+            self._head = quantise(head, ScaledMatrix.empty(len(head), head.shape[1], head.device, variant.head_type))
 
     def logits(self, token_ids: Tensor) -> Tensor:
         """[positions, vocabulary]"""
