@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
@@ -145,9 +143,8 @@ def main() -> None:
     texts = [text.to(asked.device) for text in windows(model, asked.files, asked.window, asked.windows)]
     bf16_head = loaded[False].head
     assert isinstance(bf16_head, Tensor)
-    tops: list[Tensor] = []
-    table = Table("", "perplexity", "other top token", "KL, nats", title=f"{model.name}, {len(texts)} x {asked.window}")
     wanted: list[Tensor] = []
+    print(f"{model.name}, {len(texts)} x {asked.window} tokens\n{'':28}perplexity  other top token  KL, nats")
     for variant in VARIANTS:
         emulation = Emulation(model.spec, loaded[variant.has_weights], bf16_head, variant)
         lost, num_other, divergence = 0.0, 0, 0.0
@@ -155,15 +152,13 @@ def main() -> None:
             with torch.inference_mode():
                 found = emulation.logits(text).log_softmax(-1)[:-1]
             if variant == VARIANTS[0]:
-                wanted.append(found.half())
-                tops.append(found.argmax(-1))
+                wanted.append(found)
             lost -= float(found.gather(1, text[1:, None]).sum())
-            num_other += int((found.argmax(-1) != tops[i]).sum())
-            divergence += float(functional.kl_div(found, wanted[i].float(), reduction="sum", log_target=True))
+            num_other += int((found.argmax(-1) != wanted[i].argmax(-1)).sum())
+            divergence += float(functional.kl_div(found, wanted[i], reduction="sum", log_target=True))
         count = sum(len(text) - 1 for text in texts)
-        figures = f"{math.exp(lost / count):.3f}", f"{num_other / count:.2%}", f"{divergence / count:.4f}"
-        table.add_row(variant.name, *figures)
-    Console().print(table)
+        perplexity, other = math.exp(lost / count), num_other / count
+        print(f"{variant.name:28}{perplexity:10.3f}{other:17.2%}{divergence / count:10.4f}", flush=True)
 
 
 if __name__ == "__main__":

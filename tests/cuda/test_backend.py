@@ -292,11 +292,14 @@ def test_logits_that_are_no_numbers_fail_their_request(device: str) -> None:
     assert chosen.token(1) >= 0
 
 
-def test_after_the_warm_up_nothing_is_compiled(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("formats", [{}, {"has_fp8_weights": True, "kv_precision": "fp8"}], ids=["f32", "fp8"])
+def test_after_the_warm_up_nothing_is_compiled(
+    formats: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device == "cpu":
         pytest.skip("the interpreter compiles nothing")
     model = tiny_model("qwen3", max_context=512)
-    backend = make_backend(model, device, max_step_tokens=256)
+    backend = make_backend(model, device, max_step_tokens=256, **formats)
     warm_up(backend)
     compiled: list[str] = []
 

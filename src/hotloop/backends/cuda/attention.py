@@ -171,6 +171,8 @@ def _attend(
         weight = tl.exp2(logit - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
         v = tl.load(v_cache + at, mask=is_in, other=0.0).to(queries.dtype)
+        if kv_scales is not None:  # changes no value: with it they go through shared memory as float16, not as bytes
+            v = tl.where(is_in, v, 0.0)
         found = found * rescale[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="tf32x3")
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak

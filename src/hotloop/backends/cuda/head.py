@@ -13,7 +13,7 @@ from hotloop.backends.cuda.fp8 import ScaledMatrix
 
 _TILE_TOKENS = 128
 _TILE_K = 128
-_MAX_TILE_ROWS = 128
+TILE_ROWS = (16, 64, 128)
 
 
 def int8_logits(x: torch.Tensor, head: ScaledMatrix) -> torch.Tensor:
@@ -24,7 +24,7 @@ def int8_logits(x: torch.Tensor, head: ScaledMatrix) -> torch.Tensor:
         return out
     if not x.is_cuda:
         x = x.float()  # the interpreter multiplies the bits of bf16
-    tile_rows = min(_MAX_TILE_ROWS, max(16, triton.next_power_of_2(num_rows)))
+    tile_rows = next((size for size in TILE_ROWS if num_rows <= size), TILE_ROWS[-1])
     grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(len(head), _TILE_TOKENS))
     _int8_logits[grid](
         x, head.values, head.scales, out, num_rows, len(head), k, tile_rows, _TILE_TOKENS, _TILE_K,
