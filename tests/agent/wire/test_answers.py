@@ -29,9 +29,9 @@ from hotloop.agent.model import Answered, ModelEvent, ModelUsage
 from hotloop.agent.wire.anthropic_answer import AnthropicAnswer
 from hotloop.agent.wire.http import RemoteServer
 from hotloop.agent.wire.openai_answer import OpenAIAnswer
-from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import RemoteError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.sse import EventReader, ServerEvent
 
 SERVER = RemoteServer("http://localhost")
 

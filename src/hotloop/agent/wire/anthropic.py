@@ -17,8 +17,8 @@ from hotloop.agent.wire.anthropic_answer import LAST, AnthropicAnswer
 from hotloop.agent.wire.http import TIMEOUT, Json, RemoteServer, Retries
 from hotloop.agent.wire.openai import first_model
 from hotloop.agent.wire.session import session_headers
-from hotloop.border.sse import ServerEvent
 from hotloop.core.message import Message, Thought, Tool, ToolCall
+from hotloop.wire.sse import ServerEvent
 
 _PATH = "/v1/messages"
 _VERSION = "2023-06-01"

@@ -15,9 +15,9 @@ import msgspec
 from hotloop.agent.model import Answered, ModelUsage
 from hotloop.agent.wire.calls import Doubt, WireCall
 from hotloop.agent.wire.http import RemoteServer
-from hotloop.border.sse import ServerEvent
 from hotloop.core.message import Thought
 from hotloop.core.stream import StreamEvent, TextDelta
+from hotloop.wire.sse import ServerEvent
 
 LAST = "message_stop"
 

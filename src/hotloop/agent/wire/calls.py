@@ -11,8 +11,8 @@ is believed only once something else follows it, or the answer ends for another 
 
 from collections.abc import Iterable, Iterator
 
-from hotloop.agent.json_stream import Nesting
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent
+from hotloop.wire.nesting import Nesting
 
 
 class Doubt:

@@ -13,8 +13,8 @@ import msgspec
 from hotloop.agent.model import Answered, ModelUsage
 from hotloop.agent.wire.calls import Doubt, WireCall
 from hotloop.agent.wire.http import RemoteServer
-from hotloop.border.sse import ServerEvent
 from hotloop.core.stream import StreamEvent, TextDelta
+from hotloop.wire.sse import ServerEvent
 
 DONE = "[DONE]"
 

@@ -7,7 +7,7 @@ import msgspec
 
 from hotloop.bench.client import ServerFailed
 from hotloop.bench.doctor.facts import Heard
-from hotloop.border.sse import EventReader, ServerEvent
+from hotloop.wire.sse import EventReader, ServerEvent
 
 _TOGETHER_S = 0.001  # a buffer that is let go at once still takes a moment to be parsed
 
