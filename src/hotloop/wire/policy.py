@@ -5,11 +5,14 @@ Notes travel in a header: plain ASCII, short and few.
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import Request, Tool
+
+Limit = Literal["max_tokens", "max_completion_tokens"]
 
 _MAX_CHARS = 160
 _MAX_NOTES = 16
@@ -47,6 +50,8 @@ class Target:
     """Whether it is asked only what all servers have known for long."""
     takes_signatures: bool = False
     """Whether it is given the signatures of thoughts, since it gave them out."""
+    limit: Limit | None = None
+    """What a chat calls the most tokens of an answer, if that does not follow from the rest."""
 
     def keeps(self, mark: Json | None) -> Json:
         """A cache mark as a field, for APIs that have no such field, though gateways and engines read it."""

@@ -74,7 +74,7 @@ def render_image(part: Image) -> Json:
 
 def _render_turns(request: Request, target: Target) -> list[Json]:
     messages = [message for turn in request.turns for message in _render_turn(turn, target)]
-    if request.turns[-1].role == "assistant" and request.api != "chat":
+    if request.api != "chat" and request.turns[-1].role == "assistant":
         target.notes.add("the last turn is the assistant's: it is answered, not continued")
     return messages
 
@@ -209,7 +209,7 @@ def _render_tool(tool: Tool, target: Target) -> Json:
 def _render_sampling(request: Request, target: Target) -> Json:
     rendered: Json = {}
     if request.max_tokens is not None:
-        limit = "max_completion_tokens" if target.is_strict and not target.is_plain else "max_tokens"
+        limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
         if request.max_tokens == 0:
             target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
         rendered[limit] = request.max_tokens or 1

@@ -15,7 +15,7 @@ from hotloop.wire.thoughts import seal_thought
 
 def render_request(request: Request, target: Target) -> Json:
     turns, instructions = request.turns, {}
-    first = turns[0]
+    first = turns[0] if turns else Turn("user", ())
     if first.role == "system" and first.is_plain and len(turns) > 1:
         turns, instructions = turns[1:], {"instructions": first.texts[0]}
     rest = render_rest(request, target, "responses")
@@ -84,6 +84,8 @@ def _render_thought(thought: Thought, target: Target) -> list[Json]:
     """OpenAI takes back only what it has sealed; engines take back what they said."""
     text = "" if thought.is_sealed else thought.text
     is_own = thought.maker == "responses"
+    if is_own and not (text or thought.signature):
+        return []  # it was kept by its maker, who was not asked to give it out
     if target.is_strict and not is_own:
         target.notes.add("thinking left out: the replica's API has no place for it")
         return []
