@@ -10,6 +10,7 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
+from hotloop.wire.sse import EventReader
 
 _TIMEOUT = httpx.Timeout(600, connect=10)
 
@@ -157,8 +158,7 @@ class ChatClient:
             ) as response:
                 if response.status_code != 200:
                     raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
-                async for line in response.aiter_lines():
-                    delta = _parse_line(line)
+                async for delta in _deltas(response):
                     usage = delta.usage or usage
                     num_deltas += bool(delta.text or delta.calls)
                     if delta.text or delta.calls or delta.finish_reason:
@@ -226,10 +226,12 @@ def _headers(session_id: str) -> dict[str, str]:
     return {"X-Session-ID": session_id} if session_id else {}
 
 
-def _parse_line(line: str) -> Delta:
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return Delta()
-    return _parse(line[5:].strip().encode())
+async def _deltas(response: httpx.Response) -> AsyncGenerator[Delta, None]:
+    reader = EventReader()
+    async for data in response.aiter_bytes():
+        for event in reader.push(data):
+            if event.data.strip() != b"[DONE]":
+                yield _parse(event.data)
 
 
 def _parse(data: bytes) -> Delta:

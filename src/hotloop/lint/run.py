@@ -12,7 +12,8 @@ from hotloop.lint.change import Change
 from hotloop.lint.finding import Place, Waste
 from hotloop.lint.meter import Scale
 from hotloop.lint.part import Json, Part
-from hotloop.lint.shapes.answer import Answer, Api
+from hotloop.lint.shapes.answer import Answer
+from hotloop.wire.part import Api
 
 _SHRUNK = 0.5
 

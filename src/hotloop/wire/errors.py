@@ -89,8 +89,12 @@ def render_message_failure(error: RemoteError) -> tuple[int, Json]:
     if is_too_long(error):
         status = 400
         message = message if _KNOWN_WORDS in message.lower() else f"{_KNOWN_WORDS}: {message}"
-    kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return status, {"type": "error", "error": {"type": kind, "message": message}}
+    return status, {"type": "error", "error": {"type": message_error_type(status), "message": message}}
+
+
+def message_error_type(status: int) -> str:
+    """What Anthropic's clients tell failures apart by."""
+    return _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def render_chat_failure(error: RemoteError) -> tuple[int, Json]:

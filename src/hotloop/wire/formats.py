@@ -25,6 +25,7 @@ from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
 from hotloop.wire.responses.writer import ResponsesWriter, render_head
 from hotloop.wire.sse import ServerEvent
+from hotloop.wire.usage import Usage
 
 
 class Reader(Protocol):
@@ -32,6 +33,11 @@ class Reader(Protocol):
 
     is_over: bool
     """Whether the last word has been said."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """As far as it was told."""
+        ...
 
     def push(self, event: ServerEvent) -> Iterator[Event]: ...
 

@@ -9,6 +9,7 @@ import msgspec
 
 from hotloop.bench.cache.script import Json
 from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.wire.sse import EventReader
 
 _TIMEOUT = httpx.Timeout(600, connect=10)
 
@@ -90,10 +91,12 @@ class Wire:
             ) as response:
                 if response.status_code != 200:
                     raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and not line.endswith("[DONE]"):
-                        first_at = first_at or time.perf_counter()
-                        events.append(_parse(line[5:]))
+                reader = EventReader()
+                async for data in response.aiter_bytes():
+                    for event in reader.push(data):
+                        if event.data.strip() != b"[DONE]":
+                            first_at = first_at or time.perf_counter()
+                            events.append(_parse(event.data))
         except httpx.HTTPError as error:
             raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
         if first_at is None:
@@ -113,11 +116,11 @@ class Wire:
             raise ServerFailed(f"{self.url} gave an explanation that is none: {error}") from None
 
 
-def _parse(data: str) -> Json:
+def _parse(data: bytes) -> Json:
     try:
         event: Any = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise ServerFailed(f"not an event: {data[:200]} ({error})") from None
+        raise ServerFailed(f"not an event: {data[:200].decode(errors='replace')} ({error})") from None
     if not isinstance(event, dict) or event.get("error"):
         raise ServerFailed(f"the stream ended in an error: {str(event)[:200]}")
     return event

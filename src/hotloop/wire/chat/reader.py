@@ -111,7 +111,7 @@ class ChatReader:
         self._offered = offered
         self._has_begun = False
         self._thought: list[str] = []
-        self._usage: Usage | None = None
+        self.usage: Usage | None = None
         self._ending: Choice | None = None
         self._calls = OpenCalls(name_call)
         self._places: dict[int, OpenCall] = {}  # by the wire's index
@@ -128,7 +128,7 @@ class ChatReader:
             raise read_event_failure(_decode_any(text))
         completion = _decode(text)
         yield from self._begin(completion)
-        self._usage = read_usage(completion.usage) or self._usage
+        self.usage = read_usage(completion.usage) or self.usage
         for choice in completion.choices or ():
             if not choice.index:
                 yield from self._take(choice)
@@ -148,7 +148,7 @@ class ChatReader:
         for i, call in enumerate(choice.message.tool_calls or ()):
             call.index = i
         yield from self._begin(completion)
-        self._usage = read_usage(completion.usage)
+        self.usage = read_usage(completion.usage)
         yield from self._take(choice)
         yield from self._end()
 
@@ -177,7 +177,7 @@ class ChatReader:
         stop = ending.stop if reason == "stop" else None
         if end == "stop" and stop is None and self._calls.all:
             end = "calls"
-        yield Ended(end, stop, self._usage or Usage())
+        yield Ended(end, stop, self.usage or Usage())
 
     def _take(self, choice: Choice) -> Iterator[Event]:
         said = choice.delta or choice.message or Said()

@@ -91,6 +91,10 @@ class MessagesReader:
         self._open_calls: dict[int, tuple[OpenCall, Any]] = {}  # by their block, with the input it began with
         self._thoughts: dict[int, Thought] = {}  # by their block
 
+    @property
+    def usage(self) -> Usage | None:
+        return read_usage(self._usage)
+
     def push(self, event: ServerEvent) -> Iterator[Event]:
         """Raises RemoteError if it makes no sense, or tells of a failure."""
         if self.is_over:
@@ -126,7 +130,7 @@ class MessagesReader:
         answer_id, model = (value if isinstance(value, str) else "" for value in (message.id, message.model))
         self._calls.answer_id = answer_id
         self._usage = merge_usage(self._usage, message.usage)
-        yield Begun(answer_id, model, read_usage(self._usage) or Usage())
+        yield Begun(answer_id, model, self.usage or Usage())
 
     def _go_on(self, heard: MessageEvent) -> Iterator[Event]:
         match heard.type:
@@ -190,7 +194,7 @@ class MessagesReader:
             yield from self._calls.finish()
         if reason == "stop" and stop is None and self._calls.all:
             reason = "calls"
-        yield Ended(reason, stop, read_usage(self._usage) or Usage())
+        yield Ended(reason, stop, self.usage or Usage())
 
 
 def _decode(decoder: msgspec.json.Decoder[Shape], data: bytes | str) -> Shape:

@@ -83,7 +83,9 @@ class ResponsesReader:
 
     def __init__(self, *, name_call: NameCall = name_call) -> None:
         self.is_over = False
+        self.usage: Usage | None = None
         self._has_begun = False
+        self._has_items = False
         self._calls = OpenCalls(name_call)
         self._open_calls: dict[int, OpenCall] = {}  # by their place in the output
         self._told: set[int] = set()  # items of which there were deltas
@@ -120,9 +122,6 @@ class ResponsesReader:
         if response.output is None and not response.error:
             raise bad_answer("it has no output")
         yield from self._begin(response)
-        for i, item in enumerate(response.output or ()):
-            yield from self._begin_item(i, item)
-            yield from self._end_item(i, item)
         yield from self._end(response)
 
     def _begin(self, response: ResponseObject) -> Iterator[Event]:
@@ -134,6 +133,7 @@ class ResponsesReader:
         yield Begun(answer_id, model)
 
     def _begin_item(self, index: int, item: Item) -> Iterator[Event]:
+        self._has_items = True
         yield from self._calls.settle()
         if item.type in _CALLS:
             call = self._calls.begin(item.call_id, flat_name(item.name or "", item.namespace))
@@ -177,7 +177,12 @@ class ResponsesReader:
     def _end(self, response: ResponseObject) -> Iterator[Event]:
         if response.error or response.status in ("failed", "cancelled"):
             raise read_event_failure({"error": response.error or f"the response was {response.status}"})
+        if not self._has_items:  # all of it comes at the end
+            for i, item in enumerate(response.output or ()):
+                yield from self._begin_item(i, item)
+                yield from self._end_item(i, item)
         self.is_over = True
+        self.usage = read_usage(response.usage)
         details = response.incomplete_details or Details()
         is_cut = response.status == "incomplete"
         reason: EndReason = _REASONS.get(details.reason or "", "length") if is_cut else "stop"
@@ -185,7 +190,7 @@ class ResponsesReader:
             yield from self._calls.finish()
         if reason == "stop" and self._calls.all:
             reason = "calls"
-        yield Ended(reason, None, read_usage(response.usage) or Usage())
+        yield Ended(reason, None, self.usage or Usage())
 
 
 def _decode(decoder: msgspec.json.Decoder[Shape], data: bytes | str) -> Shape:
