@@ -16,9 +16,8 @@ from hotloop.server.responses.items import (
     make_turns,
     parse_items,
     render_items,
-    unwrap_input,
-    wrap_input,
 )
+from hotloop.wire.arguments import unwrap_input, wrap_input
 
 NAMES = st.sampled_from(["f", "g"])
 SPACES = st.sampled_from([None, "n"])
@@ -62,7 +61,7 @@ def test_arguments_without_a_text(arguments: str) -> None:
 
 
 def test_text_and_the_calls_after_it_are_one_turn() -> None:
-    f, g = ToolCall("1", "f", "{}"), ToolCall("2", "n.g", "{}")
+    f, g = ToolCall("1", "f", "{}"), ToolCall("2", "n__g", "{}")
     items = (
         Said("user", "hello"),
         Said("assistant", "I see."),
@@ -85,6 +84,12 @@ def test_text_and_the_calls_after_it_are_one_turn() -> None:
         Message("assistant", "Done."),
         Message("system", "Go on."),
     )
+
+
+def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
+    parts = [{"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"}]
+    assert parse_items([{"role": "assistant", "content": parts}]) == (Said("assistant", "ab"),)
+    assert parse_items([{"role": "user", "content": parts}]) == (Said("user", "a\nb"),)
 
 
 def test_many_calls_in_one_turn_take_no_longer_than_they_must() -> None:

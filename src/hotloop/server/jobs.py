@@ -13,6 +13,7 @@ from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import Request, SamplingParams
+from hotloop.server.delivery import PlainText, Silence
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin, Turn
 from hotloop.server.openai.chat import (
@@ -29,7 +30,7 @@ from hotloop.server.openai.completions import (
     parse_completion_sampling,
     parse_prompts,
 )
-from hotloop.server.openai.message import ChatWording, PlainText, Silence
+from hotloop.server.openai.message import ChatWording
 from hotloop.server.openai.render import Wording
 from hotloop.server.openai.structure import Constraint, blaming, parse_constraint
 from hotloop.server.openai.tools import Calling
@@ -54,6 +55,8 @@ class Job:
     inquiry: Inquiry
     asker: Asker
     num_choices: int = 1
+    parser: Callable[[], CallParser] = PlainText
+    """What makes the parser of a choice's text."""
     is_silent: bool = False
     """Whether there is no answer: the prompt was only to be read."""
 
@@ -88,7 +91,7 @@ def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
     wording = ChatWording(
         engine.tokenizer,
         has_logprobs=sampling.logprobs is not None,
-        parser=answer_parser(calling, service, turn),
+        can_call=calling.is_possible,
         is_named=calling.choice.name is not None,
     )
     return CompletionJob(
@@ -99,6 +102,7 @@ def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
         num_choices=body.num_choices,
         sampling=sampling,
         wording=wording,
+        parser=answer_parser(calling, service, turn),
         grammar=grammar,
         turn=turn,
         inquiry=service.explainer.inquire([prompt], asker, body.compared_with),
@@ -119,7 +123,8 @@ def reading_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob
         prompt_param="messages",
         prompts=[prompt],
         sampling=SamplingParams(max_tokens=1, ignore_eos=True),
-        wording=ChatWording(service.engine.tokenizer, has_logprobs=False, parser=Silence),
+        wording=ChatWording(service.engine.tokenizer, has_logprobs=False),
+        parser=Silence,
         grammar=None,
         turn=service.keeper.begin(pins=whole_prompt_pins(body, prompt)),
         inquiry=service.explainer.inquire([prompt], asker, body.compared_with),

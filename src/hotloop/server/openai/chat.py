@@ -132,7 +132,7 @@ def _parse_message(index: int, body: MessageBody) -> Message:
     role: Role = "system" if body.role == "developer" else body.role
     return Message(
         role=role,
-        content=_parse_content(index, body.content),
+        content=_parse_content(index, body.content, "" if role == "assistant" else "\n"),
         name=body.name,
         tool_calls=tuple(
             ToolCall(call.id, call.function.name, call.function.arguments) for call in body.tool_calls or ()
@@ -141,10 +141,11 @@ def _parse_message(index: int, body: MessageBody) -> Message:
     )
 
 
-def _parse_content(index: int, content: str | list[PartBody] | None) -> str:
+def _parse_content(index: int, content: str | list[PartBody] | None, joiner: str) -> str:
+    """An answer comes back in as many parts as it was given out in, and was one text; other parts are lines."""
     if not isinstance(content, list):
         return content or ""
-    return "\n".join(_parse_part(f"messages[{index}].content[{j}]", part) for j, part in enumerate(content))
+    return joiner.join(_parse_part(f"messages[{index}].content[{j}]", part) for j, part in enumerate(content))
 
 
 def _parse_part(place: str, part: PartBody) -> str:

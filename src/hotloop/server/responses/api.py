@@ -151,7 +151,8 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
         prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        composer=Composer(head, answer_parser(toolbox.calling, service, turn)(), toolbox, tokenizer, inquiry),
+        composer=Composer(head, toolbox, tokenizer, inquiry),
+        parser=answer_parser(toolbox.calling, service, turn),
         items=items,
         turn=turn,
         inquiry=inquiry,
@@ -179,7 +180,7 @@ async def _answer(run: Run, store: ResponseStore, receive: Receive) -> Response:
         async with run.call.attended(receive):
             await _compose(run)
     except Cancelled as error:
-        run.composer.fail(error)
+        run.composer.break_off(error)
     finally:
         store.forget(run)
     return _json(store.settle(run))
@@ -190,15 +191,15 @@ async def _finish(run: Run, store: ResponseStore) -> None:
     try:
         await _compose(run)
     except HotloopError as error:
-        run.composer.fail(error)
+        run.composer.break_off(error)
     finally:
         store.settle(run)
 
 
 async def _compose(run: Run) -> None:
     while run.call.has_more:
-        for _, event in await run.call.take():
-            run.composer.add(event)
+        for _, piece in await run.call.take():
+            run.composer.add(piece)
     run.composer.finish(run.call.usages[0])
 
 

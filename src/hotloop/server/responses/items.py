@@ -7,7 +7,6 @@ What a response put out is parsed here again when a later one continues it, so t
 follow it are one turn, as the model wrote them.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +17,9 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
 from hotloop.server.openai.render import Json
 from hotloop.server.openai.wire import convert
+from hotloop.wire.arguments import wrap_input
+from hotloop.wire.part import Call, flat_name
+from hotloop.wire.responses.render import render_call
 
 # Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
 _DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
@@ -109,31 +111,13 @@ def make_turns(items: Iterable[Item]) -> tuple[Message, ...]:
             case Said():
                 turns.append(Message("user" if item.role == "user" else "system", item.text))
             case Called():
-                calls.append(ToolCall(item.call_id, model_name(item.name, item.namespace), item.arguments))
+                calls.append(ToolCall(item.call_id, flat_name(item.name, item.namespace), item.arguments))
                 is_open = True
             case Returned():
                 turns.append(Message("tool", item.text, tool_call_id=item.call_id))
     if is_open:
         turns.append(Message("assistant", text, tool_calls=tuple(calls)))
     return tuple(turns)
-
-
-def model_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool: two namespaces may have tools of the same name."""
-    return f"{namespace}.{name}" if namespace else name
-
-
-def wrap_input(text: str) -> str:
-    """The arguments of a call to a custom tool, as a model writes them."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
-def unwrap_input(arguments: str) -> str:
-    """The text in a custom tool's arguments; nothing if they were cut off."""
-    try:
-        return str(json.loads(arguments)["input"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
 
 
 def count_bytes(items: Iterable[Item]) -> int:
@@ -152,7 +136,8 @@ def _parse_item(place: str, body: Mapping[str, Any]) -> Item | None:
     match kind:
         case "message":
             message = convert(body, MessageBody, place)
-            return Said(message.role, _parse_content(f"{place}.content", message.content))
+            joiner = "" if message.role == "assistant" else "\n"  # an answer was one text, in however many parts
+            return Said(message.role, _parse_content(f"{place}.content", message.content, joiner))
         case "function_call":
             call = convert(body, FunctionCallBody, place)
             return Called(call.call_id, call.name, call.arguments, call.namespace)
@@ -168,10 +153,10 @@ def _parse_item(place: str, body: Mapping[str, Any]) -> Item | None:
     raise RequestError(f"{place}: items of type {kind!r:.100} are not supported", param=place)
 
 
-def _parse_content(place: str, content: Content) -> str:
+def _parse_content(place: str, content: Content, joiner: str = "\n") -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(_parse_part(f"{place}[{i}]", part) for i, part in enumerate(content))
+    return joiner.join(_parse_part(f"{place}[{i}]", part) for i, part in enumerate(content))
 
 
 def _parse_part(place: str, part: PartBody) -> str:
@@ -188,19 +173,10 @@ def _render_item(item: Item, stem: str) -> Json:
         case Said():
             part = {"type": "input_text", "text": item.text}
         case Called():
-            return {**render_call(item), "id": f"{'ctc' if item.is_custom else 'fc'}_{stem}", "status": "completed"}
+            call = Call(item.call_id, item.name, item.arguments, item.namespace, item.is_custom)
+            return {**render_call(call), "id": f"{'ctc' if item.is_custom else 'fc'}_{stem}", "status": "completed"}
         case Returned():
             kind = "custom_tool_call_output" if item.is_custom else "function_call_output"
             fields = {"call_id": item.call_id, "output": item.text, "status": "completed"}
             return {"id": f"fco_{stem}", "type": kind, **fields}
     return {"id": f"msg_{stem}", "type": "message", "role": item.role, "status": "completed", "content": [part]}
-
-
-def render_call(call: Called) -> Json:
-    """A call as an item, without the item's own id and status."""
-    about: Json = {"call_id": call.call_id, "name": call.name}
-    if call.namespace:
-        about["namespace"] = call.namespace
-    if call.is_custom:
-        return {"type": "custom_tool_call", **about, "input": unwrap_input(call.arguments)}
-    return {"type": "function_call", **about, "arguments": call.arguments}

@@ -23,17 +23,12 @@ from hotloop.server.openai.tools import (
     choose_tools,
 )
 from hotloop.server.openai.wire import convert
-from hotloop.server.responses.items import model_name
+from hotloop.wire import request as wire
+from hotloop.wire.part import flat_name
+from hotloop.wire.request import TEXT_INPUT
 
 # What coding agents offer unasked, and a model can do without. Nobody would run it here, so the model is not told.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation", "tool_search")
-
-_TEXT_INPUT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -101,9 +96,10 @@ class Toolbox:
     offers: Mapping[str, Offer]
     bodies: Sequence[Json]
 
-    def find(self, name: str) -> Offer:
-        """The offer behind a name the model used. A function, should there be none."""
-        return self.offers.get(name) or Offer(Tool(name), name)
+    @property
+    def wire_tools(self) -> list[wire.Tool]:
+        offers = self.offers.values()
+        return [wire.Tool(offer.name, namespace=offer.namespace, is_custom=offer.is_custom) for offer in offers]
 
 
 def parse_toolbox(
@@ -138,7 +134,7 @@ def _parse_tool(place: str, body: Mapping[str, Any], is_strict: bool, namespace:
 
 def _parse_function(place: str, body: FunctionBody, is_strict: bool, namespace: str | None) -> Offer:
     tool = Tool(
-        model_name(body.name, namespace),
+        flat_name(body.name, namespace),
         body.description or "",
         body.parameters or {},
         is_strict if body.strict is None else body.strict,
@@ -150,7 +146,7 @@ def _parse_custom(place: str, body: CustomBody, namespace: str | None) -> Offer:
     description = body.description or ""
     if body.format and body.format.definition:
         description += f"\nThe input follows this {body.format.syntax or ''} grammar:\n{body.format.definition}"
-    tool = Tool(model_name(body.name, namespace), description.strip(), _TEXT_INPUT)
+    tool = Tool(flat_name(body.name, namespace), description.strip(), TEXT_INPUT)
     return Offer(tool, body.name, namespace, is_custom=True, place=place)
 
 
@@ -167,7 +163,7 @@ def _parse_choice(choice: FlatChoice | None) -> ChoiceBody | None:
 
 
 def _named(choice: NamedFunction | NamedCustom) -> NamedBody:
-    return NamedBody(function=NameBody(name=model_name(choice.name, choice.namespace)))
+    return NamedBody(function=NameBody(name=flat_name(choice.name, choice.namespace)))
 
 
 def _render_tool(body: Mapping[str, Any], is_strict: bool) -> Json:

@@ -19,7 +19,6 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Call, Text
 from hotloop.wire.sse import write_event
 from hotloop.wire.thoughts import is_signed, render_block
-from hotloop.wire.usage import Usage
 
 _STOP_REASONS: dict[EndReason, str] = {
     "stop": "end_turn",
@@ -50,13 +49,13 @@ class MessagesWriter:
 
     def whole(self, events: Iterable[Event]) -> Json:
         answer = gather(events)
-        frame = self._render_frame(answer.id, answer.model, answer.ended.usage)
+        frame = self.render_frame(Begun(answer.id, answer.model, answer.ended.usage))
         return {**frame, "content": [_render_block(part) for part in answer.parts], **render_stop(answer.ended)}
 
     def _write(self, event: Event) -> Iterator[bytes]:
         match event:
             case Begun():
-                yield write_event("message_start", message=self._render_frame(event.id, event.model, event.usage))
+                yield write_event("message_start", message=self.render_frame(event))
                 yield write_event("ping")
             case TextDelta():
                 yield from self._open_block("text", {"type": "text", "text": ""})
@@ -103,17 +102,17 @@ class MessagesWriter:
     def _delta(self, **delta: str) -> bytes:
         return write_event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
-    def _render_frame(self, answer_id: str, model: str, usage: Usage) -> Json:
+    def render_frame(self, begun: Begun) -> Json:
         """A message before its first word."""
         return {
-            "id": f"msg_{answer_stem(answer_id)}",
+            "id": f"msg_{answer_stem(begun.id)}",
             "type": "message",
             "role": "assistant",
-            "model": model or self._model,
+            "model": begun.model or self._model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage.render_message(),
+            "usage": begun.usage.render_message(),
         }
 
 

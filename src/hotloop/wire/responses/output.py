@@ -4,6 +4,7 @@ Each item says what a client hears when it opens, grows and closes, in OpenAI's 
 whole. The events have no sequence numbers yet.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -78,6 +79,7 @@ class TextItem:
     def __init__(self, stem: str, output_index: int) -> None:
         self._item = _Item(f"msg_{stem}", output_index)
         self._where = {**self._item.where, "content_index": 0}
+        self._logprobs: list[Json] = []
         self._has_part = False
 
     def open(self) -> list[Json]:
@@ -85,14 +87,17 @@ class TextItem:
         self._has_part = True
         return [added, {"type": "response.content_part.added", **self._where, "part": self._render_part()}]
 
-    def grow(self, text: str) -> list[Json]:
+    def grow(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
         self._item.add(text)
-        return [{"type": "response.output_text.delta", **self._where, "delta": text, "logprobs": []}]
+        self._logprobs += logprobs
+        brief = [_brief(logprob) for logprob in logprobs]
+        return [{"type": "response.output_text.delta", **self._where, "delta": text, "logprobs": brief}]
 
     def close(self, status: ItemStatus) -> list[Json]:
         self._item.status = status
+        done = {"text": self._item.text, "logprobs": [_brief(logprob) for logprob in self._logprobs]}
         return [
-            {"type": "response.output_text.done", **self._where, "text": self._item.text, "logprobs": []},
+            {"type": "response.output_text.done", **self._where, **done},
             {"type": "response.content_part.done", **self._where, "part": self._render_part()},
             {"type": "response.output_item.done", **self._item.place, "item": self.render()},
         ]
@@ -102,7 +107,13 @@ class TextItem:
         return {**about, "content": [self._render_part()] if self._has_part else []}
 
     def _render_part(self) -> Json:
-        return {"type": "output_text", "text": self._item.text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": self._item.text, "annotations": [], "logprobs": [*self._logprobs]}
+
+
+def _brief(logprob: Json) -> Json:
+    """As events have it: without the bytes."""
+    tops = [{"token": top["token"], "logprob": top["logprob"]} for top in logprob["top_logprobs"]]
+    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": tops}
 
 
 class CallItem:

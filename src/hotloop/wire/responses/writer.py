@@ -28,34 +28,41 @@ _USUAL: Json = {"tools": [], "tool_choice": "auto", "metadata": {}, "temperature
 
 
 class ResponsesWriter:
-    """Told the events of one answer. `head` is what the object repeats of its request; `tools` tell what calls were."""
+    """Told the events of one answer. `head` is what the object repeats of its request; `tools` tell what calls were.
+
+    `head` may have the object's id; else it is made from the answer's.
+    """
 
     def __init__(self, head: Json, tools: Iterable[Tool | Opaque] = ()) -> None:
-        self._response: Json = {**head, "id": "", "created_at": int(time.time()), "status": "in_progress", "output": []}
+        begun = {"id": "", "created_at": int(time.time()), **head}
+        self._response: Json = {**begun, "status": "in_progress", "output": []}
+        self._logprobs: list[Json] = []  # of text that has not been told yet
+        self._has_begun = False
         self._tools = {tool.flat_name: tool for tool in tools if isinstance(tool, Tool)}
         self._order = CallOrder()
-        self._stem = ""
+        self._stem = answer_stem(begun["id"]) if begun["id"] else ""
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._num_sent = 0
 
     def write(self, event: Event) -> Iterator[bytes]:
-        yield from self._number(self._told(event))
+        yield from self.number(self.tell(event))
 
     def fail(self, error: RemoteError) -> bytes:
         """The object says why; what was put out until then is in it."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
-        begun = [] if self._stem else self._begin(Begun())
-        return b"".join(self._number([*begun, self._tell("response.failed")]))
+        begun = [] if self._has_begun else self._begin(Begun())
+        return b"".join(self.number([*begun, self._tell("response.failed")]))
 
     def whole(self, events: Iterable[Event]) -> Json:
         for event in events:
-            for _ in self._told(event):
+            for _ in self.tell(event):
                 pass
         return self._response
 
-    def _told(self, event: Event) -> Iterator[Json]:
+    def tell(self, event: Event) -> Iterator[Json]:
+        """What a client hears of an event, not numbered yet."""
         for each in self._order.push(event):
             yield from self._take(each)
 
@@ -64,9 +71,9 @@ class ResponsesWriter:
             case Begun():
                 yield from self._begin(event)
             case TextDelta():
-                yield from self._write(TextItem, event.text)
+                yield from self._write(event.text)
             case ThoughtDelta():
-                yield from self._write(ReasoningItem, event.text)
+                yield from self._think(event.text)
             case ThoughtClosed():
                 if not isinstance(self._open, ReasoningItem):
                     yield from self._begin_item(ReasoningItem(*self._next()))
@@ -76,6 +83,7 @@ class ResponsesWriter:
             case CallOpened():
                 tool = self._tools.get(event.name) or Tool(event.name)
                 call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom)
+                self._logprobs.clear()  # a call has no place for them
                 yield from self._begin_item(CallItem(*self._next(), call))
             case CallDelta():
                 assert self._open
@@ -86,14 +94,15 @@ class ResponsesWriter:
                 yield from self._end_item("completed")
 
     def _begin(self, begun: Begun) -> list[Json]:
-        self._stem = answer_stem(begun.id)
+        self._has_begun = True
+        self._stem = self._stem or answer_stem(begun.id)
         self._response |= {"id": f"resp_{self._stem}", "model": begun.model or self._response["model"]}
         return [self._tell("response.created"), self._tell("response.in_progress")]
 
     def _end(self, ended: Ended) -> Iterator[Json]:
         reason = _INCOMPLETE.get(ended.reason)
         status: ItemStatus = "incomplete" if reason else "completed"
-        yield from self._end_item(status)
+        yield from self._end_item(status) if reason else self._cut_item()
         self._response |= {
             "status": status,
             "incomplete_details": {"reason": reason} if reason else None,
@@ -101,9 +110,16 @@ class ResponsesWriter:
         }
         yield self._tell(f"response.{status}")
 
-    def _write(self, kind: type[ReasoningItem] | type[TextItem], text: str) -> Iterator[Json]:
-        if not isinstance(self._open, kind):
-            yield from self._begin_item(kind(*self._next()))
+    def _write(self, text: str) -> Iterator[Json]:
+        if not isinstance(self._open, TextItem):
+            yield from self._begin_item(TextItem(*self._next()))
+        assert isinstance(self._open, TextItem)
+        logprobs, self._logprobs = self._logprobs, []
+        yield from self._open.grow(text, logprobs)
+
+    def _think(self, text: str) -> Iterator[Json]:
+        if not isinstance(self._open, ReasoningItem):
+            yield from self._begin_item(ReasoningItem(*self._next()))
         assert self._open
         yield from self._open.grow(text)
 
@@ -111,7 +127,7 @@ class ResponsesWriter:
         return f"{self._stem}_{len(self._items)}", len(self._items)
 
     def _begin_item(self, item: OutputItem) -> Iterator[Json]:
-        yield from self._end_item("completed")
+        yield from self._cut_item()
         self._items.append(item)
         self._open = item
         yield from item.open()
@@ -121,11 +137,19 @@ class ResponsesWriter:
         if item:
             yield from item.close(status)
 
-    def _tell(self, kind: str) -> Json:
-        self._response["output"] = [item.render() for item in self._items]
-        return {"type": kind, "response": dict(self._response)}
+    def _cut_item(self) -> Iterator[Json]:
+        """Something else follows: a call that is still open was cut off."""
+        yield from self._end_item("incomplete" if isinstance(self._open, CallItem) else "completed")
 
-    def _number(self, told: Iterable[Json]) -> Iterator[bytes]:
+    def render(self) -> Json:
+        """The object as it is now."""
+        self._response["output"] = [item.render() for item in self._items]
+        return dict(self._response)
+
+    def _tell(self, kind: str) -> Json:
+        return {"type": kind, "response": self.render()}
+
+    def number(self, told: Iterable[Json]) -> Iterator[bytes]:
         for event in told:
             fields = {name: value for name, value in event.items() if name != "type"}
             yield write_event(event["type"], **fields, sequence_number=self._num_sent)
