@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from hotloop.core.request import Priority
-from hotloop.server.openai.chat import ChatBody, MessageBody, parse_chat_sampling, parse_messages
+from hotloop.server.openai.chat import ChatBody, parse_chat_sampling, parse_messages
 from hotloop.server.openai.wire import parse_priority, parse_session_id
 
 
@@ -75,5 +74,5 @@ def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:
 def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     given = [{"role": "assistant", "content": parts}, {"role": "user", "content": parts}]
-    messages = parse_messages(msgspec.convert(given, list[MessageBody]))
+    messages = parse_messages(given)
     assert [message.content for message in messages] == ["ab", "a\nb"]

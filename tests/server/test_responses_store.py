@@ -12,7 +12,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import Call, PlainText, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, Said
+from hotloop.server.responses.items import Item, make_messages, settle_items
 from hotloop.server.responses.render import Composer
 from hotloop.server.responses.store import ResponseStore, Run
 from hotloop.server.responses.tools import parse_toolbox
@@ -56,11 +56,11 @@ def test_what_was_settled_is_found_by_its_owner_alone() -> None:
 
 def test_a_chain_needs_nothing_but_its_last_response() -> None:
     store = ResponseStore()
-    settle(store, make_run("a", "one", items=(Said("user", "1"),)))
-    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), Said("user", "2"))))
+    settle(store, make_run("a", "one", items=settle_items("1")))
+    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *settle_items("2"))))
     store.delete("a", "me")
     store.check()
-    said = [item.text for item in store.find_previous("b", "me") if isinstance(item, Said)]
+    said = [message.content for message in make_messages(store.find_previous("b", "me"))]
     assert said == ["1", "one", "2", "two"]
 
 

@@ -18,7 +18,6 @@ from hotloop.core.grammar import Grammar
 from hotloop.server.anthropic.cache import find_pins
 from hotloop.server.anthropic.errors import ThreadUnsupported
 from hotloop.server.anthropic.render import EventWriter, Frame, render_message
-from hotloop.server.anthropic.turns import Turns, parse_turns
 from hotloop.server.anthropic.wire import (
     MessagesBody,
     PromptBody,
@@ -26,6 +25,7 @@ from hotloop.server.anthropic.wire import (
     parse_output_constraint,
     parse_sampling,
     parse_template_variables,
+    parse_turns,
 )
 from hotloop.server.delivery import Silence
 from hotloop.server.generate import EventStream, submit
@@ -34,6 +34,7 @@ from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import decode, parse_priority
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker
+from hotloop.server.turns import Turns
 
 _messages_body = msgspec.json.Decoder(MessagesBody)
 _prompt_body = msgspec.json.Decoder(PromptBody)

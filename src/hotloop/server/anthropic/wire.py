@@ -14,34 +14,13 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
-from hotloop.server.anthropic.cache import CacheControlBody
+from hotloop.server.anthropic.cache import CacheControlBody, tool_hint
 from hotloop.server.openai.structure import Constraint, blaming
 from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
-
-
-class PartBody(msgspec.Struct, kw_only=True):
-    type: str
-    text: str | None = None
-
-
-class BlockBody(msgspec.Struct, kw_only=True):
-    """A content block of any type; which of the fields it has depends on the type."""
-
-    type: str
-    text: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[PartBody] | None = None
-    is_error: bool | None = None
-    cache_control: CacheControlBody | None = None
-
-
-class TurnBody(msgspec.Struct, kw_only=True):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[BlockBody]
+from hotloop.server.turns import Turns
+from hotloop.wire.field import Field
+from hotloop.wire.messages import parse
 
 
 class ToolBody(msgspec.Struct, kw_only=True):
@@ -84,8 +63,8 @@ class PromptBody(msgspec.Struct, kw_only=True):
     """What a prompt is made from: all that `/v1/messages/count_tokens` takes."""
 
     model: str | None = None
-    messages: Annotated[list[TurnBody], Meta(min_length=1)]
-    system: str | list[BlockBody] | None = None
+    messages: Annotated[list[Any], Meta(min_length=1)]
+    system: str | list[Any] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: ChoiceBody | None = None
     thinking: ThinkingBody | None = None
@@ -135,6 +114,16 @@ class MessagesBody(PromptBody, kw_only=True):
 
 
 _SPELT_ALIKE = ("temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "shortcuts")
+
+
+def parse_turns(body: PromptBody) -> Turns:
+    turns = Turns(parse.parse_turns(Field({"system": body.system, "messages": body.messages})), joins=True)
+    if not turns.messages:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    tool_hints = [tool_hint(tool.cache_control, i) for i, tool in enumerate(body.tools or ()) if tool.cache_control]
+    turns.mark(body.cache_control)
+    turns.hints[:0] = tool_hints
+    return turns
 
 
 def parse_sampling(body: MessagesBody, *, max_tokens: int, keep_special: bool) -> SamplingParams:

@@ -24,8 +24,8 @@ _MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     given = Field(dict(body))
-    messages = given.need("messages").each()
-    if not messages:
+    turns = parse_messages(given.need("messages"), notes)
+    if not turns:
         raise RequestError("messages: there is nothing to answer", param="messages")
     options = given.get("stream_options")
     limit, thinking = given.get("max_completion_tokens") or given.get("max_tokens"), given.get("thinking")
@@ -33,7 +33,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     return Request(
         api="chat",
         model=given.need("model").text(),
-        turns=tuple(_parse_message(message, notes) for message in messages),
+        turns=turns,
         tools=tuple(_parse_tool(tool) for tool in given.items("tools")),
         choice=_parse_choice(given),
         shape=parse_shape(given.get("response_format"), "json_schema"),
@@ -53,6 +53,10 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         own={name: value for name, value in rest.items() if name in _OWN},
         fields={name: value for name, value in rest.items() if name not in _OWN},
     )
+
+
+def parse_messages(messages: Field, notes: Notes) -> tuple[Turn, ...]:
+    return tuple(_parse_message(message, notes) for message in messages.each())
 
 
 def check_portable(request: Request) -> None:
@@ -127,7 +131,7 @@ def _parse_message(message: Field, notes: Notes) -> Turn:
     if role.text() not in _ROLES:
         raise role.refuse("expected system, developer, user, assistant or tool")
     is_answer = role.text() == "assistant"
-    content = message.get("content") if is_answer else message.need("content")
+    content = message.get("content")
     parts = parse_content(content)
     if is_answer:
         parts = [*_parse_thoughts(message), *parts, *_parse_answer(message)]
@@ -166,13 +170,13 @@ def _parse_answer(message: Field) -> list[Part]:
 def _parse_call(call: Field) -> Call:
     function = call.need("function")
     arguments = read_text(function, "arguments")
-    return Call(call.need("id").text(), function.need("name").text(), arguments or "", at=call)
+    return Call(read_text(call, "id") or "", function.need("name").text(), arguments or "", at=call)
 
 
 def _parse_result(message: Field) -> Result:
-    content, call_id = message.need("content"), message.need("tool_call_id")
-    parts = tuple(parse_content(content))
-    return Result(call_id.text(), parts, content.is_text, mark=parse_mark(message), at=message)
+    content = message.get("content")
+    is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
+    return Result(call_id, tuple(parse_content(content)), is_plain, mark=parse_mark(message), at=message)
 
 
 def parse_content(content: Field | None) -> list[Part]:

@@ -30,8 +30,7 @@ _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     given = Field(dict(body))
-    turns = given.need("messages").each()
-    if not turns:
+    if not given.need("messages").each():
         raise RequestError("messages: there is nothing to answer", param="messages")
     metadata, config, thinking = given.get("metadata"), given.get("output_config"), given.get("thinking")
     own = {name: value for name, value in body.items() if name in _OWN and value is not None}
@@ -43,7 +42,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     return Request(
         api="messages",
         model=given.need("model").text(),
-        turns=(*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in turns)),
+        turns=parse_turns(given),
         tools=tuple(_parse_tool(tool, notes) for tool in given.items("tools")),
         choice=_parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
@@ -61,6 +60,11 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         own=own,
         fields={n: value for n, value in body.items() if value is not None and n not in _READ and n not in _OWN},
     )
+
+
+def parse_turns(given: Field) -> tuple[Turn, ...]:
+    """The system prompt and the messages of a body."""
+    return (*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in given.need("messages").each()))
 
 
 def check_portable(request: Request) -> None:

@@ -38,6 +38,8 @@ _PRIVATE = {
     *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
 }
 _ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+# An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
+_RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -88,35 +90,20 @@ def parse_input(given: Field) -> list[Turn]:
     if given.is_text:
         return [Turn("user", (Text(given.text(), at=given),), is_plain=True, at=given)]
     turns: list[Turn] = []
-    open_parts: list[Part] = []  # of an assistant's turn that goes on
-    is_plain = False
-
-    def close() -> None:
-        if open_parts:
-            turns.append(Turn("assistant", tuple(open_parts), is_plain))
-            open_parts.clear()
-
+    parts: list[Part] = []  # of an assistant's turn that goes on
+    rank, is_plain = 0, False
     for item in given.each():
         turn = _parse_item(item)
-        if turn.role != "assistant":
-            close()
+        is_answer = turn.role == "assistant"
+        if parts and (not is_answer or _RANKS[type(turn.parts[0])] < rank or _RANKS[type(turn.parts[0])] == rank == 1):
+            turns.append(Turn("assistant", tuple(parts), is_plain))
+            parts, rank, is_plain = [], 0, False
+        if is_answer:
+            parts += turn.parts
+            rank, is_plain = _RANKS[type(parts[-1])], is_plain or turn.is_plain
+        else:
             turns.append(turn)
-            continue
-        if _begins(turn.parts, open_parts):
-            close()
-            is_plain = False
-        is_plain |= turn.is_plain
-        open_parts += turn.parts
-    close()
-    return turns
-
-
-def _begins(parts: Iterable[Part], before: Iterable[Part]) -> bool:
-    """Whether an item of the assistant begins a turn: a turn is thoughts, then text, then calls."""
-    ranks = {Thought: 0, Text: 1, Call: 2, Opaque: 2}
-    last = max((ranks[type(part)] for part in before if type(part) in ranks), default=-1)
-    first = min((ranks[type(part)] for part in parts if type(part) in ranks), default=1)
-    return last > first or last == first == 1
+    return [*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns
 
 
 def _parse_item(item: Field) -> Turn:
@@ -126,11 +113,8 @@ def _parse_item(item: Field) -> Turn:
             return _parse_message(item)
         case "reasoning":
             return Turn("assistant", (_parse_thought(item),), at=item)
-        case "function_call":
-            return Turn("assistant", (_parse_call(item, item.need("arguments").text()),), at=item)
-        case "custom_tool_call":
-            arguments = wrap_input(item.need("input").text())
-            return Turn("assistant", (_parse_call(item, arguments, is_custom=True),), at=item)
+        case "function_call" | "custom_tool_call":
+            return Turn("assistant", (_parse_call(item, is_custom=kind == "custom_tool_call"),), at=item)
         case "function_call_output" | "custom_tool_call_output":
             output, call_id = item.need("output"), item.need("call_id").text()
             is_custom = kind == "custom_tool_call_output"
@@ -156,9 +140,10 @@ def _parse_thought(item: Field) -> Thought:
     return open_thought(text, summary, read_text(item, "encrypted_content") or "")
 
 
-def _parse_call(item: Field, arguments: str, *, is_custom: bool = False) -> Call:
-    name, namespace = item.need("name").text(), read_text(item, "namespace")
-    return Call(item.need("call_id").text(), name, arguments, namespace, is_custom, at=item)
+def _parse_call(item: Field, *, is_custom: bool) -> Call:
+    call_id, name, namespace = item.need("call_id").text(), item.need("name").text(), read_text(item, "namespace")
+    arguments = wrap_input(item.need("input").text()) if is_custom else item.need("arguments").text()
+    return Call(call_id, name, arguments, namespace, is_custom, at=item)
 
 
 def _parse_content(content: Field) -> list[Part]:
