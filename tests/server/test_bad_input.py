@@ -102,6 +102,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"response_format": "json"}, "response_format"),
     ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"\n": 1}}, "structured_outputs"),
     ({"guided_json": 1}, "guided_json"),
     ({"guided_choice": "a"}, "guided_choice"),
 ]

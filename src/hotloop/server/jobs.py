@@ -13,6 +13,7 @@ from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import Request, SamplingParams
+from hotloop.server.calling import Calling
 from hotloop.server.delivery import PlainText, Silence
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin, Turn
@@ -33,7 +34,6 @@ from hotloop.server.openai.completions import (
 from hotloop.server.openai.message import ChatWording
 from hotloop.server.openai.render import Wording
 from hotloop.server.openai.structure import Constraint, blaming, parse_constraint
-from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import GenerateBody, parse_retention
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker

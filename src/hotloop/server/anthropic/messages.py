@@ -27,10 +27,10 @@ from hotloop.server.anthropic.wire import (
     parse_template_variables,
     parse_turns,
 )
+from hotloop.server.calling import Calling
 from hotloop.server.delivery import Silence
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.jobs import Job, answer_grammar, answer_parser, shows_special
-from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import decode, parse_priority
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker

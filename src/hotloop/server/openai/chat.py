@@ -13,8 +13,8 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.calling import Calling, make_calling
 from hotloop.server.openai.structure import Constraint, blaming, either
-from hotloop.server.openai.tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
 from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
 from hotloop.server.turns import Turns
 from hotloop.wire.chat import parse
@@ -29,9 +29,9 @@ Messages = Annotated[list[Any], Meta(min_length=1)]
 
 class ChatBody(GenerateBody, kw_only=True):
     messages: Messages
-    tools: list[ToolBody] | None = None
+    tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: ChoiceBody | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -51,8 +51,10 @@ def parse_messages(bodies: Sequence[Any]) -> tuple[Message, ...]:
 
 def parse_calling(body: ChatBody, *, is_strict: bool) -> Calling:
     """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
-    tools = parse_tools(body.tools, is_strict=is_strict)
-    return choose_tools(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+    about = {"tools": body.tools, "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls}
+    given = Field(about)
+    tools, choice = parse.parse_tools(given), parse.parse_choice(given)
+    return make_calling(tools, choice, is_strict=is_strict, schema_field="function.parameters")
 
 
 def constrain(

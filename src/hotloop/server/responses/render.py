@@ -33,7 +33,7 @@ class Composer(ResponsesWriter):
     """
 
     def __init__(self, head: Json, toolbox: Toolbox, tokenizer: Tokenizer, inquiry: Inquiry = NOTHING_ASKED) -> None:
-        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, toolbox.wire_tools)
+        super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, toolbox.tools)
         self._tokenizer = tokenizer
         self._inquiry = inquiry
         self._is_cut = False
@@ -135,7 +135,7 @@ def render_head(body: ResponsesBody, toolbox: Toolbox, response_id: str, model: 
         "store": body.is_stored,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": _render_format(body)},
-        "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": toolbox.bodies,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,

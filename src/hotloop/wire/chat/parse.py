@@ -34,8 +34,8 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="chat",
         model=given.need("model").text(),
         turns=turns,
-        tools=tuple(_parse_tool(tool) for tool in given.items("tools")),
-        choice=_parse_choice(given),
+        tools=parse_tools(given),
+        choice=parse_choice(given),
         shape=parse_shape(given.get("response_format"), "json_schema"),
         max_tokens=limit.count() if limit else None,
         temperature=given.optional_number("temperature"),
@@ -203,9 +203,14 @@ def _parse_part(part: Field) -> Part:
     return Opaque("chat", kind, part.object(), mark=mark, at=part)
 
 
+def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
+    return tuple(_parse_tool(tool) for tool in given.items("tools"))
+
+
 def _parse_tool(tool: Field) -> Tool | Opaque:
-    if tool.kind() != "function":
-        return Opaque("chat", tool.kind(), tool.object(), at=tool)
+    kind = read_text(tool, "type") or "function"
+    if kind != "function":
+        return Opaque("chat", kind, tool.object(), at=tool)
     function = tool.need("function")
     parameters, strict = function.get("parameters"), function.get("strict")
     return Tool(
@@ -218,7 +223,7 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     )
 
 
-def _parse_choice(given: Field) -> Choice:
+def parse_choice(given: Field) -> Choice:
     parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
     is_parallel = parallel.flag() if parallel else None
     if choice is None:
@@ -231,5 +236,6 @@ def _parse_choice(given: Field) -> Choice:
         case "allowed_tools":
             allowed = choice.need("allowed_tools")
             names = [tool.need("function").need("name").text() for tool in allowed.need("tools").each()]
-            return Choice(parse_mode(allowed.need("mode")), allowed=tuple(names), is_parallel=is_parallel)
+            mode = allowed.get("mode")
+            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names), is_parallel=is_parallel)
     raise choice.need("type").refuse("expected function or allowed_tools")

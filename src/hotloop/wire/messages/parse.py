@@ -43,8 +43,8 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="messages",
         model=given.need("model").text(),
         turns=parse_turns(given),
-        tools=tuple(_parse_tool(tool, notes) for tool in given.items("tools")),
-        choice=_parse_choice(given.get("tool_choice")),
+        tools=parse_tools(given, notes),
+        choice=parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
         max_tokens=given.need("max_tokens").count(),
         temperature=given.optional_number("temperature"),
@@ -161,6 +161,10 @@ def _data_url(source: Field) -> str:
     return f"data:{source.need('media_type').text()};base64,{source.need('data').text()}"
 
 
+def parse_tools(given: Field, notes: Notes) -> tuple[Tool | Opaque, ...]:
+    return tuple(_parse_tool(tool, notes) for tool in given.items("tools"))
+
+
 def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
     kind, control = read_text(tool, "type"), tool.get("cache_control")
     mark = control.object() if control else None
@@ -178,7 +182,7 @@ def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
     )
 
 
-def _parse_choice(choice: Field | None) -> Choice:
+def parse_choice(choice: Field | None) -> Choice:
     if choice is None:
         return Choice()
     if choice.kind() not in _MODES:

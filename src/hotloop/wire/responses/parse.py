@@ -60,8 +60,8 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
-        tools=tuple(tool for each in given.items("tools") for tool in _parse_tool(each)),
-        choice=_parse_choice(given),
+        tools=parse_tools(given),
+        choice=parse_choice(given),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count() if limit else None,
         temperature=given.optional_number("temperature"),
@@ -166,6 +166,10 @@ def _parse_part(part: Field) -> Part:
     return Opaque("responses", kind, part.object(), at=part)
 
 
+def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
+    return tuple(tool for each in given.items("tools") for tool in _parse_tool(each))
+
+
 def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Opaque]:
     kind = tool.kind()
     if kind == "namespace" and namespace is None:
@@ -187,7 +191,7 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
 
 
-def _parse_choice(given: Field) -> Choice:
+def parse_choice(given: Field) -> Choice:
     parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
     is_parallel = parallel.flag() if parallel else None
     if choice is None:
@@ -199,7 +203,8 @@ def _parse_choice(given: Field) -> Choice:
             return Choice("required", _name(choice), is_parallel=is_parallel)
         case "allowed_tools":
             allowed = tuple(_name(tool) for tool in choice.need("tools").each())
-            return Choice(parse_mode(choice.need("mode")), allowed=allowed, is_parallel=is_parallel)
+            mode = choice.get("mode")
+            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed, is_parallel=is_parallel)
     raise choice.need("type").refuse("expected function, custom or allowed_tools")
 
 
