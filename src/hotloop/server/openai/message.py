@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from hotloop.core.request import FinishReason, TokenLogprob
-from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.openai.render import Json, clamp
+from hotloop.wire.answer import gather
+from hotloop.wire.chat.writer import render_delta, render_message
 
 
 class ChatWording:
@@ -34,7 +35,7 @@ class ChatWording:
     def whole(self, index: int, piece: Piece) -> Json:
         return {
             "index": index,
-            "message": _render_message(piece.parts),
+            "message": render_message(gather(piece.parts)),
             "logprobs": self._render_logprobs(piece.logprobs),
             "finish_reason": self._finish_reason(piece),
             "stop_reason": piece.stop_match,
@@ -46,7 +47,7 @@ class ChatWording:
 
     def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         """The log probabilities of all that is new go with the first piece, be it empty."""
-        deltas = [*_render_deltas(piece.parts)]
+        deltas = [delta for part in piece.parts if (delta := render_delta(part))]
         if piece.logprobs and not deltas:
             deltas.append({})
         logprobs = self._render_logprobs(piece.logprobs)
@@ -83,37 +84,6 @@ class ChatWording:
             "logprob": clamp(logprob),
             "bytes": list(token_bytes) or None,
         }
-
-
-def _render_message(events: Sequence[StreamEvent]) -> Json:
-    content = ""
-    calls: dict[int, Json] = {}
-    for event in events:
-        match event:
-            case TextDelta():
-                content += event.text
-            case CallOpened():
-                calls[event.index] = _render_call(event)
-            case CallDelta():
-                calls[event.index]["function"]["arguments"] += event.arguments
-    message: Json = {"role": "assistant", "content": content, "refusal": None}
-    return {**message, "content": content or None, "tool_calls": [*calls.values()]} if calls else message
-
-
-def _render_deltas(events: Iterable[StreamEvent]) -> Iterable[Json]:
-    """OpenAI's deltas have no word for the end of a call: the next one begins, or the answer ends."""
-    for event in events:
-        match event:
-            case TextDelta():
-                yield {"content": event.text}
-            case CallOpened():
-                yield {"tool_calls": [{"index": event.index, **_render_call(event)}]}
-            case CallDelta():
-                yield {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
-
-
-def _render_call(event: CallOpened) -> Json:
-    return {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
 
 
 def _chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:

@@ -7,13 +7,12 @@ A call is named once, with its index and id; what follows are its arguments. Tho
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hotloop.core.errors import RemoteError
-from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.answer import gather
+from hotloop.wire.answer import Answer, gather
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.chat.render import render_call
 from hotloop.wire.errors import render_chat_failure
@@ -53,18 +52,16 @@ class ChatWriter:
                 if self._has_usage:
                     yield self._write([], event.usage.render_chat())
                 yield DONE
-            case CallOpened():
-                self._bare.add(event.index)
-                yield self._chunk({"tool_calls": [{"index": event.index, **_render_opened(event)}]})
-            case CallDelta():
-                self._bare.discard(event.index)
-                yield self._arguments(event.index, event.arguments)
             case CallClosed(index=index):
                 if index in self._bare:  # clients parse the arguments: a call without any has an empty object
                     self._bare.discard(index)
                     yield self._arguments(index, "{}")
             case _:
-                if delta := _render_said(event):
+                if isinstance(event, CallOpened):
+                    self._bare.add(event.index)
+                elif isinstance(event, CallDelta):
+                    self._bare.discard(event.index)
+                if delta := render_delta(event):
                     yield self._chunk(delta)
 
     def fail(self, error: RemoteError) -> bytes:
@@ -73,11 +70,7 @@ class ChatWriter:
 
     def whole(self, events: Iterable[Event]) -> Json:
         answer = gather(events)
-        calls = [render_call(_filled(call)) for call in answer.calls]
-        message: Json = {"role": "assistant", "content": answer.text or None if calls else answer.text, "refusal": None}
-        message |= render_thoughts(answer.thoughts)
-        message |= {"tool_calls": calls} if calls else {}
-        choice = {"index": 0, "message": message, "logprobs": None, **render_finish(answer.ended)}
+        choice = {"index": 0, "message": render_message(answer), "logprobs": None, **render_finish(answer.ended)}
         envelope = self._render_envelope(answer.id, answer.model, "chat.completion")
         return {**envelope, "choices": [choice], "usage": answer.ended.usage.render_chat()}
 
@@ -86,7 +79,7 @@ class ChatWriter:
         return {"id": f"chatcmpl-{stem}", "object": kind, "created": int(time.time()), "model": model or self._model}
 
     def _arguments(self, index: int, text: str) -> bytes:
-        return self._chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+        return self._chunk(render_delta(CallDelta(index, text)))
 
     def _chunk(self, delta: Json, **finish: Any) -> bytes:
         return self._write([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **finish}])
@@ -100,19 +93,25 @@ def render_finish(ended: Ended) -> Json:
     return {"finish_reason": FINISH_REASONS[ended.reason], "stop_reason": ended.stop}
 
 
-def render_thoughts(thoughts: Sequence[Thought]) -> Json:
-    text = "".join(thought.shown for thought in thoughts)
-    signed = [render_block(thought) for thought in thoughts if is_signed(thought)]
-    return {
-        **({"reasoning_content": text} if text else {}),
-        **({"thinking_blocks": signed} if signed else {}),
-    }
+def render_message(answer: Answer) -> Json:
+    calls = [render_call(call if call.arguments or call.id in answer.cut else _filled(call)) for call in answer.calls]
+    message: Json = {"role": "assistant", "content": answer.text or None if calls else answer.text, "refusal": None}
+    thought = "".join(thought.shown for thought in answer.thoughts)
+    signed = [render_block(thought) for thought in answer.thoughts if is_signed(thought)]
+    message |= {"reasoning_content": thought} if thought else {}
+    message |= {"thinking_blocks": signed} if signed else {}
+    return {**message, "tool_calls": calls} if calls else message
 
 
-def _render_said(event: Event) -> Json:
+def render_delta(event: Event) -> Json:
+    """What a message gains. A chat has no word for the end of a call: the next one begins, or the answer ends."""
     match event:
         case TextDelta():
             return {"content": event.text}
+        case CallOpened():
+            return {"tool_calls": [{"index": event.index, **render_call(Call(event.id, event.name, ""))}]}
+        case CallDelta():
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
         case ThoughtDelta():
             return {"reasoning_content": event.text}
         case ThoughtClosed() if is_signed(event.thought):
@@ -120,9 +119,5 @@ def _render_said(event: Event) -> Json:
     return {}
 
 
-def _render_opened(event: CallOpened) -> Json:
-    return {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
-
-
 def _filled(call: Call) -> Call:
-    return call if call.arguments else Call(call.id, call.name, "{}")
+    return Call(call.id, call.name, "{}")
