@@ -11,6 +11,7 @@ from benchmarks.cache.script import Json
 from hotloop.bench.client import ChatClient, describe_refusal
 from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
+from hotloop.wire.sse import EventReader
 
 
 class SpanBody(msgspec.Struct):
@@ -89,10 +90,12 @@ class Wire:
             ) as response:
                 if response.status_code != 200:
                     raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and not line.endswith("[DONE]"):
-                        first_at = first_at or time.perf_counter()
-                        events.append(_parse(line[5:]))
+                reader = EventReader()
+                async for data in response.aiter_bytes():
+                    for event in reader.push(data):
+                        if event.data.strip() != b"[DONE]":
+                            first_at = first_at or time.perf_counter()
+                            events.append(_parse(event.data))
         except httpx.HTTPError as error:
             raise broke_off(self.url, error) from None
         if first_at is None:
@@ -112,11 +115,11 @@ class Wire:
             raise RemoteError(f"{self.url} gave an explanation that is none: {error}") from None
 
 
-def _parse(data: str) -> Json:
+def _parse(data: bytes) -> Json:
     try:
         event: Any = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise RemoteError(f"not an event: {data[:200]} ({error})") from None
+        raise RemoteError(f"not an event: {data[:200].decode(errors='replace')} ({error})") from None
     if not isinstance(event, dict) or event.get("error"):
         raise RemoteError(f"the stream ended in an error: {str(event)[:200]}")
     return event

@@ -23,8 +23,8 @@ from tests.lint.stories import (
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.lint.shapes.answer import Usage
 from hotloop.lint.weave import weave
+from hotloop.wire.usage import Usage
 
 
 def with_system(body, text):

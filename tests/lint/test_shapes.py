@@ -5,10 +5,11 @@ import json
 import pytest
 from tests.lint.stories import TOOLS, assistant, call, result, user
 
-from hotloop.lint.shapes.answer import Usage, parse_answer, parse_stream, parse_usage
+from hotloop.lint.shapes.answer import parse_answer, parse_stream
 from hotloop.lint.shapes.chat import chat_parts
 from hotloop.lint.shapes.messages import messages_parts
 from hotloop.lint.shapes.responses import responses_parts
+from hotloop.wire.usage import Usage
 
 
 def short(parts):
@@ -101,20 +102,6 @@ def test_what_is_in_the_wrong_place_is_passed_over(parse, body):
     assert all(part.kind == "tool" for part in parse(body))
 
 
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [
-        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(9, 4, 2)),
-        ({"prompt_tokens": 9}, Usage(9, None, 0)),
-        ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 1}, Usage(9, 0, 1)),
-        ({"input_tokens": 1, "cache_read_input_tokens": 6, "cache_creation_input_tokens": 2}, Usage(9, 6, 0)),
-        ({}, None),
-    ],
-)
-def test_usage_in_everybodys_words(usage, expected):
-    assert parse_usage(usage) == expected
-
-
 def sse(*events):
     return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
 
@@ -148,7 +135,7 @@ def test_a_streamed_message_is_the_answer_it_would_have_been():
 
 def test_a_streamed_response_ends_in_the_whole_one():
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
-    events = [{"type": "response.created", "response": {"output": []}}]
+    events = [{"type": "response.created", "response": {"id": "r", "output": []}}]
     events += [{"type": "response.completed", "response": {"id": "r", "output": [item]}}]
     answer = parse_stream(sse(*events), "responses")
     assert [(part.text, answer.id) for part in answer.parts] == [("Hi", "r")]
@@ -157,3 +144,17 @@ def test_a_streamed_response_ends_in_the_whole_one():
 def test_a_stream_that_broke_off_is_read_as_far_as_it_came():
     answer = parse_stream(b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\ndata: {"cho', "chat")
     assert [part.text for part in answer.parts] == ["Hel"]
+
+
+def test_calls_whose_pieces_are_mixed_are_told_apart():
+    pieces = [
+        (0, "a", "find", ""),
+        (1, "b", "look", ""),
+        (0, None, None, '{"id"'),
+        (1, None, None, "{"),
+        (0, None, None, ": 1}"),
+    ]
+    deltas = [{"index": i, "id": call_id, "function": {"name": n, "arguments": text}} for i, call_id, n, text in pieces]
+    deltas.append({"index": 1, "function": {"arguments": "}"}})
+    answer = parse_stream(sse(*({"choices": [{"delta": {"tool_calls": [delta]}}]} for delta in deltas)), "chat")
+    assert [(part.label, part.text) for part in answer.parts] == [("find", '{"id": 1}'), ("look", "{}")]

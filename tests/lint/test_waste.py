@@ -17,8 +17,9 @@ from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
-from hotloop.lint.shapes.answer import Usage, parse_answer
+from hotloop.lint.shapes.answer import parse_answer
 from hotloop.lint.weave import weave
+from hotloop.wire.usage import Usage
 
 RIGHT = {
     "time, one line": "HL002",

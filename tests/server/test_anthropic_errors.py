@@ -54,7 +54,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
     ({"tool_choice": {"type": "any"}}, "no tools"),
-    ({"tool_choice": "auto"}, "tool_choice: expected object"),
+    ({"tool_choice": "auto"}, "tool_choice: expected an object"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 2}, "top_p"),

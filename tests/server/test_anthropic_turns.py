@@ -8,8 +8,8 @@ import pytest
 
 from hotloop.core.message import Message, ToolCall
 from hotloop.server.anthropic.cache import CacheHint
-from hotloop.server.anthropic.turns import Turns, parse_turns
-from hotloop.server.anthropic.wire import PromptBody, parse_template_variables
+from hotloop.server.anthropic.wire import PromptBody, parse_template_variables, parse_turns
+from hotloop.server.turns import Turns
 
 FIVE: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -42,8 +42,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
     ({"model": 5}, "model"),
     ({"stream": "yes"}, "stream"),
@@ -98,6 +102,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"response_format": "json"}, "response_format"),
     ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"\n": 1}}, "structured_outputs"),
     ({"guided_json": 1}, "guided_json"),
     ({"guided_choice": "a"}, "guided_choice"),
 ]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import BackendError, EngineClosed
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
-from hotloop.server.delivery import MAX_PENDING, Call, merge
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.server.delivery import MAX_PENDING, Call, Piece, PlainText, merge, parse_piece
 from hotloop.server.errors import Disconnected
 
 
@@ -26,9 +27,10 @@ def make_call(num_requests: int = 1) -> tuple[Call, list[str]]:
 
 @given(num_events=st.integers(1, 300), cuts=st.sets(st.integers(1, 299)))
 def test_merging_in_any_pieces_gives_the_same(num_events: int, cuts: set[int]) -> None:
-    events = [event(i) for i in range(num_events)]
+    parser = PlainText()
+    pieces = [parse_piece(parser, event(i)) for i in range(num_events)]
     bounds = sorted({0, num_events, *(cut for cut in cuts if cut < num_events)})
-    assert merge([merge(events[a:b]) for a, b in pairwise(bounds)]) == merge(events)
+    assert merge([merge(pieces[a:b]) for a, b in pairwise(bounds)]) == merge(pieces)
 
 
 async def test_what_is_not_taken_stays_small_and_whole() -> None:
@@ -38,7 +40,7 @@ async def test_what_is_not_taken_stays_small_and_whole() -> None:
         assert len(call._pending[0]) < MAX_PENDING
     call.add(0, event(1000, FinishReason.STOP))
     [(index, merged)] = await call.take_all()
-    assert (index, len(merged.token_ids), len(merged.text), len(merged.logprobs)) == (0, 1000, 1000, 1000)
+    assert (index, len(merged.parts), len(merged.text), len(merged.logprobs)) == (0, 1, 1000, 1000)
     assert merged.finish_reason is FinishReason.STOP
     assert merged.usage == call.usages[0] == Usage(3, 1, 1000)
     assert not aborted
@@ -72,3 +74,37 @@ async def test_an_abort_nobody_here_asked_for_means_the_engine_is_closing() -> N
     call.add(0, TokenEvent("r0", (), "", Usage(3, 0, 0), finish_reason=FinishReason.ABORT))
     with pytest.raises(EngineClosed):
         await call.take_all()
+
+
+class Watched(PlainText):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def push(self, text: str) -> list[StreamEvent]:
+        self.heard.append(text)
+        return super().push(text)
+
+    def finish(self) -> list[StreamEvent]:
+        self.heard.append("end")
+        return []
+
+
+async def test_an_answer_is_parsed_when_it_arrives_and_not_when_it_is_taken() -> None:
+    """What hangs on its calls, such as what is kept of its prefix, waits for no client."""
+    parser = Watched()
+    call = Call([Request("r0", [1, 2, 3], SamplingParams())], lambda *ids: None, lambda: parser)
+    call.add(0, event(1))
+    call.add(0, event(2, FinishReason.STOP))
+    assert parser.heard == ["B", "C", "end"]
+    [(_, piece)] = await call.take()
+    assert piece.parts == (TextDelta("BC"),)
+    assert parser.heard == ["B", "C", "end"]
+
+
+def test_what_follows_each_other_is_merged_call_by_call() -> None:
+    parts = [CallOpened(0, "a", "f"), CallDelta(0, "{"), CallDelta(0, "}"), CallClosed(0), TextDelta("x")]
+    usage = Usage(3, 1, 1)
+    merged = merge([Piece("", (part,), 1, usage) for part in (*parts, TextDelta("y"))])
+    assert merged.parts == (CallOpened(0, "a", "f"), CallDelta(0, "{}"), CallClosed(0), TextDelta("xy"))

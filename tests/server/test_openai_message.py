@@ -11,6 +11,7 @@ from tests.server.calls import write_call
 
 from hotloop.chat.formats import choose_format
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
+from hotloop.server.delivery import Piece, parse_piece
 from hotloop.server.openai.message import ChatWording
 
 FORMAT = choose_format(None, TOKENIZER, "generic")
@@ -18,16 +19,27 @@ CALL = write_call("look", at="x")
 TEXTS = ["", "words", CALL, f"words\n{CALL}\n{CALL}", f"{CALL[:40]}", "<tool_call>\nno JSON", f"{CALL}<tool_ca"]
 
 
-def event(text: str, finish: FinishReason | None = None, **fields: Any) -> TokenEvent:
-    return TokenEvent("r", (1,), text, Usage(1, 0, 1), finish_reason=finish, **fields)
+class Pieces:
+    """The pieces of one choice."""
+
+    def __init__(self) -> None:
+        self._parser = FORMAT.parser()
+
+    def next(self, text: str, finish: FinishReason | None = None, **fields: Any) -> Piece:
+        event = TokenEvent("r", (1,), text, Usage(1, 0, 1), finish_reason=finish, **fields)
+        return parse_piece(self._parser, event)
+
+
+def piece(text: str, finish: FinishReason | None = None, **fields: Any) -> Piece:
+    return Pieces().next(text, finish, **fields)
 
 
 def wording(**settings: Any) -> ChatWording:
-    return ChatWording(TOKENIZER, **{"has_logprobs": False, "parser": FORMAT.parser} | settings)
+    return ChatWording(TOKENIZER, **{"has_logprobs": False, "can_call": True} | settings)
 
 
 def whole(text: str, finish: FinishReason = FinishReason.STOP, **settings: Any) -> dict[str, Any]:
-    return wording(**settings).whole(0, event(text, finish))
+    return wording(**settings).whole(0, piece(text, finish))
 
 
 def told(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
@@ -39,21 +51,22 @@ def told(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
 def test_the_pieces_of_any_stream_are_the_whole(text: str, cuts: set[int]) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     parts = [text[a:b] for a, b in pairwise(bounds)] or [""]
-    stream = wording()
+    stream, pieces = wording(), Pieces()
     content, calls = "", []
     for i, part in enumerate(parts):
         is_last = i == len(parts) - 1
-        for chunk in stream.deltas(3, event(part, FinishReason.STOP if is_last else None)):
+        last = pieces.next(part, FinishReason.STOP if is_last else None)
+        for chunk in stream.deltas(3, last):
             assert (chunk["index"], chunk["finish_reason"]) == (3, None)
             content += chunk["delta"].get("content", "")
-            for piece in chunk["delta"].get("tool_calls", ()):
-                if "id" in piece:
-                    calls.append((piece["function"]["name"], ""))
-                name, arguments = calls[piece["index"]]
-                calls[piece["index"]] = (name, arguments + piece["function"]["arguments"])
+            for gained in chunk["delta"].get("tool_calls", ()):
+                if "id" in gained:
+                    calls.append((gained["function"]["name"], ""))
+                name, arguments = calls[gained["index"]]
+                calls[gained["index"]] = (name, arguments + gained["function"]["arguments"])
     expected = whole(text)
     assert (content, calls) == told(expected["message"])
-    assert stream.closing(3, event("", FinishReason.STOP))["finish_reason"] == expected["finish_reason"]
+    assert stream.closing(3, last)["finish_reason"] == expected["finish_reason"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +84,7 @@ def test_reasons_to_finish(text: str, finish: FinishReason, settings: dict[str, 
 
 
 def test_a_stop_string_after_a_call_is_a_stop() -> None:
-    choice = wording().whole(0, event(CALL, FinishReason.STOP, stop_match="x"))
+    choice = wording().whole(0, piece(CALL, FinishReason.STOP, stop_match="x"))
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "x")
 
 
@@ -83,6 +96,6 @@ def test_content_is_null_only_beside_calls() -> None:
 
 def test_what_is_held_back_keeps_its_logprobs() -> None:
     stream = wording(has_logprobs=True)
-    [chunk] = stream.deltas(0, event("<tool", logprobs=(TokenLogprob(1, -0.5),)))
+    [chunk] = stream.deltas(0, piece("<tool", logprobs=(TokenLogprob(1, -0.5),)))
     assert chunk["delta"] == {}
     assert len(chunk["logprobs"]["content"]) == 1

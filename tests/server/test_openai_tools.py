@@ -8,16 +8,17 @@ import pytest
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.server.openai.chat import ChatBody
-from hotloop.server.openai.tools import Calling, choose_tools, parse_tools
+from hotloop.server.calling import Calling
+from hotloop.server.openai.chat import ChatBody, parse_calling
 
 TOOLS = (Tool("f"), Tool("g"))
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def calling(choice: Any, tools: tuple[Tool, ...] = TOOLS, **fields: Any) -> Calling:
-    body = msgspec.convert({"messages": [{"role": "user"}], "tool_choice": choice, **fields}, ChatBody)
-    return choose_tools(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+    given = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
+    about = {"messages": [{"role": "user"}], "tools": given, "tool_choice": choice, **fields}
+    return parse_calling(msgspec.convert(about, ChatBody), is_strict=True)
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -71,5 +72,5 @@ def test_a_tool_says_itself_whether_it_is_strict_or_the_server_does() -> None:
     tools = [{"type": "function", "function": function} for function in functions]
     body = msgspec.convert({"messages": [{"role": "user"}], "tools": tools}, ChatBody)
     for is_strict in (True, False):
-        parsed = parse_tools(body.tools, is_strict=is_strict)
+        parsed = parse_calling(body, is_strict=is_strict).tools
         assert [tool.is_strict for tool in parsed] == [is_strict, True, False]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.request import Priority
-from hotloop.server.openai.chat import ChatBody, parse_chat_sampling
+from hotloop.server.openai.chat import ChatBody, parse_chat_sampling, parse_messages
 from hotloop.server.openai.wire import parse_priority, parse_session_id
 
 
@@ -69,3 +69,10 @@ def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:
     assert {name: getattr(sampling, name) for name in fields} == fields
     assert (sampling.max_tokens, sampling.stop, sampling.stop_token_ids) == (4, ("x",), {1})
     assert (sampling.include_stop, sampling.logprobs) == (True, 0)
+
+
+def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    given = [{"role": "assistant", "content": parts}, {"role": "user", "content": parts}]
+    messages = parse_messages(given)
+    assert [message.content for message in messages] == ["ab", "a\nb"]

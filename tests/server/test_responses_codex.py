@@ -110,7 +110,7 @@ def test_a_custom_call_that_is_cut_has_no_text() -> None:
 def test_tools_in_a_namespace() -> None:
     """Two tools of the same name, told apart; the call goes back as the client knows it, and may be sent again."""
     tools: Any = [function("exec_command", SHELL), NAMESPACE]
-    script = [write_call("mcp__sky.exec_command", cmd="ls"), "Done."]
+    script = [write_call("mcp__sky__exec_command", cmd="ls"), "Done."]
     with Serving(script=script) as serving, serving.openai() as client:
         response = client.responses.create(model=MODEL, input="hello", tools=tools)
         [call] = response.output

@@ -10,10 +10,9 @@ from tests.server.serving import TOKENIZER
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
-from hotloop.server.delivery import Call
+from hotloop.server.delivery import Call, PlainText, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
-from hotloop.server.openai.message import PlainText
-from hotloop.server.responses.items import Item, Said
+from hotloop.server.responses.items import Item, make_messages, settle_items
 from hotloop.server.responses.render import Composer
 from hotloop.server.responses.store import ResponseStore, Run
 from hotloop.server.responses.tools import parse_toolbox
@@ -24,8 +23,9 @@ USAGE = Usage(1, 0, 1)
 
 def make_run(response_id: str, text: str = "hello", *, items: tuple[Item, ...] = (), **fields: Any) -> Run:
     """One that has said everything and is not settled yet."""
-    composer = Composer({"id": response_id}, PlainText(), TOOLBOX, TOKENIZER)
-    composer.add(TokenEvent(response_id, (1,), text, USAGE, finish_reason=FinishReason.STOP))
+    composer = Composer({"id": response_id, "model": "tiny"}, TOOLBOX, TOKENIZER)
+    event = TokenEvent(response_id, (1,), text, USAGE, finish_reason=FinishReason.STOP)
+    composer.add(parse_piece(PlainText(), event))
     composer.finish(USAGE)
     return Run(**{"owner": "me", "items": items, "call": make_call(), "composer": composer, "is_stored": True} | fields)
 
@@ -56,11 +56,11 @@ def test_what_was_settled_is_found_by_its_owner_alone() -> None:
 
 def test_a_chain_needs_nothing_but_its_last_response() -> None:
     store = ResponseStore()
-    settle(store, make_run("a", "one", items=(Said("user", "1"),)))
-    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), Said("user", "2"))))
+    settle(store, make_run("a", "one", items=settle_items("1")))
+    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *settle_items("2"))))
     store.delete("a", "me")
     store.check()
-    said = [item.text for item in store.find_previous("b", "me") if isinstance(item, Said)]
+    said = [message.content for message in make_messages(store.find_previous("b", "me"))]
     assert said == ["1", "one", "2", "two"]
 
 
@@ -80,7 +80,7 @@ def test_only_what_has_ended_well_is_continued() -> None:
     store = ResponseStore()
     store.start(make_run("running"))
     cancelled = make_run("cancelled")
-    cancelled.composer.fail(Cancelled())
+    cancelled.composer.break_off(Cancelled())
     settle(store, cancelled)
     for response_id in ("running", "cancelled"):
         with pytest.raises(RequestError, match="cannot be continued"):

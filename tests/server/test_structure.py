@@ -19,10 +19,10 @@ from hotloop.core.message import Tool
 from hotloop.core.schema import json_schema
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.template import ChatTemplate
+from hotloop.server.calling import Calling
 from hotloop.server.openai.chat import ChatBody, constrain
 from hotloop.server.openai.completions import CompletionBody
 from hotloop.server.openai.structure import JsonObjectFormat, either, parse_constraint
-from hotloop.server.openai.tools import Calling
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]

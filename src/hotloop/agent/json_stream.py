@@ -1,32 +1,10 @@
-"""JSON that is still being written, in pieces cut anywhere: how deep one is in it, and the elements of a list as they
-close. What is found is text; whether it is good JSON is for whoever parses it.
+"""JSON that is still being written, in pieces cut anywhere: the elements of a list as they close. What is found is
+text; whether it is good JSON is for whoever parses it.
 """
 
 from collections.abc import Iterator
 
-
-class Nesting:
-    """Told a JSON text character by character; `depth` is the number of brackets that are open."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.is_in_string = False
-        self._is_escaped = False
-
-    def push(self, char: str) -> None:
-        if self.is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self.is_in_string = False
-        elif char == '"':
-            self.is_in_string = True
-        elif char in "{[":
-            self.depth += 1
-        elif char in "}]":
-            self.depth -= 1
+from hotloop.wire.nesting import Nesting
 
 
 class ElementReader:

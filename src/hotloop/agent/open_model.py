@@ -3,29 +3,37 @@
     http://localhost:8700/v1                  any server that speaks OpenAI's chat completions; its first model
     http://localhost:8700/v1#smollm2-135m     the model of that name on it
     anthropic:http://localhost:8700#name      the same, asked by Anthropic's messages
+    responses:http://localhost:8700/v1#name   the same, asked by OpenAI's responses
     openai:gpt-5  anthropic:claude-opus-4     OpenAI's and Anthropic's own
+    responses:gpt-5                           OpenAI's own, asked by its responses
 
 Keys are handed in: nothing here reads the environment.
 """
 
 from hotloop.agent.model import Model
 from hotloop.agent.wire.anthropic import AnthropicModel
-from hotloop.agent.wire.openai import OpenAIModel
+from hotloop.agent.wire.openai import OpenAIModel, ResponsesModel
+from hotloop.agent.wire.served import ServedModel
 from hotloop.core.errors import ConfigError
 
-_HOSTED = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
-_KINDS: dict[str, type[OpenAIModel] | type[AnthropicModel]] = {"openai": OpenAIModel, "anthropic": AnthropicModel}
+_OPENAI, _ANTHROPIC = "https://api.openai.com/v1", "https://api.anthropic.com"
+_KINDS: dict[str, tuple[type[ServedModel], str]] = {
+    "openai": (OpenAIModel, _OPENAI),
+    "responses": (ResponsesModel, _OPENAI),
+    "anthropic": (AnthropicModel, _ANTHROPIC),
+}
 
 
 def open_model(address: str, *, api_key: str | None = None, is_plain: bool = False) -> Model:
     """The model at an address; nothing is asked of its server yet. Raises ConfigError if it is no address."""
     kind, place = _split(address)
+    served, hosted_url = _KINDS[kind]
     if place.startswith(("http://", "https://")):
         url, _, name = place.partition("#")
-        return _KINDS[kind](url, name or None, api_key=api_key, is_plain=is_plain)
+        return served(url, name or None, api_key=api_key, is_plain=is_plain)
     if not api_key:
         raise ConfigError(f"{address} needs a key: open_model({address!r}, api_key=...)")
-    return _KINDS[kind](_HOSTED[kind], place, api_key=api_key, is_plain=is_plain)
+    return served(hosted_url, place, api_key=api_key, is_plain=is_plain)
 
 
 def _split(address: str) -> tuple[str, str]:

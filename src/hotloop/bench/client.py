@@ -1,6 +1,6 @@
 """One chat completion, streamed or whole, seen from the client's side. Knows the wire and nothing of what is asked."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -11,60 +11,9 @@ from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Shortcuts(msgspec.Struct):
-    """How the tokens came about, which only hotloop tells."""
-
-    forced_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    steps: int = 0
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-    hotloop: _Shortcuts | None = None
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct):
-    """A call, or in a stream a piece of the one at `index`."""
-
-    function: _Function
-    index: int = 0
-    id: str | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct):
-    """`delta` in a stream, `message` in an answer given at once."""
-
-    delta: _Message | None = None
-    message: _Message | None = None
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    """An answer, or a chunk of one."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
+from hotloop.wire.chat.reader import Choice, Completion, Function, Said
+from hotloop.wire.sse import EventReader
+from hotloop.wire.usage import read_usage
 
 
 class _Model(msgspec.Struct):
@@ -150,8 +99,7 @@ class ChatClient:
             ) as response:
                 if response.status_code != 200:
                     raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
-                async for line in response.aiter_lines():
-                    delta = _parse_line(line)
+                async for delta in _deltas(response):
                     usage = delta.usage or usage
                     num_deltas += bool(delta.text or delta.calls)
                     if delta.text or delta.calls or delta.finish_reason:
@@ -219,42 +167,51 @@ def _headers(session_id: str) -> dict[str, str]:
     return {"X-Session-ID": session_id} if session_id else {}
 
 
-def _parse_line(line: str) -> Delta:
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return Delta()
-    return _parse(line[5:].strip().encode())
+async def _deltas(response: httpx.Response) -> AsyncGenerator[Delta, None]:
+    reader = EventReader()
+    async for data in response.aiter_bytes():
+        for event in reader.push(data):
+            if event.data.strip() != b"[DONE]":
+                yield _parse(event.data)
 
 
 def _parse(data: bytes) -> Delta:
     """A chunk, or a whole completion as if it had come in one."""
     try:
-        completion = msgspec.json.decode(data, type=_Completion)
-    except msgspec.MsgspecError as error:
+        completion = msgspec.json.decode(data, type=Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RemoteError(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
     if completion.error:
         raise RemoteError(f"the stream ended in an error: {completion.error}")
-    usage = _parse_usage(completion.usage) if completion.usage else None
+    usage = _parse_usage(completion.usage)
     if not completion.choices:
         return Delta(usage=usage)
     choice = completion.choices[0]
-    message = choice.delta or choice.message or _Message()
-    calls = message.tool_calls or []
-    if choice.message:  # a whole answer need not number its calls
-        calls = [msgspec.structs.replace(call, index=index) for index, call in enumerate(calls)]
-    pieces = (CallPiece(c.index, c.id or "", c.function.name or "", c.function.arguments or "") for c in calls)
-    return Delta(message.content or "", usage, tuple(pieces), choice.finish_reason or "")
+    message = choice.delta or choice.message or Said()
+    return Delta(message.text, usage, tuple(_parse_calls(message, choice)), choice.finish_reason or "")
 
 
-def _parse_usage(usage: _Usage) -> Usage:
-    details, ours = usage.prompt_tokens_details, usage.hotloop or _Shortcuts()
+def _parse_calls(message: Said, choice: Choice) -> Iterator[CallPiece]:
+    """A whole answer need not number its calls."""
+    for position, call in enumerate(message.tool_calls or ()):
+        index = position if choice.message else call.index or 0
+        function = call.function or Function()
+        yield CallPiece(index, call.id or "", function.name or "", function.text)
+
+
+def _parse_usage(given: Any) -> Usage | None:
+    usage = read_usage(given)
+    if usage is None:
+        return None
+    ours: dict[str, int] = usage.hotloop if isinstance(usage.hotloop, dict) else {}
     return Usage(
-        usage.prompt_tokens,
-        (details.cached_tokens if details else None) or 0,
-        usage.completion_tokens,
-        num_forced=ours.forced_tokens,
-        num_drafted=ours.drafted_tokens,
-        num_accepted=ours.accepted_tokens,
-        num_steps=ours.steps,
+        usage.num_prompt,
+        usage.num_cached or 0,
+        usage.num_output,
+        num_forced=ours.get("forced_tokens", 0),
+        num_drafted=ours.get("drafted_tokens", 0),
+        num_accepted=ours.get("accepted_tokens", 0),
+        num_steps=ours.get("steps", 0),
     )
 
 

@@ -24,6 +24,15 @@ class Thought:
     signature: str = ""
     is_sealed: bool = False
     """Whether the text can be read by nobody else."""
+    maker: str = ""
+    """The API whose maker signed or sealed it: no other takes it back."""
+    summary: str = ""
+    """What its maker shows of one whose text it keeps to itself."""
+
+    @property
+    def shown(self) -> str:
+        """What may be read of it."""
+        return "" if self.is_sealed else self.text or self.summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from functools import cached_property
 from itertools import takewhile
 
 from hotloop.lint.part import Json, Part
-from hotloop.lint.shapes.answer import Answer, Api
+from hotloop.lint.shapes.answer import Answer
+from hotloop.wire.part import Api
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,8 @@ from hotloop.border.url import check_url
 from hotloop.core.session import name_session
 from hotloop.lint.part import mapping
 from hotloop.lint.requests import Exchange, find_api
-from hotloop.lint.shapes.answer import Answer, Api, parse_answer, parse_stream
+from hotloop.lint.shapes.answer import Answer, parse_answer, parse_stream
+from hotloop.wire.part import Api
 
 log = logging.getLogger("hotloop.lint")
 

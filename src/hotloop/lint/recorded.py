@@ -7,9 +7,10 @@ import msgspec
 from hotloop.core.errors import ConfigError
 from hotloop.lint.part import mapping
 from hotloop.lint.requests import Exchange, find_api
-from hotloop.lint.shapes.answer import Answer, Usage
+from hotloop.lint.shapes.answer import Answer
 from hotloop.trace import names
 from hotloop.trace.span import Span
+from hotloop.wire.usage import Usage
 
 
 def read_spans(spans: Sequence[Span]) -> Iterator[Exchange]:

@@ -14,10 +14,11 @@ import msgspec
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
 from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.shapes.answer import Answer, Api, parse_answer
+from hotloop.lint.shapes.answer import Answer, parse_answer
 from hotloop.lint.shapes.chat import chat_parts
 from hotloop.lint.shapes.messages import messages_parts
 from hotloop.lint.shapes.responses import responses_parts
+from hotloop.wire.part import Api
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""

@@ -7,6 +7,8 @@ import msgspec
 
 from hotloop.core.errors import HotloopError, Overloaded, RequestError
 from hotloop.router.kinds import Api
+from hotloop.wire.errors import message_error_type
+from hotloop.wire.sse import write_data, write_event
 
 
 class RouteError(HotloopError):
@@ -17,16 +19,6 @@ class RouteError(HotloopError):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
-
-
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 def as_route_error(error: HotloopError) -> RouteError:
@@ -55,16 +47,15 @@ def error_headers(error: RouteError) -> list[tuple[bytes, bytes]]:
 def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
     """The last event of a stream that broke off."""
     if api == "responses":
-        shape: dict[str, Any] = {"type": "error", "code": error.code, "message": str(error), "param": None}
-        return b"event: error\ndata: " + msgspec.json.encode(shape) + b"\n\n"
-    name = b"event: error\n" if api == "messages" else b""
-    return name + b"data: " + render_error(error, api, request_id) + b"\n\n"
+        return write_event("error", code=error.code, message=str(error), param=None)
+    shape = _shape(error, api, request_id)
+    return write_event("error", error=shape["error"], request_id=request_id) if api == "messages" else write_data(shape)
 
 
 def _shape(error: RouteError, api: Api | None, request_id: str) -> dict[str, Any]:
     if api == "messages":
-        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+        about = {"type": message_error_type(error.status), "message": str(error)}
+        return {"type": "error", "error": about, "request_id": request_id}
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     body = {"message": str(error), "type": kind, "param": None, "code": error.code, "request_id": request_id}
     return {"error": body}

@@ -1,42 +1,93 @@
 """The way of an event from the engine's thread to the client that waits for it.
 
-    engine thread: on_event -> pending        one wake-up of the loop, however many streams a step fed
-    event loop:    pending -> Call -> take()  what a slow client has not taken yet is merged, so it stays small
+    engine thread: on_event -> pending                  one wake-up of the loop, however many streams a step fed
+    event loop:    pending -> parse -> Call -> take()   what a slow client has not taken yet is merged: it stays small
 
-A call ends once: all its requests finished, or the first failure, after which what is left of it is aborted.
+An answer is parsed here, once, when it arrives: who renders it, and how fast, changes nothing. A call ends once: all
+its requests finished, or the first failure, after which what is left of it is aborted.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from starlette.types import Receive
 
 from hotloop.chat.prompt import Prompts
+from hotloop.chat.stream import CallParser
 from hotloop.core.errors import EngineClosed, HotloopError
-from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
+from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
+from hotloop.core.stream import CallDelta, StreamEvent, TextDelta
 from hotloop.engine.engine import Engine
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
 
 MAX_PENDING = 64
-"""Events of one choice that are kept before they are merged into one."""
+"""Pieces of one choice that are kept before they are merged into one."""
+
+
+class PlainText:
+    """The parser of an answer that cannot hold calls."""
+
+    num_calls = 0
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> list[StreamEvent]:
+        return []
+
+
+class Silence(PlainText):
+    """The parser of an answer that nobody asked for."""
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a choice has gained: its text, and what that says."""
+
+    text: str
+    parts: tuple[StreamEvent, ...]
+    num_calls: int
+    """Calls that were opened in the choice so far."""
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_match: str | int | None = None
+
+
+def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
+    """The next piece of a choice, whose parser this is."""
+    parts = parser.push(event.text)
+    if event.finish_reason:
+        parts += parser.finish()
+    logprobs, reason = event.logprobs, event.finish_reason
+    return Piece(event.text, tuple(parts), parser.num_calls, event.usage, logprobs, reason, event.stop_match)
 
 
 class Call:
     """The requests behind one HTTP call, and what they produced that nobody has taken yet. Lives on the event loop."""
 
-    def __init__(self, requests: Sequence[Request], abort: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        abort: Callable[..., None],
+        parser: Callable[[], CallParser] = PlainText,
+    ) -> None:
         self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
         self.failure: HotloopError | None = None
         self._request_ids = [request.id for request in requests]
         self._abort = abort
         self._num_open = len(requests)
-        self._pending: dict[int, list[TokenEvent]] = {}
+        self._parsers = [parser() for _ in requests]
+        self._pending: dict[int, list[Piece]] = {}
         self._has_news = asyncio.Event()
         self._has_ended = asyncio.Event()
 
@@ -49,16 +100,16 @@ class Call:
         """Whether `take` still has something to give, be it bad news."""
         return not self.is_over or bool(self._pending) or self.failure is not None
 
-    async def take(self) -> list[tuple[int, TokenEvent]]:
-        """Everything new, one event a choice, as soon as there is something. Raises what the call failed with."""
+    async def take(self) -> list[tuple[int, Piece]]:
+        """Everything new, one piece a choice, as soon as there is something. Raises what the call failed with."""
         await self._has_news.wait()
         self._has_news.clear()
         if self.failure:
             raise self.failure
         pending, self._pending = self._pending, {}
-        return [(index, merge(events)) for index, events in pending.items()]
+        return [(index, merge(pieces)) for index, pieces in pending.items()]
 
-    async def take_all(self) -> list[tuple[int, TokenEvent]]:
+    async def take_all(self) -> list[tuple[int, Piece]]:
         """The whole of every choice, once the last has finished."""
         await self._has_ended.wait()
         return await self.take()
@@ -70,10 +121,10 @@ class Call:
             self.fail(event.error or EngineClosed("the server is shutting down: the request was aborted"))
             return
         self.usages[index] = event.usage
-        events = self._pending.setdefault(index, [])
-        events.append(event)
-        if len(events) >= MAX_PENDING:
-            events[:] = [merge(events)]
+        pieces = self._pending.setdefault(index, [])
+        pieces.append(parse_piece(self._parsers[index], event))
+        if len(pieces) >= MAX_PENDING:
+            pieces[:] = [merge(pieces)]
         self._num_open -= event.finish_reason is not None
         self._has_news.set()
         if not self._num_open:
@@ -104,16 +155,29 @@ class Call:
         self.fail(Disconnected())
 
 
-def merge(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Several events of one request, in order, as if one step had given them all."""
-    if len(events) == 1:
-        return events[0]
+def merge(pieces: Sequence[Piece]) -> Piece:
+    """Several pieces of one choice, in order, as if one step had given them all."""
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(
-        events[-1],
-        token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
-        text="".join(event.text for event in events),
-        logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        parts=tuple(_join(chain.from_iterable(piece.parts for piece in pieces))),
+        logprobs=tuple(chain.from_iterable(piece.logprobs for piece in pieces)),
     )
+
+
+def _join(parts: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
+    """Texts that follow each other are one, and so are arguments."""
+    for kind, together in groupby(parts, key=lambda part: (type(part), getattr(part, "index", None))):
+        same = [*together]
+        if kind[0] is TextDelta:
+            yield TextDelta("".join(part.text for part in same if isinstance(part, TextDelta)))
+        elif isinstance(same[0], CallDelta):
+            arguments = (part.arguments for part in same if isinstance(part, CallDelta))
+            yield CallDelta(same[0].index, "".join(arguments))
+        else:
+            yield from same
 
 
 @dataclass(slots=True)
@@ -145,13 +209,14 @@ class Mailroom:
         requests: Sequence[Request],
         endpoint: str,
         on_finish: Callable[[Request], None] = lambda request: None,
+        parser: Callable[[], CallParser] = PlainText,
     ) -> Call:
         """All of the requests or none. Raises what `Engine.submit` raises.
 
-        `on_finish` hears of each request's end, whatever it is, before anybody who waits for its events.
+        `on_finish` hears of each request's end, whatever it is, before its parser and anybody who waits for its events.
         """
         self._loop = asyncio.get_running_loop()
-        call = Call(requests, self._engine.abort)
+        call = Call(requests, self._engine.abort, parser)
         routes = {request.id: _Route(call, i, request, endpoint, on_finish) for i, request in enumerate(requests)}
         self._routes |= routes
         try:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong
-from hotloop.core.request import Priority, Request, SamplingParams, TokenEvent, Usage
-from hotloop.server.delivery import Call
+from hotloop.core.request import Priority, Request, SamplingParams, Usage
+from hotloop.server.delivery import Call, Piece
 from hotloop.server.job import Job
 from hotloop.server.jobs import CompletionJob, chat_job, completion_job, reading_job
 from hotloop.server.openai.chat import ChatBody
@@ -84,7 +84,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str, priority: Priority) -> C
             trace.finish(request)
 
     try:
-        call = service.mailroom.submit(requests, job.endpoint, finish)
+        call = service.mailroom.submit(requests, job.endpoint, finish, job.parser)
     except HotloopError as error:
         if trace:
             trace.refuse(error)
@@ -103,8 +103,8 @@ def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:
 class StreamWriter(Protocol):
     """Words one answer as server-sent events, in the shape of one API."""
 
-    def write(self, events: Sequence[tuple[int, TokenEvent]]) -> bytes:
-        """What a step gave, each event with its choice."""
+    def write(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+        """What a step gave, each piece with its choice."""
         ...
 
     def close(self, usages: Sequence[Usage]) -> bytes:

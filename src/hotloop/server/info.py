@@ -10,14 +10,16 @@ from starlette.responses import JSONResponse, Response
 from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
+from hotloop.server.calling import make_tools
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.openai.chat import Messages, parse_messages
 from hotloop.server.openai.render import Json
-from hotloop.server.openai.tools import ToolBody, parse_tools
 from hotloop.server.openai.wire import TokenId, decode
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker, name_owner
+from hotloop.wire.chat.parse import parse_tools
+from hotloop.wire.field import Field
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -27,7 +29,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: Messages | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -111,7 +113,7 @@ def _parse_prompt(body: TokenizeBody, service: Service, scope: str) -> Prompt:
         raise RequestError("give either prompt or messages", param="prompt")
     conversation = Conversation(
         messages=parse_messages(body.messages),
-        tools=parse_tools(body.tools, is_strict=service.strict_tools),
+        tools=make_tools(parse_tools(Field({"tools": body.tools})), is_strict=service.strict_tools),
         is_answer_next=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )

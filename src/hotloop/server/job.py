@@ -1,11 +1,13 @@
 """What the engine is asked to do, whatever API asks, and who hears when it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hotloop.chat.prompt import Prompt
+from hotloop.chat.stream import CallParser
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import Request, SamplingParams
+from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Turn
 from hotloop.server.tenants import Asker
@@ -25,6 +27,8 @@ class Job:
     inquiry: Inquiry
     asker: Asker
     num_choices: int = 1
+    parser: Callable[[], CallParser] = PlainText
+    """What makes the parser of a choice's text."""
     is_silent: bool = False
     """Whether there is no answer: the prompt was only to be read."""
 

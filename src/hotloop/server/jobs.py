@@ -13,6 +13,8 @@ from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
+from hotloop.server.calling import Calling
+from hotloop.server.delivery import PlainText, Silence
 from hotloop.server.holds import Pin, Turn
 from hotloop.server.job import Job
 from hotloop.server.openai.chat import (
@@ -29,10 +31,9 @@ from hotloop.server.openai.completions import (
     parse_completion_sampling,
     parse_prompts,
 )
-from hotloop.server.openai.message import ChatWording, PlainText, Silence
+from hotloop.server.openai.message import ChatWording
 from hotloop.server.openai.render import Wording
 from hotloop.server.openai.structure import Constraint, blaming, parse_constraint
-from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import GenerateBody, parse_retention
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker
@@ -65,7 +66,7 @@ def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
     wording = ChatWording(
         engine.tokenizer,
         has_logprobs=sampling.logprobs is not None,
-        parser=answer_parser(calling, service, turn),
+        can_call=calling.is_possible,
         is_named=calling.choice.name is not None,
     )
     return CompletionJob(
@@ -76,6 +77,7 @@ def chat_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob:
         num_choices=body.num_choices,
         sampling=sampling,
         wording=wording,
+        parser=answer_parser(calling, service, turn),
         grammar=grammar,
         turn=turn,
         inquiry=service.explainer.inquire([prompt], asker, body.compared_with),
@@ -96,7 +98,8 @@ def reading_job(body: ChatBody, service: Service, asker: Asker) -> CompletionJob
         prompt_param="messages",
         prompts=[prompt],
         sampling=SamplingParams(max_tokens=1, ignore_eos=True),
-        wording=ChatWording(service.engine.tokenizer, has_logprobs=False, parser=Silence),
+        wording=ChatWording(service.engine.tokenizer, has_logprobs=False),
+        parser=Silence,
         grammar=None,
         turn=service.keeper.begin(pins=whole_prompt_pins(body, prompt)),
         inquiry=service.explainer.inquire([prompt], asker, body.compared_with),

@@ -147,6 +147,75 @@ ANTHROPIC_CALLS = events(*ANTHROPIC_EVENTS)
 ANTHROPIC_TEXT = events(started(), *text_block(0, "It rains", "."), *stopped("end_turn"))
 
 
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "model": "gpt-5",
+    "status": "completed",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "usage": {
+        "input_tokens": 1200,
+        "input_tokens_details": {"cached_tokens": 1024, "cache_write_tokens": 0},
+        "output_tokens": 40,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 1240,
+    },
+}
+
+
+def sealed_item(index: int, seal: str) -> list[dict[str, Any]]:
+    item = {"id": f"rs_{index}", "type": "reasoning", "summary": [], "encrypted_content": seal}
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": {**item, "encrypted_content": None}},
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    ]
+
+
+def text_item(index: int, *pieces: str) -> list[dict[str, Any]]:
+    where = {"output_index": index, "item_id": f"msg_{index}", "content_index": 0}
+    part = {"type": "output_text", "text": "".join(pieces), "annotations": [], "logprobs": []}
+    item = {"id": f"msg_{index}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    begun_item = {**item, "status": "in_progress", "content": []}
+    deltas = [{"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []} for piece in pieces]
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": begun_item},
+        *deltas,
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    ]
+
+
+def call_item(index: int, call_id: str, name: str, *pieces: str) -> list[dict[str, Any]]:
+    item = {"id": f"fc_{index}", "type": "function_call", "call_id": call_id, "name": name, "status": "completed"}
+    where = {"output_index": index, "item_id": f"fc_{index}"}
+    deltas = [{"type": "response.function_call_arguments.delta", **where, "delta": piece} for piece in pieces]
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": {**item, "arguments": ""}},
+        *deltas,
+        {"type": "response.output_item.done", "output_index": index, "item": {**item, "arguments": "".join(pieces)}},
+    ]
+
+
+def response(*items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    told = [{"type": "response.created", "response": {**RESPONSE, "status": "in_progress", "usage": None}}]
+    told += [event for item in items for event in item]
+    told.append({"type": "response.completed", "response": RESPONSE})
+    return [{**event, "sequence_number": i} for i, event in enumerate(told)]
+
+
+RESPONSES_EVENTS = response(
+    sealed_item(0, "c2VhbA=="),
+    text_item(1, "Ich schaue nach: ", "☂ "),
+    call_item(2, "call_a", "weather", '{"ci', 'ty":"Pa\\"}ris', '"}'),
+    call_item(3, "call_b", "clock", "{}"),
+)
+RESPONSES_CALLS = events(*RESPONSES_EVENTS)
+RESPONSES_TEXT = events(*response(text_item(0, "It rains", ".")))
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """`body` in pieces of `size` bytes. One that `breaks` closes its connection before the end of the body."""

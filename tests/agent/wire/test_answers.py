@@ -9,6 +9,7 @@ from anthropic.types import RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.agent.wire import streams as wires
 from tests.agent.wire.streams import (
@@ -26,17 +27,24 @@ from tests.agent.wire.streams import (
 )
 
 from hotloop.agent.model import Answered, ModelEvent, ModelUsage
-from hotloop.agent.wire.anthropic_answer import AnthropicAnswer
+from hotloop.agent.wire.asking import Listener
 from hotloop.agent.wire.http import RemoteServer
-from hotloop.agent.wire.openai_answer import OpenAIAnswer
-from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import RemoteError
+from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.chat.reader import ChatReader
+from hotloop.wire.messages.reader import MessagesReader
+from hotloop.wire.responses.reader import ResponsesReader
+from hotloop.wire.sse import EventReader, ServerEvent
 
 SERVER = RemoteServer("http://localhost")
 
 
-def hear(answer: OpenAIAnswer | AnthropicAnswer, pieces: Iterable[bytes]) -> list[ModelEvent]:
+def chat_listener(*offered: str) -> Listener:
+    return Listener(SERVER, ChatReader(offered=offered, name_call=lambda _, number: f"call_{number}"))
+
+
+def hear(answer: Listener, pieces: Iterable[bytes]) -> list[ModelEvent]:
     reader = EventReader()
     heard: list[ModelEvent] = []
     for piece in pieces:
@@ -48,11 +56,15 @@ def hear(answer: OpenAIAnswer | AnthropicAnswer, pieces: Iterable[bytes]) -> lis
 
 
 def openai(*pieces: bytes) -> list[ModelEvent]:
-    return hear(OpenAIAnswer(SERVER, {"weather", "clock"}), pieces)
+    return hear(chat_listener("weather", "clock"), pieces)
 
 
 def anthropic(*pieces: bytes) -> list[ModelEvent]:
-    return hear(AnthropicAnswer(SERVER), pieces)
+    return hear(Listener(SERVER, MessagesReader()), pieces)
+
+
+def responses(*pieces: bytes) -> list[ModelEvent]:
+    return hear(Listener(SERVER, ResponsesReader()), pieces)
 
 
 def calls_of(heard: Iterable[ModelEvent]) -> list[tuple[str, str, str, bool]]:
@@ -87,6 +99,9 @@ def test_the_streams_are_what_the_vendors_own_types_have() -> None:
     for each in [*wires.ANTHROPIC_EVENTS, *stopped("max_tokens")]:
         if each["type"] != "ping":
             adapter.validate_python(each, strict=True)
+    response_events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for each in wires.RESPONSES_EVENTS:
+        response_events.validate_python(each)
 
 
 def test_an_answer_of_openai() -> None:
@@ -105,7 +120,36 @@ def test_an_answer_of_anthropic() -> None:
     assert anthropic(wires.ANTHROPIC_TEXT)[-1].end == "stop"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("hear_all", "wire"), [(openai, wires.OPENAI_CALLS), (anthropic, wires.ANTHROPIC_CALLS)])
+def test_an_answer_of_openais_responses() -> None:
+    heard = responses(wires.RESPONSES_CALLS)
+    assert heard[0] == Thought("", "c2VhbA==", maker="responses")
+    assert text_of(heard) == "Ich schaue nach: ☂ "
+    assert calls_of(heard) == [("call_a", "weather", PARIS, True), ("call_b", "clock", "{}", True)]
+    assert heard[-1] == Answered("calls", USAGE, "resp_1")
+    cut = wires.RESPONSES_CALLS.replace(
+        b'"status": "completed", "output": [], "par', b'"status": "incomplete", "output": [], "par'
+    )
+    heard = responses(cut.replace(b'{"type": "response.completed"', b'{"type": "response.incomplete"'))
+    assert heard[-1].end == "length"  # type: ignore[union-attr]
+    assert [is_closed for *_, is_closed in calls_of(heard)] == [True, False]
+
+
+def test_calls_whose_pieces_are_mixed() -> None:
+    pieces = (opened(0, "a", "weather"), opened(1, "b", "weather"), grown(1, '{"city":'), grown(0, '{"city": '))
+    heard = openai(data(*pieces, grown(0, '"Rome"}'), grown(1, ' "Oslo"}'), chunk(finish="tool_calls")))
+    assert calls_of(heard) == [("a", "weather", WHOLE, True), ("b", "weather", '{"city": "Oslo"}', True)]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_a_model_of_an_engine_thinks_is_heard(name: str) -> None:
+    heard = openai(data(chunk({name: "H"}), chunk({name: "m"}), chunk({"content": "Hi."}), chunk(finish="stop")))
+    assert heard[:2] == [Thought("Hm"), TextDelta("Hi.")]
+
+
+@pytest.mark.parametrize(
+    ("hear_all", "wire"),
+    [(openai, wires.OPENAI_CALLS), (anthropic, wires.ANTHROPIC_CALLS), (responses, wires.RESPONSES_CALLS)],
+)
 def test_streams_may_be_cut_anywhere(hear_all: Any, wire: bytes) -> None:
     whole = hear_all(wire)
     for i in range(len(wire)):
@@ -117,7 +161,7 @@ def test_streams_may_be_cut_anywhere(hear_all: Any, wire: bytes) -> None:
 
 
 def test_a_call_closes_when_the_answer_goes_on_behind_its_brackets() -> None:
-    answer = OpenAIAnswer(SERVER, {"weather", "clock"})
+    answer = chat_listener("weather", "clock")
     heard = [event for each in wires.OPENAI_CHUNKS[:6] for event in answer.push(_event(each))]
     assert not any(isinstance(event, CallClosed) for event in heard)
     [closed, opening] = answer.push(_event(opened(1, "b", "clock")))
@@ -126,7 +170,7 @@ def test_a_call_closes_when_the_answer_goes_on_behind_its_brackets() -> None:
 
 def test_brackets_that_close_where_the_room_ends_close_nothing() -> None:
     """Whoever ran out of room may have closed them around half a value."""
-    answer = OpenAIAnswer(SERVER, {"weather"})
+    answer = chat_listener("weather")
     chunks = (opened(0, "a", "weather"), grown(0, '{"city": "Pa"}'), chunk({}, finish="length"))
     heard = [event for each in chunks for event in answer.push(_event(each))]
     assert calls_of([*heard, *answer.finish()]) == [("a", "weather", '{"city": "Pa"}', False)]
@@ -150,7 +194,7 @@ def test_calls_close_exactly_at_their_end(value: Any, draw: st.DataObject) -> No
     arguments = json.dumps({"value": value}, ensure_ascii=draw.draw(st.booleans()))
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(arguments)), max_size=5)))
     pieces = [arguments[a:b] for a, b in zip([0, *cuts], [*cuts, len(arguments)], strict=True)]
-    answer = OpenAIAnswer(SERVER, {"weather", "clock"})
+    answer = chat_listener("weather", "clock")
     heard = [
         event
         for each in (opened(0, "a", "weather"), *(grown(0, piece) for piece in pieces))
@@ -225,7 +269,7 @@ def test_a_whole_message_in_one_chunk_is_an_answer() -> None:
 
 
 def test_a_name_that_may_go_on_waits_for_the_arguments() -> None:
-    answer = OpenAIAnswer(SERVER, {"get", "get_all"})
+    answer = chat_listener("get", "get_all")
     assert [*answer.push(_event(opened(0, "a", "get")))] == []
     assert [*answer.push(_event(piece(index=0, function={"name": "_all"})))] == [CallOpened(0, "a", "get_all")]
 
@@ -299,6 +343,6 @@ def test_an_event_without_end_is_not_waited_for() -> None:
 
 
 def test_hotloop_shows_itself_in_the_usage() -> None:
-    answer = OpenAIAnswer(SERVER, ())
+    answer = chat_listener()
     hear(answer, [data(chunk(finish="stop"), chunk(choices=[], usage={**wires.OPENAI_USAGE, "hotloop": {"steps": 1}}))])
     assert answer.is_hotloop

@@ -12,6 +12,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.record import record, replay
 from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel
+from hotloop.agent.wire.openai import OpenAIModel
 
 
 async def test_a_model_that_thinks_is_given_its_thoughts_back(tmp_path: Path) -> None:
@@ -42,3 +43,25 @@ async def test_a_model_that_thinks_is_given_its_thoughts_back(tmp_path: Path) ->
         assert sealed == {"type": "redacted_thinking", "data": "c2VhbGVk"}
         assert call["type"] == "tool_use"
     assert (await replay(agent, tmp_path / "tape.jsonl").run("Paris?")).output == result.output
+
+
+async def test_what_an_engine_gives_out_as_reasoning_goes_back_to_it() -> None:
+    """Our own linter warns of clients that drop it: the prompt changes where the model thought."""
+
+    @tool
+    async def weather(city: str) -> str:
+        return "rain"
+
+    thinks = wires.data(
+        wires.chunk({"reasoning_content": "Hm, "}),
+        wires.chunk({"reasoning_content": "Paris."}),
+        wires.opened(0, "a", "weather", '{"city": "Paris"}'),
+        wires.chunk(finish="tool_calls"),
+    )
+    async with WireServer(thinks, wires.OPENAI_TEXT) as server:
+        agent = Agent(OpenAIModel(f"{server.url}/v1", "m"), [weather])
+        await agent.run("Paris?")
+        await agent.close()
+    answer = server.bodies[1]["messages"][1]
+    assert answer["reasoning_content"] == "Hm, Paris."
+    assert answer["tool_calls"][0]["id"] == "a"

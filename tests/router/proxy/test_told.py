@@ -26,6 +26,13 @@ def test_in_anthropics_shape_what_was_cached_is_not_input():
     assert (told.num_prompt, told.num_cached) == (100, 80)
 
 
+def test_in_anthropics_shape_what_was_written_to_the_cache_is_not_input_either():
+    told = Told()
+    end = b'"usage":{"input_tokens":12,"cache_creation_input_tokens":5000,"cache_read_input_tokens":300}'
+    read_end(end, told, is_messages=True)
+    assert (told.num_prompt, told.num_cached) == (5312, 300)
+
+
 @pytest.mark.parametrize(
     "end", [b'"finish_reason":"tool_calls"', b'"stop_reason":"tool_use"', b'"type":"function_call"']
 )

@@ -86,7 +86,7 @@ def test_items_become_turns() -> None:
             "tool_calls": [call("1", "f", "{}"), call("2", "patch", '{"input": "ü"}')],
         },
         {"role": "tool", "tool_call_id": "1", "content": "x"},
-        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "y"}]},
+        {"role": "tool", "tool_call_id": "2", "content": "y"},
         {"role": "assistant", "content": None, "tool_calls": [call("3", "n__f", "{}")]},
     ]
 

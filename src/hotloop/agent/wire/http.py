@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import ConfigError, RemoteError
+from hotloop.wire.sse import EventReader, ServerEvent
 
 TIMEOUT = httpx.Timeout(connect=10, read=600, write=60, pool=None)
 """A model may think for long before its first word; a server that is there takes a connection at once."""

@@ -1,150 +1,76 @@
-"""Models behind OpenAI's chat completions: hotloop's, those of vLLM, SGLang, llama.cpp and many more, and OpenAI's own.
+"""Models behind OpenAI's chat completions and responses: hotloop's, those of vLLM, SGLang, llama.cpp and many more, and
+OpenAI's own.
 
 Every prompt begins as the one before it did; the session is named in a header, and in `prompt_cache_key` for those who
-route by it.
+route by it. What a model thought goes back to it, as the server gave it out.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
 
-import httpx
+from hotloop.agent.model import Ask
+from hotloop.agent.wire.asking import make_request
+from hotloop.agent.wire.served import ServedModel
+from hotloop.agent.wire.session import shared_session
+from hotloop.wire.chat.reader import ChatReader
+from hotloop.wire.chat.render import render_request as render_chat
+from hotloop.wire.field import Json
+from hotloop.wire.policy import Target
+from hotloop.wire.responses.reader import ResponsesReader
+from hotloop.wire.responses.render import render_request as render_responses
+from hotloop.wire.sse import ServerEvent
 
-from hotloop.agent.model import Ask, ModelEvent
-from hotloop.agent.wire.http import TIMEOUT, Json, RemoteServer, Retries
-from hotloop.agent.wire.openai_answer import DONE, OpenAIAnswer, read_usage
-from hotloop.agent.wire.session import session_headers, shared_session
-from hotloop.core.errors import RemoteError
-from hotloop.core.message import Message, Tool
-
-_PATH = "/chat/completions"
+_LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
-class OpenAIModel:
-    """`base_url` ends with `/v1`. Without a `model` it is the first that the server lists.
+class OpenAIModel(ServedModel):
+    """Chat completions. `base_url` ends with `/v1`."""
 
-    `is_plain` is for servers that refuse fields they do not know: it leaves out all but the oldest.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        is_plain: bool = False,
-        headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout = TIMEOUT,
-        retries: Retries | None = None,
-    ) -> None:
-        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._server = RemoteServer(
-            base_url, headers={**key, **(headers or {})}, secret=api_key, timeout=timeout, retries=retries
-        )
-        self._model = model
-        self._is_plain = is_plain
-        self._is_hotloop = False
-
-    def __repr__(self) -> str:
-        return f"OpenAIModel({self._server.url!r}, {self._model!r})"
+    path = "/chat/completions"
 
     @property
-    def name(self) -> str:
-        return self._model or self._server.url
+    def _quiet(self) -> Json:
+        return {"generate": False, "max_completion_tokens": 1}  # one token, for a hotloop that does not know the field
+
+    def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
+        return render_ask(ask, model, is_plain=self._is_plain, is_stream=is_stream)
+
+    def _reader(self, ask: Ask) -> ChatReader:
+        return ChatReader(offered={tool.name for tool in ask.tools}, name_call=lambda _, n: _call_id(ask, n))
+
+    def _is_last(self, event: ServerEvent) -> bool:
+        return event.data.strip() == b"[DONE]"
+
+
+class ResponsesModel(ServedModel):
+    """Responses, none of them stored. `base_url` ends with `/v1`."""
+
+    path = "/responses"
 
     @property
     def can_read_ahead(self) -> bool:
-        """Only hotloop reads without answering; it shows itself in the usage of its answers."""
-        return self._is_hotloop
+        return False
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
-        body = {**render_ask(ask, await self.find_model(), is_plain=self._is_plain), **_stream(self._is_plain)}
-        answer = OpenAIAnswer(self._server, {tool.name for tool in ask.tools}, f"call_{len(ask.messages)}")
-        headers = session_headers(ask)
-        async with aclosing(self._server.events(_PATH, body, headers, lambda event: event.text == DONE)) as events:
-            async for event in events:
-                for each in answer.push(event):
-                    yield each
-        self._is_hotloop |= answer.is_hotloop
-        for last in answer.finish():
-            yield last
+    def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
+        request = make_request(ask, model, cache_key=None if self._is_plain else shared_session(ask) or None)
+        body = render_responses(replace(request, is_stream=is_stream), Target(is_plain=self._is_plain))
+        sealed = {} if self._is_plain else {"include": ["reasoning.encrypted_content"]}
+        return {**body, **sealed, **ask.extra}
 
-    async def read(self, ask: Ask) -> None:
-        body = render_ask(ask, await self.find_model(), is_plain=self._is_plain)
-        # One token, for a hotloop that is too old to know the field.
-        quiet: Json = {"generate": False, "max_completion_tokens": 1}
-        read_usage(self._server, await self._server.post(_PATH, body | quiet, session_headers(ask)))
+    def _reader(self, ask: Ask) -> ResponsesReader:
+        return ResponsesReader(name_call=lambda _, n: _call_id(ask, n))
 
-    async def find_model(self) -> str:
-        """The model's name on this server."""
-        if self._model is None:
-            self._model = await first_model(self._server, "/models")
-        return self._model
-
-    async def close(self) -> None:
-        await self._server.close()
+    def _is_last(self, event: ServerEvent) -> bool:
+        return event.name in _LAST
 
 
-async def first_model(server: RemoteServer, path: str) -> str:
-    match await server.get(path):
-        case {"data": [{"id": str(name)}, *_]}:
-            return name
-    raise RemoteError(f"{server.url}{path} lists no model: name the one to use")
+def render_ask(ask: Ask, model: str, *, is_plain: bool = False, is_stream: bool = False) -> Json:
+    request = make_request(ask, model, cache_key=None if is_plain else shared_session(ask) or None)
+    target = Target(
+        is_plain=is_plain, takes_signatures=True, limit="max_tokens" if is_plain else "max_completion_tokens"
+    )
+    return {**render_chat(replace(request, is_stream=is_stream), target), **ask.extra}
 
 
-def render_ask(ask: Ask, model: str, *, is_plain: bool = False) -> Json:
-    """The body, but for how the answer is to be sent."""
-    body: Json = {"model": model, "messages": [_render_message(message) for message in ask.messages]}
-    if ask.tools:
-        body["tools"] = [_render_tool(tool, is_plain=is_plain) for tool in ask.tools]
-        choice = "none" if ask.schema is not None else ask.choice
-        body |= {} if choice == "auto" else {"tool_choice": choice}
-    if ask.schema is not None:
-        shape: Json = {"name": "answer", "schema": ask.schema}
-        shape |= {"strict": True} if is_closed(ask.schema) else {}
-        body["response_format"] = {"type": "json_schema", "json_schema": shape}
-    if ask.max_tokens is not None:
-        body["max_tokens" if is_plain else "max_completion_tokens"] = ask.max_tokens
-    if ask.temperature is not None:
-        body["temperature"] = ask.temperature
-    if ask.session_id and not is_plain:
-        body["prompt_cache_key"] = shared_session(ask)
-    return {**body, **ask.extra}
-
-
-def _stream(is_plain: bool) -> Json:
-    return {"stream": True} if is_plain else {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def _render_message(message: Message) -> Json:
-    if message.role == "tool":
-        return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": message.content}
-    rendered: Json = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        rendered["content"] = message.content or None
-        rendered["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
-            for call in message.tool_calls
-        ]
-    return rendered
-
-
-def _render_tool(tool: Tool, *, is_plain: bool) -> Json:
-    """`strict` is said where it can be kept everywhere; a server that can do more does it unasked."""
-    function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    if not is_plain and (not tool.is_strict or is_closed(tool.parameters)):
-        function["strict"] = tool.is_strict
-    return {"type": "function", "function": function}
-
-
-def is_closed(schema: Any) -> bool:
-    """Whether OpenAI takes a schema as a strict one: every object lists all it may have, and must have it."""
-    if isinstance(schema, list):
-        return all(map(is_closed, schema))
-    if not isinstance(schema, Mapping):
-        return True
-    if schema.get("type") == "object":
-        properties = schema.get("properties") or {}
-        if schema.get("additionalProperties") is not False or set(schema.get("required") or ()) != set(properties):
-            return False
-    return all(is_closed(value) for key, value in schema.items() if key not in ("default", "enum", "const"))
+def _call_id(ask: Ask, number: int) -> str:
+    """An id of its own in the conversation, for a call that comes without one."""
+    return f"call_{len(ask.messages)}_{number}"

@@ -1,57 +1,16 @@
 """An answer coming in, read by read: which reads brought something, and when. Knows no socket and has no clock."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from hotloop.border.sse import EventReader, ServerEvent
 from hotloop.core.errors import RemoteError
 from hotloop.doctor.facts import Heard
+from hotloop.wire.chat.reader import Completion, Function, Said
+from hotloop.wire.sse import EventReader, ServerEvent
+from hotloop.wire.usage import Usage, read_usage
 
 _TOGETHER_S = 0.001  # a buffer that is let go at once still takes a moment to be parsed
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    index: int | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct):
-    """`delta` in a stream, `message` in an answer given at once."""
-
-    delta: _Message | None = None
-    message: _Message | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Event(msgspec.Struct):
-    """A chunk, or a whole completion."""
-
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
 
 
 @dataclass(slots=True)
@@ -74,7 +33,7 @@ class Hearing:
     _names: dict[int, str] = field(default_factory=dict)
     _arguments: dict[int, list[str]] = field(default_factory=dict)
     _arrivals_s: list[float] = field(default_factory=list)
-    _usage: _Usage = field(default_factory=_Usage)
+    _usage: Usage | None = None
 
     def add(self, data: bytes, now: float) -> None:
         if not self._has_events:
@@ -93,16 +52,16 @@ class Hearing:
             self._take(_parse(bytes(self._whole)))
             self._arrivals_s.append(now - self.began_at)
         calls = tuple((self._names.get(i, ""), "".join(parts)) for i, parts in sorted(self._arguments.items()))
-        details = self._usage.prompt_tokens_details or _Details()
+        usage = self._usage
         return Heard(
             text="".join(self._texts),
             calls=calls,
             arrivals_s=tuple(self._arrivals_s),
             total_s=now - self.began_at,
             num_pieces=self.num_pieces,
-            num_prompt=self._usage.prompt_tokens,
-            num_cached=details.cached_tokens,
-            num_output=self._usage.completion_tokens,
+            num_prompt=usage.num_prompt if usage else None,
+            num_cached=usage.num_cached if usage else None,
+            num_output=usage.num_output if usage else None,
             client=self.client,
             server=self.server,
             num_refused=self.num_refused,
@@ -113,23 +72,25 @@ class Hearing:
         if event.data.strip() != b"[DONE]":
             self._take(_parse(event.data))
 
-    def _take(self, event: _Event) -> None:
-        self._usage = event.usage or self._usage
+    def _take(self, event: Completion) -> None:
+        self._usage = read_usage(event.usage) or self._usage
         for choice in event.choices or ():
-            message = choice.delta or choice.message or _Message()
-            calls = message.tool_calls or ()
-            self._texts.append(message.content or "")
+            said = choice.delta or choice.message or Said()
+            calls = said.tool_calls or ()
+            self._texts.append(said.text)
             for position, call in enumerate(calls):
-                index = position if call.index is None else call.index
-                self._names.setdefault(index, call.function.name or "")
-                self._arguments.setdefault(index, []).append(call.function.arguments or "")
-            self.num_pieces += bool(message.content or message.reasoning_content or message.reasoning or calls)
+                index, function = position if call.index is None else call.index, call.function or Function()
+                self._names.setdefault(index, function.name or "")
+                self._arguments.setdefault(index, []).append(function.text)
+            self.num_pieces += bool(said.text or said.thought or calls)
 
 
-def _parse(data: bytes) -> _Event:
+def _parse(data: bytes) -> Completion:
     try:
-        event = msgspec.json.decode(data, type=_Event)
-    except msgspec.MsgspecError as error:
+        event = msgspec.json.decode(data, type=Completion)
+        if event.usage and read_usage(event.usage) is None:
+            raise msgspec.ValidationError("a usage without counts")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         begin = " ".join(data[:200].decode(errors="replace").split())
         raise RemoteError(f"not a chat completion: {begin or 'nothing at all'} ({error})") from None
     if event.error:

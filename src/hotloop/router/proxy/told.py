@@ -11,6 +11,7 @@ END_BYTES = 4096
 
 _ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,128})"')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,9})')
+_WRITTEN = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
 _OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
@@ -35,13 +36,13 @@ def read_id(begin: bytes) -> str | None:
 
 
 def read_end(end: bytes, told: Told, *, is_messages: bool) -> None:
-    """In Anthropic's shape what was cached is not part of the input."""
+    """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
     told.num_cached = _last(_CACHED, end)
     told.num_prompt = _last(_PROMPT, end)
     told.num_output = _last(_OUTPUT, end)
     told.has_calls = any(word in end for word in _CALLS)
     if is_messages and told.num_prompt is not None:
-        told.num_prompt += told.num_cached or 0
+        told.num_prompt += (told.num_cached or 0) + (_last(_WRITTEN, end) or 0)
 
 
 def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:

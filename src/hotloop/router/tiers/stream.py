@@ -3,10 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
-_DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
+from hotloop.wire.sse import DONE, write_data
 
 
 def render_stream(answer: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[bytes]:
@@ -18,10 +15,10 @@ def render_stream(answer: Mapping[str, Any], request: Mapping[str, Any]) -> Iter
     more = {"usage": None} if has_usage else {}
     for choice in answer["choices"]:
         for piece in _pieces(choice):
-            yield _event({**head, "choices": [{"index": choice.get("index", 0), **piece}], **more})
+            yield write_data({**head, "choices": [{"index": choice.get("index", 0), **piece}], **more})
     if has_usage:
-        yield _event({**head, "choices": [], "usage": answer.get("usage")})
-    yield _DONE
+        yield write_data({**head, "choices": [], "usage": answer.get("usage")})
+    yield DONE
 
 
 def _pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -38,7 +35,3 @@ def _pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _piece(delta: dict[str, Any]) -> dict[str, Any]:
     return {"delta": delta, "finish_reason": None}
-
-
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + _encode(chunk) + b"\n\n"

@@ -13,13 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from hotloop.chat.prompt import Conversation, Prompt
-from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.server.anthropic.cache import find_pins
 from hotloop.server.anthropic.errors import ThreadUnsupported
 from hotloop.server.anthropic.render import EventWriter, Frame, render_message
-from hotloop.server.anthropic.turns import Turns, parse_turns
 from hotloop.server.anthropic.wire import (
     MessagesBody,
     PromptBody,
@@ -27,15 +25,17 @@ from hotloop.server.anthropic.wire import (
     parse_output_constraint,
     parse_sampling,
     parse_template_variables,
+    parse_turns,
 )
+from hotloop.server.calling import Calling
+from hotloop.server.delivery import Silence
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.job import Job
 from hotloop.server.jobs import answer_grammar, answer_parser, shows_special
-from hotloop.server.openai.message import Silence
-from hotloop.server.openai.tools import Calling
 from hotloop.server.openai.wire import decode, parse_priority
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker
+from hotloop.server.turns import Turns
 
 _messages_body = msgspec.json.Decoder(MessagesBody)
 _prompt_body = msgspec.json.Decoder(PromptBody)
@@ -46,7 +46,6 @@ class MessageJob(Job):
     """A job of Anthropic's messages: one prompt, one answer."""
 
     frame: Frame
-    parser: CallParser
 
 
 async def messages(http: HttpRequest) -> Response:
@@ -56,10 +55,10 @@ async def messages(http: HttpRequest) -> Response:
     job = await asyncio.to_thread(message_job, body, service, service.asker(http, body))
     call = submit(http, job, job.frame.id, parse_priority(body, http.headers))
     if body.stream:
-        return EventStream(call, EventWriter(job.frame, job.parser), http.state.request_id)
+        return EventStream(call, EventWriter(job.frame), http.state.request_id)
     async with call.attended(http.receive):
-        [(_, event)] = await call.take_all()
-    return Response(render_message(job.frame, job.parser, event), media_type="application/json")
+        [(_, piece)] = await call.take_all()
+    return Response(render_message(job.frame, piece), media_type="application/json")
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -95,7 +94,7 @@ def message_job(body: MessagesBody, service: Service, asker: Asker) -> MessageJo
         inquiry=inquiry,
         ttl=turns.hints[-1].ttl if turns.hints else None,
         num_kept=max((pin.num_tokens for pin in pins), default=0),
-        limit="model_context_window_exceeded" if body.max_tokens > num_left else "max_tokens",
+        limit="window" if body.max_tokens > num_left else "length",
         is_silent=body.is_warming,
     )
     return MessageJob(
@@ -105,7 +104,7 @@ def message_job(body: MessagesBody, service: Service, asker: Asker) -> MessageJo
         sampling=parse_sampling(body, max_tokens=max_tokens, keep_special=shows_special(calling, service)),
         grammar=grammar,
         frame=frame,
-        parser=Silence() if body.is_warming else answer_parser(calling, service, turn)(),
+        parser=Silence if body.is_warming else answer_parser(calling, service, turn),
         turn=turn,
         inquiry=inquiry,
         asker=asker,

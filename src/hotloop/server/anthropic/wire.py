@@ -9,54 +9,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hotloop.chat.tools import ToolChoice, check_tools
 from hotloop.core.errors import RequestError
-from hotloop.core.message import Tool
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
-from hotloop.server.anthropic.cache import CacheControlBody
+from hotloop.server.anthropic.cache import CacheControlBody, tool_hint
+from hotloop.server.calling import Calling, make_calling
 from hotloop.server.openai.structure import Constraint, blaming
-from hotloop.server.openai.tools import Calling
-from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
-
-
-class PartBody(msgspec.Struct, kw_only=True):
-    type: str
-    text: str | None = None
-
-
-class BlockBody(msgspec.Struct, kw_only=True):
-    """A content block of any type; which of the fields it has depends on the type."""
-
-    type: str
-    text: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[PartBody] | None = None
-    is_error: bool | None = None
-    cache_control: CacheControlBody | None = None
-
-
-class TurnBody(msgspec.Struct, kw_only=True):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[BlockBody]
-
-
-class ToolBody(msgspec.Struct, kw_only=True):
-    type: str | None = None
-    name: str = ""
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    cache_control: CacheControlBody | None = None
-
-
-class ChoiceBody(msgspec.Struct, kw_only=True):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString, convert
+from hotloop.server.turns import Turns
+from hotloop.wire.field import Field
+from hotloop.wire.messages import parse
+from hotloop.wire.part import Opaque
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Tool
 
 
 class ThinkingBody(msgspec.Struct, kw_only=True):
@@ -84,10 +49,10 @@ class PromptBody(msgspec.Struct, kw_only=True):
     """What a prompt is made from: all that `/v1/messages/count_tokens` takes."""
 
     model: str | None = None
-    messages: Annotated[list[TurnBody], Meta(min_length=1)]
-    system: str | list[BlockBody] | None = None
-    tools: list[ToolBody] | None = None
-    tool_choice: ChoiceBody | None = None
+    messages: Annotated[list[Any], Meta(min_length=1)]
+    system: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
     thinking: ThinkingBody | None = None
     output_config: OutputBody | None = None
     cache_control: CacheControlBody | None = None
@@ -137,6 +102,17 @@ class MessagesBody(PromptBody, kw_only=True):
 _SPELT_ALIKE = ("temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "shortcuts")
 
 
+def parse_turns(body: PromptBody) -> Turns:
+    turns = Turns(parse.parse_turns(Field({"system": body.system, "messages": body.messages})), joins=True)
+    if not turns.messages:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    turns.mark(body.cache_control)
+    marks = [(tool.mark, i) for i, tool in enumerate(_parse_tools(body)) if tool.mark is not None]
+    hints = [tool_hint(convert(mark, CacheControlBody, f"tools[{i}].cache_control"), i) for mark, i in marks]
+    turns.hints[:0] = hints
+    return turns
+
+
 def parse_sampling(body: MessagesBody, *, max_tokens: int, keep_special: bool) -> SamplingParams:
     """`max_tokens` is what the context leaves of the body's own."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SPELT_ALIKE if getattr(body, name) is not None}
@@ -147,10 +123,12 @@ def parse_sampling(body: MessagesBody, *, max_tokens: int, keep_special: bool) -
 
 def parse_calling(body: PromptBody, *, is_strict: bool) -> Calling:
     """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
-    tools = tuple(_parse_tool(f"tools[{i}]", tool, is_strict) for i, tool in enumerate(body.tools or ()))
-    choice = _parse_choice(body.tool_choice)
-    check_tools(tools, choice, schema_field="input_schema")
-    return Calling(tools, tools, choice, {tool.name: f"tools[{i}].input_schema" for i, tool in enumerate(tools)})
+    choice = parse.parse_choice(Field({"tool_choice": body.tool_choice}).get("tool_choice"))
+    return make_calling(_parse_tools(body), choice, is_strict=is_strict, schema_field="input_schema")
+
+
+def _parse_tools(body: PromptBody) -> tuple[Tool | Opaque, ...]:
+    return parse.parse_tools(Field({"tools": body.tools}), Notes())
 
 
 def parse_output_constraint(body: PromptBody) -> Constraint | None:
@@ -165,27 +143,3 @@ def parse_output_constraint(body: PromptBody) -> Constraint | None:
 def parse_template_variables(body: PromptBody) -> dict[str, Any]:
     """Models that can think are told when they should not. What else is said about thinking is up to the model."""
     return {"enable_thinking": False} if body.thinking and body.thinking.type == "disabled" else {}
-
-
-def _parse_tool(place: str, body: ToolBody, is_strict: bool) -> Tool:
-    if body.type not in (None, "custom"):
-        raise RequestError(f"{place}: there is no built-in tool {body.type!r} here, only custom tools", param=place)
-    if body.input_schema is None:
-        raise RequestError(f"{place}.input_schema is missing", param=f"{place}.input_schema")
-    strict = is_strict if body.strict is None else body.strict
-    return Tool(body.name, body.description or "", body.input_schema, strict)
-
-
-def _parse_choice(body: ChoiceBody | None) -> ToolChoice:
-    if body is None:
-        return ToolChoice()
-    if body.type == "tool" and not body.name:
-        raise RequestError("tool_choice.name is missing", param="tool_choice.name")
-    is_parallel = not body.disable_parallel_tool_use
-    match body.type:
-        case "tool":
-            return ToolChoice("required", body.name, is_parallel=False)
-        case "any":
-            return ToolChoice("required", is_parallel=is_parallel)
-        case "auto" | "none" as mode:
-            return ToolChoice(mode, is_parallel=is_parallel)

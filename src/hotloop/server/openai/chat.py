@@ -2,59 +2,36 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from hotloop.chat.formats import ToolFormat
 from hotloop.chat.prompt import Conversation
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.message import Message, Role, ToolCall
+from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.calling import Calling, make_calling
 from hotloop.server.openai.structure import Constraint, blaming, either
-from hotloop.server.openai.tools import Calling, ChoiceBody, ToolBody, choose_tools, parse_tools
 from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
-
-
-class PartBody(msgspec.Struct, kw_only=True):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class CalledBody(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCallBody(msgspec.Struct, kw_only=True):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledBody
-
-
-class MessageBody(msgspec.Struct, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[PartBody] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
-    tool_call_id: str | None = None
-
+from hotloop.server.turns import Turns
+from hotloop.wire.chat import parse
+from hotloop.wire.field import Field
+from hotloop.wire.policy import Notes
 
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
 _UNMARKED = frozenset({"llama3"})
 
-Messages = Annotated[list[MessageBody], Meta(min_length=1)]
+Messages = Annotated[list[Any], Meta(min_length=1)]
 
 
 class ChatBody(GenerateBody, kw_only=True):
     messages: Messages
-    tools: list[ToolBody] | None = None
+    tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: ChoiceBody | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -67,14 +44,17 @@ class ChatBody(GenerateBody, kw_only=True):
         return self.generate is False
 
 
-def parse_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
-    return tuple(_parse_message(i, body) for i, body in enumerate(bodies))
+def parse_messages(bodies: Sequence[Any]) -> tuple[Message, ...]:
+    given = Field({"messages": bodies}).need("messages")
+    return tuple(Turns(parse.parse_messages(given, Notes())).messages)
 
 
 def parse_calling(body: ChatBody, *, is_strict: bool) -> Calling:
     """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
-    tools = parse_tools(body.tools, is_strict=is_strict)
-    return choose_tools(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+    about = {"tools": body.tools, "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls}
+    given = Field(about)
+    tools, choice = parse.parse_tools(given), parse.parse_choice(given)
+    return make_calling(tools, choice, is_strict=is_strict, schema_field="function.parameters")
 
 
 def constrain(
@@ -126,29 +106,3 @@ def parse_conversation(body: ChatBody, calling: Calling) -> Conversation:
         is_answer_next=not body.is_reading,
         extra=body.chat_template_kwargs or {},
     )
-
-
-def _parse_message(index: int, body: MessageBody) -> Message:
-    role: Role = "system" if body.role == "developer" else body.role
-    return Message(
-        role=role,
-        content=_parse_content(index, body.content),
-        name=body.name,
-        tool_calls=tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in body.tool_calls or ()
-        ),
-        tool_call_id=body.tool_call_id,
-    )
-
-
-def _parse_content(index: int, content: str | list[PartBody] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    return "\n".join(_parse_part(f"messages[{index}].content[{j}]", part) for j, part in enumerate(content))
-
-
-def _parse_part(place: str, part: PartBody) -> str:
-    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
-    if text is None:
-        raise RequestError(f"{place}: content of type {part.type!r} is not supported, only text is", param=place)
-    return text

@@ -7,8 +7,9 @@ from msgspec import Meta
 
 from hotloop.chat.prompt import Prompt, Prompts
 from hotloop.core.errors import RequestError
-from hotloop.core.request import SamplingParams, TokenEvent, TokenLogprob
+from hotloop.core.request import SamplingParams, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.delivery import Piece
 from hotloop.server.openai.render import Json, all_tops, clamp
 from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, TokenId, parse_sampling
 
@@ -73,33 +74,33 @@ class CompletionWording:
         self._echoes = [echo for echo in echoes for _ in range(num_choices)]
         self._offsets = [0] * len(self._echoes)
 
-    def whole(self, index: int, event: TokenEvent) -> Json:
-        return self._choice(index, self._echoes[index] + event.text, event)
+    def whole(self, index: int, piece: Piece) -> Json:
+        return self._choice(index, self._echoes[index] + piece.text, piece)
 
     def opening(self, index: int) -> Json | None:
         echo = self._echoes[index]
         return {"index": index, "text": echo, "logprobs": None, "finish_reason": None} if echo else None
 
-    def deltas(self, index: int, event: TokenEvent) -> Iterable[Json]:
-        if event.text or event.logprobs:
-            yield {**self._choice(index, event.text, event), "finish_reason": None, "stop_reason": None}
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
+        if piece.text or piece.logprobs:
+            yield {**self._choice(index, piece.text, piece), "finish_reason": None, "stop_reason": None}
 
-    def closing(self, index: int, event: TokenEvent) -> Json:
+    def closing(self, index: int, piece: Piece) -> Json:
         return {
             "index": index,
             "text": "",
             "logprobs": None,
-            "finish_reason": event.finish_reason,
-            "stop_reason": event.stop_match,
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_match,
         }
 
-    def _choice(self, index: int, text: str, event: TokenEvent) -> Json:
+    def _choice(self, index: int, text: str, piece: Piece) -> Json:
         return {
             "index": index,
             "text": text,
-            "logprobs": self._render_logprobs(index, event.logprobs) if event.logprobs else None,
-            "finish_reason": event.finish_reason,
-            "stop_reason": event.stop_match,
+            "logprobs": self._render_logprobs(index, piece.logprobs) if piece.logprobs else None,
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_match,
         }
 
     def _render_logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Json:

@@ -1,46 +1,19 @@
-"""A choice of a chat completion: the assistant's message with its tool calls, at once or piece by piece.
+"""A choice of a chat completion: the assistant's message with its tool calls, at once or piece by piece."""
 
-Text and calls are told apart by the tool format's parser, one a choice; nothing here knows what a call looks like.
-"""
+from collections.abc import Iterable, Sequence
 
-from collections.abc import Callable, Iterable, Sequence
-
-from hotloop.chat.stream import CallParser
-from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob
-from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.core.request import FinishReason, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.delivery import Piece
 from hotloop.server.openai.render import Json, clamp
-
-
-class PlainText:
-    """The parser of an answer that cannot hold calls."""
-
-    num_calls = 0
-
-    def push(self, text: str) -> list[StreamEvent]:
-        return [TextDelta(text)] if text else []
-
-    def finish(self) -> list[StreamEvent]:
-        return []
-
-
-class Silence:
-    """The parser of an answer that nobody asked for."""
-
-    num_calls = 0
-
-    def push(self, text: str) -> list[StreamEvent]:
-        return []
-
-    def finish(self) -> list[StreamEvent]:
-        return []
+from hotloop.wire.answer import gather
+from hotloop.wire.chat.writer import render_delta, render_message
 
 
 class ChatWording:
     """A choice is a message from the assistant.
 
-    `parser` makes what finds the calls in a text. `is_named`: the one tool to call was named, which OpenAI does not
-    count as a reason to finish.
+    `is_named`: the one tool to call was named, which OpenAI does not count as a reason to finish.
     """
 
     object = "chat.completion"
@@ -51,52 +24,46 @@ class ChatWording:
         tokenizer: Tokenizer,
         *,
         has_logprobs: bool,
-        parser: Callable[[], CallParser] = PlainText,
+        can_call: bool = False,
         is_named: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._has_logprobs = has_logprobs
-        self._new_parser = parser
+        self._can_call = can_call
         self._is_named = is_named
-        self._parsers: dict[int, CallParser] = {}
 
-    def whole(self, index: int, event: TokenEvent) -> Json:
+    def whole(self, index: int, piece: Piece) -> Json:
         return {
             "index": index,
-            "message": _render_message(self._parse(index, event)),
-            "logprobs": self._render_logprobs(event.logprobs),
-            "finish_reason": self._finish_reason(index, event),
-            "stop_reason": event.stop_match,
+            "message": render_message(gather(piece.parts)),
+            "logprobs": self._render_logprobs(piece.logprobs),
+            "finish_reason": self._finish_reason(piece),
+            "stop_reason": piece.stop_match,
         }
 
     def opening(self, index: int) -> Json:
-        content = "" if self._new_parser is PlainText else None
+        content = None if self._can_call else ""
         return _chunk(index, {"role": "assistant", "content": content, "refusal": None})
 
-    def deltas(self, index: int, event: TokenEvent) -> Iterable[Json]:
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         """The log probabilities of all that is new go with the first piece, be it empty."""
-        pieces = [*_render_deltas(self._parse(index, event))]
-        if event.logprobs and not pieces:
-            pieces.append({})
-        logprobs = self._render_logprobs(event.logprobs)
-        for piece in pieces:
-            yield _chunk(index, piece, logprobs)
+        deltas = [delta for part in piece.parts if (delta := render_delta(part))]
+        if piece.logprobs and not deltas:
+            deltas.append({})
+        logprobs = self._render_logprobs(piece.logprobs)
+        for delta in deltas:
+            yield _chunk(index, delta, logprobs)
             logprobs = None
 
-    def closing(self, index: int, event: TokenEvent) -> Json:
-        reason = self._finish_reason(index, event)
-        return {**_chunk(index, {}), "finish_reason": reason, "stop_reason": event.stop_match}
+    def closing(self, index: int, piece: Piece) -> Json:
+        reason = self._finish_reason(piece)
+        return {**_chunk(index, {}), "finish_reason": reason, "stop_reason": piece.stop_match}
 
-    def _parse(self, index: int, event: TokenEvent) -> list[StreamEvent]:
-        parser = self._parsers.get(index) or self._parsers.setdefault(index, self._new_parser())
-        events = parser.push(event.text)
-        return events + parser.finish() if event.finish_reason else events
-
-    def _finish_reason(self, index: int, event: TokenEvent) -> str | None:
+    def _finish_reason(self, piece: Piece) -> str | None:
         """Calls are a reason of their own only where the model ended its turn by itself."""
-        has_ended = event.finish_reason is FinishReason.STOP and event.stop_match is None
-        has_called = has_ended and self._parsers[index].num_calls > 0
-        return "tool_calls" if has_called and not self._is_named else event.finish_reason
+        has_ended = piece.finish_reason is FinishReason.STOP and piece.stop_match is None
+        has_called = has_ended and piece.num_calls > 0
+        return "tool_calls" if has_called and not self._is_named else piece.finish_reason
 
     def _render_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json | None:
         if not self._has_logprobs:
@@ -117,37 +84,6 @@ class ChatWording:
             "logprob": clamp(logprob),
             "bytes": list(token_bytes) or None,
         }
-
-
-def _render_message(events: Sequence[StreamEvent]) -> Json:
-    content = ""
-    calls: dict[int, Json] = {}
-    for event in events:
-        match event:
-            case TextDelta():
-                content += event.text
-            case CallOpened():
-                calls[event.index] = _render_call(event)
-            case CallDelta():
-                calls[event.index]["function"]["arguments"] += event.arguments
-    message: Json = {"role": "assistant", "content": content, "refusal": None}
-    return {**message, "content": content or None, "tool_calls": [*calls.values()]} if calls else message
-
-
-def _render_deltas(events: Iterable[StreamEvent]) -> Iterable[Json]:
-    """OpenAI's deltas have no word for the end of a call: the next one begins, or the answer ends."""
-    for event in events:
-        match event:
-            case TextDelta():
-                yield {"content": event.text}
-            case CallOpened():
-                yield {"tool_calls": [{"index": event.index, **_render_call(event)}]}
-            case CallDelta():
-                yield {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
-
-
-def _render_call(event: CallOpened) -> Json:
-    return {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
 
 
 def _chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import msgspec
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.request import TokenEvent, TokenLogprob, Usage, Wait
+from hotloop.core.request import TokenLogprob, Usage, Wait
+from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_error
 from hotloop.server.explain.inquiry import Diagnosis, Inquiry
 from hotloop.server.explain.render import render_reading
@@ -31,19 +32,19 @@ class Wording(Protocol):
     object: str
     chunk_object: str
 
-    def whole(self, index: int, event: TokenEvent) -> Json:
-        """The choice of an answer given at once; the event holds all of it."""
+    def whole(self, index: int, piece: Piece) -> Json:
+        """The choice of an answer given at once; the piece holds all of it."""
         ...
 
     def opening(self, index: int) -> Json | None:
         """What a choice's stream begins with, before any text."""
         ...
 
-    def deltas(self, index: int, event: TokenEvent) -> Iterable[Json]:
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         """What a choice has gained, in as many pieces as that takes."""
         ...
 
-    def closing(self, index: int, event: TokenEvent) -> Json:
+    def closing(self, index: int, piece: Piece) -> Json:
         """The choice's last words: why it ended."""
         ...
 
@@ -127,8 +128,8 @@ def render_waits(usages: Sequence[Usage]) -> Json:
     return {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
 
 
-def render_answer(envelope: Envelope, wording: Wording, events: Iterable[tuple[int, TokenEvent]], usage: Json) -> bytes:
-    choices = [wording.whole(index, event) for index, event in sorted(events, key=lambda pair: pair[0])]
+def render_answer(envelope: Envelope, wording: Wording, pieces: Iterable[tuple[int, Piece]], usage: Json) -> bytes:
+    choices = [wording.whole(index, piece) for index, piece in sorted(pieces, key=lambda pair: pair[0])]
     return _encode({**envelope.render(wording.object), "choices": choices, "usage": usage})
 
 
@@ -151,8 +152,8 @@ class ChunkWriter:
         self._inquiry = inquiry
         self._opened: set[int] = set()
 
-    def write(self, events: Iterable[tuple[int, TokenEvent]]) -> bytes:
-        return b"".join(self._chunk([choice]) for index, event in events for choice in self._choices(index, event))
+    def write(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
+        return b"".join(self._chunk([choice]) for index, piece in pieces for choice in self._choices(index, piece))
 
     def close(self, usages: Sequence[Usage]) -> bytes:
         """The usage, if it was asked for, and the end of the stream."""
@@ -168,14 +169,14 @@ class ChunkWriter:
     def _chunk(self, choices: list[Json]) -> bytes:
         return self._head + _encode(choices) + self._tail
 
-    def _choices(self, index: int, event: TokenEvent) -> Iterable[Json]:
+    def _choices(self, index: int, piece: Piece) -> Iterable[Json]:
         if index not in self._opened:
             self._opened.add(index)
             if opening := self._wording.opening(index):
                 yield opening
-        yield from self._wording.deltas(index, event)
-        if event.finish_reason:
-            yield self._wording.closing(index, event)
+        yield from self._wording.deltas(index, piece)
+        if piece.finish_reason:
+            yield self._wording.closing(index, piece)
 
 
 def clamp(logprob: float) -> float:

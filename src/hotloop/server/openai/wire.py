@@ -128,6 +128,7 @@ def _explain(complaint: str, within: str = "") -> tuple[str, str | None]:
 
     Expected `int`, got `str` - at `$.stop[0]`  ->  stop[0]: expected int, got str
     """
+    complaint = " ".join(complaint.split())  # it quotes names as they came
     place = _PLACE.search(complaint)
     path = ".".join(filter(None, (within, place["path"] if place else "")))
     what = complaint[: place.start()] if place else complaint

@@ -26,7 +26,7 @@ from hotloop.server.job import Job
 from hotloop.server.jobs import answer_grammar, answer_parser, shows_special, whole_prompt_pins
 from hotloop.server.openai.render import Json
 from hotloop.server.openai.wire import convert, decode, parse_priority
-from hotloop.server.responses.items import Item, make_turns, parse_items, render_items
+from hotloop.server.responses.items import Item, make_messages, render_items, settle_items
 from hotloop.server.responses.render import Composer, ResponseWriter, render_head
 from hotloop.server.responses.store import Ended, ResponseStore, Run
 from hotloop.server.responses.tools import Toolbox, parse_toolbox
@@ -139,7 +139,7 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
     keep_special = shows_special(toolbox.calling, service)
     sampling = parse_response_sampling(body, tokenizer.vocab_size, keep_special=keep_special)
     grammar = answer_grammar(parse_shape(body), toolbox.calling, service)
-    items = previous + parse_items(body.input)
+    items = previous + settle_items(body.input)
     conversation = _make_conversation(body, items, toolbox)
     prompt = service.prompts.chat(conversation, scope=asker.scope)
     can_call = toolbox.calling.is_possible
@@ -152,7 +152,8 @@ def response_job(body: ResponsesBody, previous: tuple[Item, ...], service: Servi
         prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        composer=Composer(head, answer_parser(toolbox.calling, service, turn)(), toolbox, tokenizer, inquiry),
+        composer=Composer(head, toolbox, tokenizer, inquiry),
+        parser=answer_parser(toolbox.calling, service, turn),
         items=items,
         turn=turn,
         inquiry=inquiry,
@@ -168,7 +169,7 @@ def _parse_tools(body: ResponsesBody, service: Service) -> Toolbox:
 def _make_conversation(body: ResponsesBody, items: tuple[Item, ...], toolbox: Toolbox) -> Conversation:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     instructions = [Message("system", body.instructions)] if body.instructions else []
-    messages = (*instructions, *make_turns(items))
+    messages = (*instructions, *make_messages(items))
     if not messages:
         raise RequestError("input is empty", param="input")
     return Conversation(messages=messages, tools=toolbox.calling.tools, extra=body.chat_template_kwargs or {})
@@ -180,7 +181,7 @@ async def _answer(run: Run, store: ResponseStore, receive: Receive) -> Response:
         async with run.call.attended(receive):
             await _compose(run)
     except Cancelled as error:
-        run.composer.fail(error)
+        run.composer.break_off(error)
     finally:
         store.forget(run)
     return _json(store.settle(run))
@@ -191,15 +192,15 @@ async def _finish(run: Run, store: ResponseStore) -> None:
     try:
         await _compose(run)
     except HotloopError as error:
-        run.composer.fail(error)
+        run.composer.break_off(error)
     finally:
         store.settle(run)
 
 
 async def _compose(run: Run) -> None:
     while run.call.has_more:
-        for _, event in await run.call.take():
-            run.composer.add(event)
+        for _, piece in await run.call.take():
+            run.composer.add(piece)
     run.composer.finish(run.call.usages[0])
 
 

@@ -14,7 +14,7 @@ import msgspec
 from hotloop.core.errors import RequestError
 from hotloop.server.delivery import Call
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, count_bytes, parse_items
+from hotloop.server.responses.items import Item, count_bytes, settle_items
 from hotloop.server.responses.render import Composer, Status
 
 MAX_RESPONSES = 1024
@@ -77,7 +77,7 @@ class ResponseStore:
         self.forget(run)
         body = run.encode()
         if run.is_stored:
-            output = parse_items(run.composer.render()["output"])
+            output = settle_items(run.composer.render()["output"])
             self._keep(run.composer.id, Ended(run.owner, run.items, output, run.composer.status, body))
         return body
 

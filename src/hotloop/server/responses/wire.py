@@ -20,7 +20,6 @@ from hotloop.server.openai.structure import (
     parse_constraint,
 )
 from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
-from hotloop.server.responses.tools import FlatChoice
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -43,7 +42,7 @@ class ResponsesBody(GenerateBody, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: FlatChoice | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None

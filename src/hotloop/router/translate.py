@@ -1,0 +1,130 @@
+"""A request in the API a client speaks, for a replica that speaks only another; and its answer back.
+
+Pure functions of the body and of the bytes that come back. The same conversation one turn longer translates to what it
+was, and more: this stands before a prefix cache.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import RemoteError
+from hotloop.router.kinds import Api
+from hotloop.wire.errors import read_failure
+from hotloop.wire.event import Event
+from hotloop.wire.field import Json
+from hotloop.wire.formats import FORMATS, Reader, Writer
+from hotloop.wire.part import Api as Format
+from hotloop.wire.policy import Target
+from hotloop.wire.sse import EventReader, ServerEvent
+
+# The first that a replica speaks is taken.
+_WAYS: Mapping[Api, tuple[Format, ...]] = {
+    "chat": ("responses", "messages"),
+    "responses": ("chat", "messages"),
+    "messages": ("chat", "responses"),
+}
+# Said here already: the router has read them.
+_ROUTED = ("priority", "session_id")
+
+
+def can_translate(api: Api, spoken: frozenset[Api]) -> bool:
+    """Whether there is a way from the API of a request to one the replica speaks."""
+    return not spoken.isdisjoint(_WAYS.get(api, ()))
+
+
+def translate(
+    api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False
+) -> "Translation | None":
+    """From the API of a request to one the replica speaks; None if there is no way.
+
+    `is_strict`: the replica refuses fields it does not know, as OpenAI's own API does and engines do not. Raises
+    RequestError for a body that is wrong, or that says what the replica's API cannot.
+    """
+    assert api not in spoken
+    far = next((way for way in _WAYS.get(api, ()) if way in spoken), None)
+    if far is None or api == "completions":
+        return None
+    return Translation(api, far, body, Target(is_strict=is_strict))
+
+
+class Translation:
+    """One request. `near` is the client's API, `far` the replica's."""
+
+    def __init__(self, near: Format, far: Format, body: Mapping[str, Any], target: Target) -> None:
+        self._near, self._far = FORMATS[near], FORMATS[far]
+        self._given = body
+        request = self._near.parse(body, target.notes)
+        self._near.check_portable(request)
+        fields = {name: value for name, value in request.fields.items() if name not in _ROUTED}
+        self._request = replace(request, fields=fields)
+        self._body = self._far.render(self._request, target)
+        self._call_word = "toolu" if near == "messages" else "call"
+        self.notes = target.notes.all
+        """What could not be carried over, in words."""
+
+    def request(self) -> tuple[str, Json]:
+        """The path and the body for the replica."""
+        return self._far.path, self._body
+
+    def answer(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """A whole answer or an error."""
+        try:
+            if status >= 300:
+                raise read_failure(status, body)
+            return status, msgspec.json.encode(self._writer().whole(self._reader().whole(body)))
+        except RemoteError as error:
+            refused, shape = self._near.render_failure(error)
+            return refused, msgspec.json.encode(shape)
+
+    def stream(self) -> "StreamTranslation":
+        return StreamTranslation(self._reader(), self._writer())
+
+    def _reader(self) -> Reader:
+        return self._far.reader(lambda stem, number: f"{self._call_word}_{stem}_{number}")
+
+    def _writer(self) -> Writer:
+        return self._near.writer(self._request, self._given)
+
+
+class StreamTranslation:
+    """A replica's stream in the client's shape: exactly one end, whatever happens."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self._events = EventReader()
+        self._reader = reader
+        self._writer = writer
+        self._is_over = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._write(self._read(self._events.push(chunk)))
+
+    def end(self, error: str | None = None) -> bytes:
+        """After the replica's last byte; `error` says why, if it broke off."""
+        if error is not None and not self._reader.is_over:
+            return self._fail(RemoteError(error, status=502))
+        ending = self._write(self._read(self._events.finish())) + self._write(self._reader.finish())
+        self._is_over = True
+        return ending
+
+    def _read(self, events: Iterable[ServerEvent]) -> Iterator[Event]:
+        for event in events:
+            yield from self._reader.push(event)
+
+    def _write(self, events: Iterator[Event]) -> bytes:
+        """What there is to say, up to and with a failure, after which there is nothing."""
+        written: list[bytes] = []
+        try:
+            for event in () if self._is_over else events:
+                written += self._writer.write(event)
+        except RemoteError as error:
+            written.append(self._fail(error))
+        return b"".join(written)
+
+    def _fail(self, error: RemoteError) -> bytes:
+        if self._is_over:
+            return b""
+        self._is_over = True
+        return self._writer.fail(error)

@@ -1,1 +1,0 @@
-"""OpenAI's chat clients on replicas that speak Anthropic's messages only."""

@@ -1,1 +1,0 @@
-"""Anthropic's clients on replicas that speak OpenAI's chat completions only."""

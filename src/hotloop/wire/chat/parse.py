@@ -1,0 +1,241 @@
+"""The body of `/v1/chat/completions` as a `Request`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Thought
+from hotloop.wire.field import Field, Json, read_flag, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
+from hotloop.wire.thoughts import parse_block
+
+_READ = {
+    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
+    *("temperature", "top_p", "top_k", "stop", "stream", "stream_options", "response_format", "reasoning_effort"),
+    *("thinking", "verbosity", "user", "service_tier", "cache_control", "prompt_cache_key", "prompt_cache_retention"),
+    "prompt_cache_options",
+}
+_OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
+
+
+def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+    given = Field(dict(body))
+    turns = parse_messages(given.need("messages"), notes)
+    if not turns:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    options = given.get("stream_options")
+    limit, thinking = given.get("max_completion_tokens") or given.get("max_tokens"), given.get("thinking")
+    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
+    return Request(
+        api="chat",
+        model=given.need("model").text(),
+        turns=turns,
+        tools=parse_tools(given),
+        choice=parse_choice(given),
+        shape=parse_shape(given.get("response_format"), "json_schema"),
+        max_tokens=limit.count() if limit else None,
+        temperature=given.optional_number("temperature"),
+        top_p=given.optional_number("top_p"),
+        top_k=parse_top_k(given),
+        stop=parse_stop(given.get("stop")),
+        is_stream=read_flag(given, "stream"),
+        has_usage=options is not None and read_flag(options, "include_usage"),
+        effort=read_text(given, "reasoning_effort"),
+        thinking=thinking.object() if thinking else None,
+        verbosity=read_text(given, "verbosity"),
+        user=read_text(given, "user"),
+        service_tier=read_text(given, "service_tier"),
+        cache=parse_cache(given),
+        own={name: value for name, value in rest.items() if name in _OWN},
+        fields={name: value for name, value in rest.items() if name not in _OWN},
+    )
+
+
+def parse_messages(messages: Field, notes: Notes) -> tuple[Turn, ...]:
+    return tuple(_parse_message(message, notes) for message in messages.each())
+
+
+def check_portable(request: Request) -> None:
+    """Raises RequestError for what no other API can say."""
+    for name in ("functions", "function_call"):
+        if name in request.own:
+            raise RequestError(f"{name}: is too old to be carried to this replica: use tools", param=name)
+    if request.own.get("n", 1) != 1:
+        raise RequestError("n: this replica gives one answer at a time", param="n")
+
+
+def parse_cache(given: Field) -> Cache:
+    mark, options = given.get("cache_control"), given.get("prompt_cache_options")
+    return Cache(
+        mark.object() if mark else None,
+        read_text(given, "prompt_cache_key"),
+        read_text(given, "prompt_cache_retention"),
+        options.object() if options else None,
+    )
+
+
+def parse_shape(form: Field | None, within: str | None) -> Shape | None:
+    """`within` is the field that holds the schema and what is said about it, if it does not stand beside the type."""
+    match form.kind() if form else "text":
+        case "text":
+            return None
+        case "json_object":
+            return Shape()
+        case "json_schema":
+            assert form
+            holder = form.need(within) if within else form
+            schema = holder.need("schema").object()
+            about = {name: value for name, value in holder.object().items() if value is not None}
+            return Shape(schema, {name: value for name, value in about.items() if name not in ("type", "schema")})
+    assert form
+    raise form.need("type").refuse("expected text, json_object or json_schema")
+
+
+def parse_mode(mode: Field) -> ChoiceMode:
+    found = next((known for known in _MODES if known == mode.text()), None)
+    if found is None:
+        raise mode.refuse("expected auto, none or required")
+    return found
+
+
+def parse_mark(given: Field) -> Json | None:
+    """The `cache_control` that gateways' clients put into a chat, or OpenAI's own word for it."""
+    if control := given.get("cache_control"):
+        return control.object()
+    if breakpoint_ := given.get("prompt_cache_breakpoint"):
+        ttl = read_text(breakpoint_, "ttl")
+        return {"type": "ephemeral", **({"ttl": ttl} if ttl else {})}
+    return None
+
+
+def parse_top_k(given: Field) -> int | None:
+    """Engines take -1 for all."""
+    top_k = given.optional_number("top_k")
+    return int(top_k) if top_k is not None and top_k > 0 else None
+
+
+def parse_stop(stop: Field | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop.text(),) if stop.is_text else tuple(each.text() for each in stop.each())
+
+
+def _parse_message(message: Field, notes: Notes) -> Turn:
+    role = message.need("role")
+    if role.text() == "tool":
+        return Turn("user", (_parse_result(message),), at=message)
+    if role.text() not in _ROLES:
+        raise role.refuse("expected system, developer, user, assistant or tool")
+    is_answer = role.text() == "assistant"
+    content = message.get("content")
+    parts = parse_content(content)
+    if is_answer:
+        parts = [*_parse_thoughts(message), *parts, *_parse_answer(message)]
+    if (mark := parse_mark(message)) and not _mark_last(parts, mark):
+        notes.add("cache_control left out where there is nothing to keep")
+    is_plain = content is not None and content.is_text
+    return Turn(_ROLES[role.text()], tuple(parts), is_plain, read_text(message, "name"), message)
+
+
+def _mark_last(parts: list[Part], mark: Json) -> bool:
+    """Some clients put the mark on the message: it is behind its last part."""
+    if not parts or isinstance(parts[-1], Thought):
+        return False
+    parts[-1] = parts[-1].marked(mark)
+    return True
+
+
+def _parse_thoughts(message: Field) -> list[Thought]:
+    """`thinking_blocks` are Anthropic's, with their signatures; without them the text is all there is."""
+    if signed := message.get("thinking_blocks"):
+        return [parse_block(block) for block in signed.each()]
+    text = read_text(message, "reasoning_content") or read_text(message, "reasoning")
+    return [Thought(text)] if text else []
+
+
+def _parse_answer(message: Field) -> list[Part]:
+    """What stands beside the content: a refusal, and calls."""
+    parts: list[Part] = []
+    if refusal := message.get("refusal"):
+        parts.append(Text(refusal.text(), is_refusal=True, at=refusal))
+    if old := message.get("function_call"):
+        parts.append(Opaque("chat", "function_call", old.object(), at=old))
+    return parts + [_parse_call(call) for call in message.items("tool_calls")]
+
+
+def _parse_call(call: Field) -> Call:
+    function = call.need("function")
+    arguments = read_text(function, "arguments")
+    return Call(read_text(call, "id") or "", function.need("name").text(), arguments or "", at=call)
+
+
+def _parse_result(message: Field) -> Result:
+    content = message.get("content")
+    is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
+    return Result(call_id, tuple(parse_content(content)), is_plain, mark=parse_mark(message), at=message)
+
+
+def parse_content(content: Field | None) -> list[Part]:
+    if content is None:
+        return []
+    if content.is_text:
+        return [Text(content.text(), at=content)]
+    return [_parse_part(part) for part in content.each()]
+
+
+def _parse_part(part: Field) -> Part:
+    mark, kind = parse_mark(part), part.kind()
+    match kind:
+        case "text":
+            return Text(part.need("text").text(), mark=mark, at=part)
+        case "refusal":
+            return Text(part.need("refusal").text(), is_refusal=True, mark=mark, at=part)
+        case "image_url":
+            image = part.need("image_url")
+            return Image(image.need("url").text(), read_text(image, "detail"), mark=mark, at=part)
+        case "file" if part.need("file").get("file_data"):
+            file = part.need("file")
+            return File(file.need("file_data").text(), name=read_text(file, "filename"), mark=mark, at=part)
+    return Opaque("chat", kind, part.object(), mark=mark, at=part)
+
+
+def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
+    return tuple(_parse_tool(tool) for tool in given.items("tools"))
+
+
+def _parse_tool(tool: Field) -> Tool | Opaque:
+    kind = read_text(tool, "type") or "function"
+    if kind != "function":
+        return Opaque("chat", kind, tool.object(), at=tool)
+    function = tool.need("function")
+    parameters, strict = function.get("parameters"), function.get("strict")
+    return Tool(
+        function.need("name").text(),
+        read_text(function, "description"),
+        parameters.object() if parameters else None,
+        strict.flag() if strict else None,
+        mark=parse_mark(tool) or parse_mark(function),
+        at=tool,
+    )
+
+
+def parse_choice(given: Field) -> Choice:
+    parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
+    is_parallel = parallel.flag() if parallel else None
+    if choice is None:
+        return Choice(is_parallel=is_parallel)
+    if choice.is_text:
+        return Choice(parse_mode(choice), is_parallel=is_parallel)
+    match choice.kind():
+        case "function":
+            return Choice("required", choice.need("function").need("name").text(), is_parallel=is_parallel)
+        case "allowed_tools":
+            allowed = choice.need("allowed_tools")
+            names = [tool.need("function").need("name").text() for tool in allowed.need("tools").each()]
+            mode = allowed.get("mode")
+            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names), is_parallel=is_parallel)
+    raise choice.need("type").refuse("expected function or allowed_tools")

@@ -1,0 +1,258 @@
+"""A `Request` as the body of `/v1/chat/completions`.
+
+A text stays a text and a list stays a list, whatever is marked in it: marks move from turn to turn, and the prompt made
+from a message must not. Each turn is rendered from itself alone, so a longer conversation begins with exactly what the
+shorter one was.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from hotloop.core.message import Thought
+from hotloop.wire.field import Json
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, text_of
+from hotloop.wire.policy import Target, offer_tools
+from hotloop.wire.request import Request, Tool
+from hotloop.wire.thoughts import is_signed, render_block
+
+MAX_USER_CHARS = 64
+"""Of `user`, to OpenAI; the hash that stands for a longer one has as many."""
+
+SHARED = {"safety_identifier", "metadata"}
+"""Fields that are spelt and meant alike in both of OpenAI's APIs, and are not read here."""
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high")
+
+
+def render_request(request: Request, target: Target) -> Json:
+    return {
+        **render_rest(request, target, "chat"),
+        "model": request.model,
+        "messages": _render_turns(request, target),
+        **_render_tools(request, target),
+        **_render_sampling(request, target),
+        **_render_output(request, target),
+        **render_common(request, target),
+    }
+
+
+def render_rest(request: Request, target: Target, home: Api) -> Json:
+    """Engines take many fields of their own, and ignore the rest; OpenAI refuses what it does not know."""
+    is_home = request.api == home
+    lost = [] if is_home else [name for name, value in request.own.items() if value]
+    unknown = [name for name in request.fields if name not in SHARED] if target.is_strict and not is_home else []
+    target.notes.lose(lost + unknown, "the replica's API")
+    kept = {name: value for name, value in request.fields.items() if name not in unknown}
+    return {**(request.own if is_home else {}), **kept}
+
+
+def render_common(request: Request, target: Target) -> Json:
+    """What both of OpenAI's APIs say in the same words."""
+    rendered: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(request, name)) is not None}
+    if request.user is not None:
+        rendered["user"] = _render_user(request.user, target)
+    if request.service_tier is not None:
+        rendered["service_tier"] = request.service_tier
+    cache = request.cache
+    about = (("key", cache.key), ("retention", cache.retention), ("options", cache.options))
+    rendered |= {f"prompt_cache_{name}": value for name, value in about if value is not None}
+    return rendered | target.keeps(cache.mark)
+
+
+def render_effort(request: Request, target: Target) -> str | None:
+    """Anthropic has more of it than OpenAI."""
+    effort = request.effort
+    if effort is None or request.api != "messages" or effort in _EFFORTS:
+        return effort
+    target.notes.add(f"output_config.effort: {effort} becomes high")
+    return "high"
+
+
+def render_image(part: Image) -> Json:
+    return {"url": part.url, **({"detail": part.detail} if part.detail else {})}
+
+
+def _render_turns(request: Request, target: Target) -> list[Json]:
+    messages = [message for turn in request.turns for message in _render_turn(turn, target)]
+    if request.api != "chat" and request.turns[-1].role == "assistant":
+        target.notes.add("the last turn is the assistant's: it is answered, not continued")
+    return messages
+
+
+def _render_turn(turn: Turn, target: Target) -> list[Json]:
+    named = {"name": turn.name} if turn.name else {}
+    match turn.role:
+        case "assistant":
+            return [_render_assistant(turn, target) | named]
+        case "user":
+            return _render_user_turn(turn, target, named)
+    content = _render_content(turn.parts, turn.is_plain, target)
+    return [{"role": "system", "content": content, **named}] if content else []
+
+
+def _render_user_turn(turn: Turn, target: Target, named: Json) -> list[Json]:
+    """Results are messages of their own, and come first: they answer the calls before."""
+    results = [part for part in turn.parts if isinstance(part, Result)]
+    rest = [part for part in turn.parts if not isinstance(part, Result)]
+    if not results:
+        return [{"role": "user", "content": _render_content(rest, turn.is_plain, target) or "", **named}]
+    messages = [_render_result(result, target) for result in results]
+    shown = [part for result in results for part in _show(result, target)]
+    parts = shown + _render_parts(rest, target)
+    return [*messages, {"role": "user", "content": parts, **named}] if parts else messages
+
+
+def _render_result(result: Result, target: Target) -> Json:
+    for part in result.parts:
+        if not isinstance(part, Thought):
+            target.lose_mark(part.mark)
+        if isinstance(part, Opaque) and part.text is None:
+            target.leave_out(part)
+    text = result.text
+    marked = target.keeps(result.mark)
+    content = [{"type": "text", "text": text, **marked}] if marked else text
+    return {"role": "tool", "tool_call_id": result.call_id, "content": content}
+
+
+def _show(result: Result, target: Target) -> list[Json]:
+    """The pictures in a tool's result: a chat has them in the user's messages only."""
+    pictures = [part for part in result.parts if isinstance(part, Image) or (isinstance(part, File) and part.url)]
+    if not pictures:
+        return []
+    target.notes.add("pictures in tool results are shown as the user's")
+    caption = {"type": "text", "text": f"From the result of call {result.call_id}:"}
+    return [caption, *(_render_part(part) for part in pictures)]
+
+
+def _render_assistant(turn: Turn, target: Target) -> Json:
+    """An answer comes back in as many parts as it was given out in, and was one text."""
+    for part in turn.parts:
+        if isinstance(part, Opaque):
+            target.leave_out(part)
+        elif not isinstance(part, Thought):
+            target.lose_mark(part.mark)
+    text = "".join(turn.texts)
+    calls = [render_call(part) for part in turn.parts if isinstance(part, Call)]
+    message: Json = {"role": "assistant", "content": text or None if calls else text}
+    message |= _render_thoughts([part for part in turn.parts if isinstance(part, Thought)], target)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def render_call(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.flat_name, "arguments": call.arguments}}
+
+
+def _render_thoughts(thoughts: list[Thought], target: Target) -> Json:
+    """Engines that give reasoning out as such take it back the same way, and templates know where it belongs."""
+    signed = [render_block(thought) for thought in thoughts if is_signed(thought)]
+    rendered: Json = {"thinking_blocks": signed} if signed and target.takes_signatures else {}
+    if any(thought.is_sealed for thought in thoughts) and not rendered:
+        target.notes.add("content of type redacted_thinking left out")
+    text = "".join(thought.text for thought in thoughts if not thought.is_sealed)
+    if text and target.is_strict:
+        target.notes.add("thinking left out: the replica's API has no place for it")
+    elif text:
+        rendered["reasoning_content"] = text
+    elif any(thought.maker == "responses" for thought in thoughts):
+        target.notes.add("items of type reasoning left out")
+    return rendered
+
+
+def _render_content(parts: Iterable[Part], is_plain: bool, target: Target) -> str | list[Json]:
+    rendered = _render_parts(parts, target)
+    if is_plain and len(rendered) == 1 and set(rendered[0]) == {"type", "text"}:
+        return str(rendered[0]["text"])
+    return rendered
+
+
+def _render_parts(parts: Iterable[Part], target: Target) -> list[Json]:
+    rendered = []
+    for part in parts:
+        if isinstance(part, Opaque) and part.text is None:
+            target.leave_out(part)
+        elif not isinstance(part, Thought):
+            rendered.append({**_render_part(part), **target.keeps(part.mark)})
+    return rendered
+
+
+def _render_part(part: Part) -> Json:
+    match part:
+        case Image():
+            return {"type": "image_url", "image_url": render_image(part)}
+        case File() if part.url:
+            return {"type": "file", "file": {"filename": part.name or "document.pdf", "file_data": part.url}}
+    return {"type": "text", "text": text_of(part) or ""}
+
+
+def _render_tools(request: Request, target: Target) -> Json:
+    tools, choice = offer_tools(request, target), request.choice
+    if not tools:
+        return {}
+    rendered: Json = {"tools": [_render_tool(tool, target) for tool in tools]}
+    if choice.name is not None:
+        rendered["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice.mode:
+        rendered["tool_choice"] = choice.mode
+    return rendered | ({} if choice.is_parallel is None else {"parallel_tool_calls": choice.is_parallel})
+
+
+def _render_tool(tool: Tool, target: Target) -> Json:
+    function: Json = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = {"type": "object", "properties": {}} if tool.schema is None else dict(tool.schema)
+    if tool.is_strict is not None and not target.is_plain:
+        function["strict"] = tool.is_strict
+    return {"type": "function", "function": function, **target.keeps(tool.mark)}
+
+
+def _render_sampling(request: Request, target: Target) -> Json:
+    rendered: Json = {}
+    if request.max_tokens is not None:
+        limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
+        if request.max_tokens == 0:
+            target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
+        rendered[limit] = request.max_tokens or 1
+    if request.top_k is not None and target.is_strict:
+        target.notes.lose(["top_k"], "the replica's API")
+    elif request.top_k is not None:
+        rendered["top_k"] = request.top_k
+    return rendered | ({"stop": list(request.stop)} if request.stop else {})
+
+
+def _render_output(request: Request, target: Target) -> Json:
+    rendered: Json = {}
+    if request.is_stream:
+        rendered = {"stream": True} | ({} if target.is_plain else {"stream_options": {"include_usage": True}})
+    if request.shape:
+        rendered["response_format"] = {"type": "json_object"}
+        if request.shape.schema is not None:
+            shape = {"name": "answer", "schema": request.shape.schema, **request.shape.about}
+            rendered["response_format"] = {"type": "json_schema", "json_schema": shape}
+    if effort := render_effort(request, target):
+        rendered["reasoning_effort"] = effort
+    if request.verbosity:
+        rendered["verbosity"] = request.verbosity
+    return rendered | _render_thinking(request, target)
+
+
+def _render_thinking(request: Request, target: Target) -> Json:
+    """Models that can think are told when they should not. Whether they do otherwise is up to them."""
+    thinking = request.thinking
+    if thinking is None:
+        return {}
+    is_off = thinking.get("type") == "disabled"
+    if is_off and not target.is_strict:
+        given = request.fields.get("chat_template_kwargs")
+        return {"chat_template_kwargs": {**(given if isinstance(given, dict) else {}), "enable_thinking": False}}
+    if is_off or "budget_tokens" in thinking:
+        target.notes.lose(["thinking" if is_off else "thinking.budget_tokens"], "the replica's API")
+    return {}
+
+
+def _render_user(user: str, target: Target) -> str:
+    """Clients put whole objects into it; to OpenAI its hash names the same user."""
+    if target.is_strict and len(user) > MAX_USER_CHARS:
+        target.notes.add("metadata.user_id is too long for the replica's API: its hash is sent")
+        return hashlib.sha256(user.encode()).hexdigest()
+    return user

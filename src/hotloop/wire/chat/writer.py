@@ -1,0 +1,123 @@
+"""An answer as a chat completion, whole or as the chunks of a stream.
+
+    role, (content | reasoning_content | tool_calls)*, finish_reason, usage if it was asked for, [DONE]
+
+A call is named once, with its index and id; what follows are its arguments. Thoughts that Anthropic signed are
+`thinking_blocks` as well, which it wants back while a turn of calls goes on.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hotloop.core.errors import RemoteError
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.answer import Answer, gather
+from hotloop.wire.arguments import answer_stem
+from hotloop.wire.chat.render import render_call
+from hotloop.wire.errors import render_chat_failure
+from hotloop.wire.event import Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.field import Json
+from hotloop.wire.part import Call
+from hotloop.wire.sse import DONE, write_data
+from hotloop.wire.thoughts import is_signed, render_block
+
+FINISH_REASONS: dict[EndReason, str] = {
+    "stop": "stop",
+    "calls": "tool_calls",
+    "length": "length",
+    "window": "length",
+    "refusal": "content_filter",
+}
+
+
+class ChatWriter:
+    """Told the events of one answer. `model` is what it is called if the answer does not say."""
+
+    def __init__(self, model: str, *, has_usage: bool = True) -> None:
+        self._model = model
+        self._has_usage = has_usage
+        self._envelope: Json = {}
+        self._bare: set[int] = set()  # calls without arguments so far
+
+    def write(self, event: Event) -> Iterator[bytes]:
+        match event:
+            case Begun():
+                self._envelope = self._render_envelope(event.id, event.model, "chat.completion.chunk")
+                yield self._chunk({"role": "assistant", "content": "", "refusal": None})
+            case Ended():
+                for index in sorted(self._bare):
+                    yield self._arguments(index, "{}")
+                yield self._chunk({}, **render_finish(event))
+                if self._has_usage:
+                    yield self._write([], event.usage.render_chat())
+                yield DONE
+            case CallClosed(index=index):
+                if index in self._bare:  # clients parse the arguments: a call without any has an empty object
+                    self._bare.discard(index)
+                    yield self._arguments(index, "{}")
+            case _:
+                if isinstance(event, CallOpened):
+                    self._bare.add(event.index)
+                elif isinstance(event, CallDelta):
+                    self._bare.discard(event.index)
+                if delta := render_delta(event):
+                    yield self._chunk(delta)
+
+    def fail(self, error: RemoteError) -> bytes:
+        """Nothing follows it, so that no client takes half an answer for a whole one."""
+        return write_data(render_chat_failure(error)[1])
+
+    def whole(self, events: Iterable[Event]) -> Json:
+        answer = gather(events)
+        choice = {"index": 0, "message": render_message(answer), "logprobs": None, **render_finish(answer.ended)}
+        envelope = self._render_envelope(answer.id, answer.model, "chat.completion")
+        return {**envelope, "choices": [choice], "usage": answer.ended.usage.render_chat()}
+
+    def _render_envelope(self, answer_id: str, model: str, kind: str) -> Json:
+        stem = answer_stem(answer_id)
+        return {"id": f"chatcmpl-{stem}", "object": kind, "created": int(time.time()), "model": model or self._model}
+
+    def _arguments(self, index: int, text: str) -> bytes:
+        return self._chunk(render_delta(CallDelta(index, text)))
+
+    def _chunk(self, delta: Json, **finish: Any) -> bytes:
+        return self._write([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **finish}])
+
+    def _write(self, choices: list[Json], usage: Json | None = None) -> bytes:
+        body = {**self._envelope, "choices": choices}
+        return write_data({**body, "usage": usage} if self._has_usage else body)
+
+
+def render_finish(ended: Ended) -> Json:
+    return {"finish_reason": FINISH_REASONS[ended.reason], "stop_reason": ended.stop}
+
+
+def render_message(answer: Answer) -> Json:
+    calls = [render_call(call if call.arguments or call.id in answer.cut else _filled(call)) for call in answer.calls]
+    message: Json = {"role": "assistant", "content": answer.text or None if calls else answer.text, "refusal": None}
+    thought = "".join(thought.shown for thought in answer.thoughts)
+    signed = [render_block(thought) for thought in answer.thoughts if is_signed(thought)]
+    message |= {"reasoning_content": thought} if thought else {}
+    message |= {"thinking_blocks": signed} if signed else {}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def render_delta(event: Event) -> Json:
+    """What a message gains. A chat has no word for the end of a call: the next one begins, or the answer ends."""
+    match event:
+        case TextDelta():
+            return {"content": event.text}
+        case CallOpened():
+            return {"tool_calls": [{"index": event.index, **render_call(Call(event.id, event.name, ""))}]}
+        case CallDelta():
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
+        case ThoughtDelta():
+            return {"reasoning_content": event.text}
+        case ThoughtClosed() if is_signed(event.thought):
+            return {"thinking_blocks": [render_block(event.thought)]}
+    return {}
+
+
+def _filled(call: Call) -> Call:
+    return Call(call.id, call.name, "{}")

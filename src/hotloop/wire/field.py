@@ -1,0 +1,110 @@
+"""What somebody sent, and where in the body it stands: every wrong type becomes one line that names the place.
+
+Bodies are untrusted and only partly known, so they are walked rather than parsed into a shape that would lose the rest.
+`null` always means "not given".
+"""
+
+from typing import Any
+
+import msgspec
+
+from hotloop.core.errors import RequestError
+
+Json = dict[str, Any]
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A value and its place; the body itself stands nowhere.
+
+    There is one for each thing that is read, in bodies of a thousand turns: a place is not put into words before
+    somebody asks for it.
+    """
+
+    value: Any
+    within: "Field | None" = None
+    name: str | int = ""
+
+    @property
+    def place(self) -> str:
+        if self.within is None:
+            return ""
+        around = self.within.place
+        if isinstance(self.name, int):
+            return f"{around}[{self.name}]"
+        return f"{around}.{self.name}" if around else self.name
+
+    def get(self, name: str) -> "Field | None":
+        """One of its fields, if it is given."""
+        value = self.object().get(name)
+        return None if value is None else Field(value, self, name)
+
+    def need(self, name: str) -> "Field":
+        value = self.object().get(name)
+        if value is None:
+            place = Field(None, self, name).place
+            raise RequestError(f"{place} is missing", param=place)
+        return Field(value, self, name)
+
+    def items(self, name: str) -> "list[Field]":
+        """The elements of one of its fields; none if it is not given."""
+        found = self.get(name)
+        return found.each() if found else []
+
+    def optional_number(self, name: str) -> float | None:
+        found = self.get(name)
+        return None if found is None else found.number()
+
+    def each(self) -> "list[Field]":
+        if not isinstance(self.value, list):
+            raise self.wrong("a list")
+        return [Field(value, self, i) for i, value in enumerate(self.value)]
+
+    def object(self) -> Json:
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        return self.value
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self.wrong("a text")
+        return self.value
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
+    def count(self) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 0:
+            raise self.wrong("a whole number that is not negative")
+        return self.value
+
+    def number(self) -> float:
+        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
+            raise self.wrong("a number")
+        return self.value
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.value, str)
+
+    def kind(self) -> str:
+        """What it says it is."""
+        return self.need("type").text()
+
+    def wrong(self, expected: str) -> RequestError:
+        what = type(self.value).__name__
+        return RequestError(f"{self.place or 'the body'}: expected {expected}, got {what}", param=self.place or None)
+
+    def refuse(self, reason: str) -> RequestError:
+        return RequestError(f"{self.place}: {reason}", param=self.place)
+
+
+def read_text(body: Field, name: str) -> str | None:
+    found = body.get(name)
+    return None if found is None else found.text()
+
+
+def read_flag(body: Field, name: str) -> bool:
+    found = body.get(name)
+    return found is not None and found.flag()

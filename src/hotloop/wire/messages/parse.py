@@ -1,0 +1,201 @@
+"""The body of `/v1/messages` as a `Request`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hotloop.core.errors import RequestError
+from hotloop.wire.arguments import write_arguments
+from hotloop.wire.field import Field, Json, read_flag, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
+from hotloop.wire.thoughts import parse_block
+
+_READ = {
+    *("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "temperature"),
+    *("top_p", "top_k", "metadata", "thinking", "output_config", "service_tier", "cache_control"),
+}
+_OWN = {
+    *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),
+    *("workspace_id", "betas", "fallbacks", "thread"),
+}
+_TOOL = {"type", "name", "description", "input_schema", "strict", "cache_control"}
+# Notes that a model or a hosted tool left for itself: nobody else can read them.
+_PRIVATE = re.compile(r"server_tool_use|tool_reference|container_upload|mcp_tool_.*|.*_tool_result")
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+_MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+_SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
+
+
+def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+    given = Field(dict(body))
+    if not given.need("messages").each():
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    metadata, config, thinking = given.get("metadata"), given.get("output_config"), given.get("thinking")
+    own = {name: value for name, value in body.items() if name in _OWN and value is not None}
+    if metadata:
+        own |= {f"metadata.{name}": value for name, value in metadata.object().items() if name != "user_id"}
+    tier, top_k, mark = read_text(given, "service_tier"), given.get("top_k"), given.get("cache_control")
+    if thinking:
+        thinking.kind()
+    return Request(
+        api="messages",
+        model=given.need("model").text(),
+        turns=parse_turns(given),
+        tools=parse_tools(given, notes),
+        choice=parse_choice(given.get("tool_choice")),
+        shape=_parse_shape(config),
+        max_tokens=given.need("max_tokens").count(),
+        temperature=given.optional_number("temperature"),
+        top_p=given.optional_number("top_p"),
+        top_k=top_k.count() if top_k else None,
+        stop=tuple(stop.text() for stop in given.items("stop_sequences")),
+        is_stream=read_flag(given, "stream"),
+        effort=read_text(config, "effort") if config else None,
+        thinking=thinking.object() if thinking else None,
+        user=read_text(metadata, "user_id") if metadata else None,
+        service_tier=_SERVICE_TIERS.get(tier, "auto") if tier else None,
+        cache=Cache(mark.object() if mark else None),
+        own=own,
+        fields={n: value for n, value in body.items() if value is not None and n not in _READ and n not in _OWN},
+    )
+
+
+def parse_turns(given: Field) -> tuple[Turn, ...]:
+    """The system prompt and the messages of a body."""
+    return (*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in given.need("messages").each()))
+
+
+def check_portable(request: Request) -> None:
+    """Raises RequestError for what no other API can say."""
+    if "thread" in request.own:
+        raise RequestError("thread: no conversation is kept here: send all of it, without thread", param="thread")
+
+
+def _parse_system(system: Field | None) -> list[Turn]:
+    parts, is_plain = _parse_content(system) if system else ((), False)
+    return [Turn("system", parts, is_plain, at=system)] if parts and parts != (Text(""),) else []
+
+
+def _parse_turn(turn: Field) -> Turn:
+    role, content = turn.need("role"), turn.need("content")
+    if role.text() not in _ROLES:
+        raise role.refuse("expected user, assistant or system")
+    parts, is_plain = _parse_content(content)
+    return Turn(_ROLES[role.text()], parts, is_plain, at=turn)
+
+
+def _parse_content(content: Field) -> tuple[tuple[Part, ...], bool]:
+    if content.is_text:
+        return (Text(content.text(), at=content),), True
+    return tuple(_parse_block(block) for block in content.each()), False
+
+
+def _parse_block(block: Field) -> Part:
+    kind = block.kind()
+    if kind in ("thinking", "redacted_thinking"):
+        return parse_block(block)
+    part = _parse_known(block, kind)
+    control = block.get("cache_control")
+    return part.marked(control.object()) if control else part
+
+
+def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result | Opaque:
+    match kind:
+        case "text":
+            return Text(block.need("text").text(), at=block)
+        case "image":
+            return _parse_image(block)
+        case "document":
+            return _parse_document(block)
+        case "search_result":
+            words = [block.need(name).text() for name in ("title", "source")]
+            return Opaque(
+                "messages", kind, _unmarked(block), "\n".join([*words, _join_texts(block.need("content"))]), at=block
+            )
+        case "tool_use":
+            arguments = write_arguments(block.get("input"))
+            return Call(block.need("id").text(), block.need("name").text(), arguments, at=block)
+        case "tool_result":
+            content = block.get("content")
+            parts, is_plain = _parse_content(content) if content else ((), True)
+            is_error, call_id = read_flag(block, "is_error"), block.need("tool_use_id").text()
+            return Result(call_id, parts, is_plain, is_error, at=block)
+    return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
+
+
+def _parse_image(block: Field) -> Image | Opaque:
+    source = block.need("source")
+    match source.kind():
+        case "base64":
+            return Image(_data_url(source), at=block)
+        case "url":
+            return Image(source.need("url").text(), at=block)
+    return Opaque("messages", "image", _unmarked(block), at=block)
+
+
+def _parse_document(block: Field) -> File | Opaque:
+    source, title = block.need("source"), read_text(block, "title")
+    match source.kind():
+        case "text":
+            return File(text=source.need("data").text(), name=title, at=block)
+        case "base64":
+            return File(_data_url(source), name=title, at=block)
+        case "content":
+            content = source.need("content")
+            text = content.text() if content.is_text else _join_texts(content)
+            return Opaque("messages", "document", _unmarked(block), text, at=block)
+    return Opaque("messages", "document", _unmarked(block), at=block)
+
+
+def _unmarked(block: Field) -> Json:
+    return {name: value for name, value in block.object().items() if name != "cache_control"}
+
+
+def _join_texts(content: Field) -> str:
+    return "\n".join(each.need("text").text() for each in content.each())
+
+
+def _data_url(source: Field) -> str:
+    return f"data:{source.need('media_type').text()};base64,{source.need('data').text()}"
+
+
+def parse_tools(given: Field, notes: Notes) -> tuple[Tool | Opaque, ...]:
+    return tuple(_parse_tool(tool, notes) for tool in given.items("tools"))
+
+
+def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
+    kind, control = read_text(tool, "type"), tool.get("cache_control")
+    mark = control.object() if control else None
+    if kind is not None and kind != "custom":
+        return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
+    notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL], "the replica's API")
+    strict = tool.get("strict")
+    return Tool(
+        tool.need("name").text(),
+        read_text(tool, "description"),
+        tool.need("input_schema").object(),
+        strict.flag() if strict else None,
+        mark=mark,
+        at=tool,
+    )
+
+
+def parse_choice(choice: Field | None) -> Choice:
+    if choice is None:
+        return Choice()
+    if choice.kind() not in _MODES:
+        raise choice.need("type").refuse("expected auto, any, tool or none")
+    name = choice.need("name").text() if choice.kind() == "tool" else None
+    is_alone = read_flag(choice, "disable_parallel_tool_use")
+    return Choice(_MODES[choice.kind()], name, is_parallel=False if is_alone else None)
+
+
+def _parse_shape(config: Field | None) -> Shape | None:
+    form = config.get("format") if config else None
+    if form is None:
+        return None
+    if form.kind() != "json_schema":
+        raise form.need("type").refuse("expected json_schema")
+    return Shape(form.need("schema").object(), {"strict": True})

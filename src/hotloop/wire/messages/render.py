@@ -1,0 +1,307 @@
+"""A `Request` as the body of `/v1/messages`.
+
+    system, user, assistant + calls, result, result, user  ->  system | user, assistant, user [result, result, text]
+
+Turns of one role that follow each other are one, since Anthropic wants all results of a turn together. Block for block,
+a longer conversation begins with what the shorter one was. Anthropic refuses what it does not know.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Thought
+from hotloop.wire.arguments import read_arguments, tidy_id
+from hotloop.wire.field import Json
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn
+from hotloop.wire.policy import Target, offer_tools
+from hotloop.wire.request import Request, Tool
+from hotloop.wire.thoughts import is_signed, render_block
+
+DEFAULT_MAX_TOKENS = 8192
+"""Anthropic wants to be told; every model of the last years can write as much."""
+MAX_MARKS = 4
+"""As many as Anthropic takes; of more, the last."""
+
+_DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(;[\w=.+-]+)*;base64,", re.IGNORECASE)
+_TTLS = {"5m": "5m", "1h": "1h", "in_memory": "5m", "in-memory": "5m", "30m": "1h", "12h": "1h", "24h": "1h"}
+_LONGER = ("12h", "24h")
+# Values of other APIs' fields that ask for nothing.
+_IDLE: dict[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logprobs": False,
+    "store": False,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "metadata": {},
+    "top_logprobs": 0,
+    "n": 1,
+}
+_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
+_SERVICE_TIERS = {"auto": "auto", "default": "standard_only"}
+_MODES = {"auto": "auto", "none": "none", "required": "any"}
+
+
+def render_request(request: Request, target: Target) -> Json:
+    rest = _render_rest(request, target)
+    rendered: Json = {
+        "model": request.model,
+        "max_tokens": _max_tokens(request, target),
+        **_render_turns(request, target),
+        **_render_tools(request, target),
+        **_render_sampling(request, target),
+        **_render_output(request),
+        **_render_service(request, target),
+        **_render_cache(request, target),
+        **rest,
+    }
+    return _limit_marks(rendered, target)
+
+
+def _render_rest(request: Request, target: Target) -> Json:
+    if request.api == "messages":
+        return {**{name: value for name, value in request.own.items() if "." not in name}, **request.fields}
+    given = {**request.own, **request.fields}
+    lost = [name for name, value in given.items() if value != _IDLE.get(name) and name != "safety_identifier"]
+    if request.verbosity:
+        lost.append("verbosity")
+    target.notes.lose(lost, "the replica's API")
+    if request.shape and request.shape.schema is None:
+        target.notes.lose(["response_format of type json_object"], "the replica's API")
+    return {}
+
+
+def _max_tokens(request: Request, target: Target) -> int:
+    if request.max_tokens is None:
+        target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
+        return DEFAULT_MAX_TOKENS
+    return request.max_tokens
+
+
+def _render_turns(request: Request, target: Target) -> Json:
+    """`system`, if there is one, and `messages`."""
+    turns = request.turns
+    num_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    system = [block for turn in turns[:num_system] for block in _render_blocks(turn.parts, target)]
+    messages = _join(turns[num_system:], request, target)
+    if not messages:
+        raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
+    return {**({"system": system} if system else {}), "messages": messages}
+
+
+def _join(turns: Iterable[Turn], request: Request, target: Target) -> list[Json]:
+    messages: list[Json] = []
+    for turn in turns:
+        blocks = _render_blocks(turn.parts, target)
+        if turn.role == "system" and request.api == "messages":
+            messages.append({"role": "system", "content": blocks})
+            continue
+        if turn.role == "system":
+            target.notes.add("a system message that comes late is given as the user's")
+        role = "assistant" if turn.role == "assistant" else "user"
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += blocks
+        elif any(block["type"] not in ("thinking", "redacted_thinking") for block in blocks):
+            messages.append({"role": role, "content": blocks})
+    return messages
+
+
+def _render_blocks(parts: Iterable[Part], target: Target) -> list[Json]:
+    """Texts with nothing in them are left out: Anthropic refuses them."""
+    blocks: list[Json] = []
+    for part in parts:
+        if isinstance(part, Thought):
+            blocks += _render_thought(part, target)
+        elif isinstance(part, Opaque) and part.api != "messages" and part.text is None:
+            target.leave_out(part)
+        elif isinstance(part, Text) and not part.text.strip():
+            if part.mark is not None:
+                target.notes.add("cache_control left out where there is nothing to keep")
+        else:
+            blocks.append({**_render_block(part, target), **_render_mark(part.mark, target)})
+    return blocks
+
+
+def _render_thought(thought: Thought, target: Target) -> list[Json]:
+    """Anthropic takes back only what it has signed."""
+    if is_signed(thought) and thought.maker == "messages":
+        return [render_block(thought)]
+    target.notes.add("reasoning left out: it is not signed by the replica's API")
+    return []
+
+
+def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Target) -> Json:
+    match part:
+        case Text():
+            return {"type": "text", "text": part.text}
+        case Image():
+            source = _render_data(part) or {"type": "url", "url": part.url}
+            return {"type": "image", "source": source}
+        case File():
+            return _render_file(part)
+        case Call():
+            return _render_call(part, target)
+        case Result():
+            return _render_result(part, target)
+        case Opaque() if part.api == "messages":
+            return dict(part.value)
+        case Opaque():
+            return {"type": "text", "text": part.text or ""}
+
+
+def _render_file(part: File) -> Json:
+    source: Json | None = {"type": "text", "media_type": "text/plain", "data": part.text}
+    if part.url:
+        source = _render_data(part)
+    if source is None:
+        raise part.refuse("expected a data URL")
+    return {"type": "document", "source": source, **({"title": part.name} if part.name else {})}
+
+
+def _render_data(part: Image | File) -> Json | None:
+    """What a data URL holds; None if it is another sort of address."""
+    if part.url[:5].lower() != "data:":
+        return None
+    head = _DATA_URL.match(part.url)
+    if head is None:
+        raise part.refuse("expected a data URL with a media type and base64")
+    return {"type": "base64", "media_type": head["media_type"], "data": part.url[head.end() :]}
+
+
+def _render_call(call: Call, target: Target) -> Json:
+    value = read_arguments(call.arguments)
+    if value is None:
+        target.notes.add("arguments that are no JSON object are left out of the calls before")
+    place = call.at.place if call.at else ""
+    return {"type": "tool_use", "id": tidy_id(call.id, f"{place}.id"), "name": call.flat_name, "input": value or {}}
+
+
+def _render_result(result: Result, target: Target) -> Json:
+    place = result.at.place if result.at else ""
+    block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{place}.tool_call_id")}
+    plain = result.parts[0] if result.is_plain and result.parts else None
+    block["content"] = plain.text if isinstance(plain, Text) else _render_blocks(result.parts, target)
+    return {**block, "is_error": True} if result.is_error else block
+
+
+def _render_tools(request: Request, target: Target) -> Json:
+    """`tools` and `tool_choice`, as far as there is something to call."""
+    if request.api == "messages":
+        tools = [_render_own(tool, target) for tool in request.tools]
+    else:
+        tools = [_render_tool(tool, target) for tool in offer_tools(request, target)]
+    if not tools:
+        return {}
+    choice = request.choice
+    rendered: Json = {"type": _MODES[choice.mode or "auto"]}
+    if choice.name is not None:
+        rendered = {"type": "tool", "name": choice.name}
+    if choice.is_parallel is False and rendered["type"] != "none":
+        rendered["disable_parallel_tool_use"] = True
+    is_usual = rendered == {"type": "auto"} and not (request.api == "messages" and choice.mode)
+    return {"tools": tools} if is_usual else {"tools": tools, "tool_choice": rendered}
+
+
+def _render_own(tool: Tool | Opaque, target: Target) -> Json:
+    if isinstance(tool, Tool):
+        return _render_tool(tool, target)
+    return {**tool.value, **_render_mark(tool.mark, target)}
+
+
+def _render_tool(tool: Tool, target: Target) -> Json:
+    rendered: Json = {"name": tool.name}
+    if tool.description is not None:
+        rendered["description"] = tool.description
+    rendered["input_schema"] = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
+    if tool.is_strict is not None:
+        rendered["strict"] = tool.is_strict
+    return {**rendered, **_render_mark(tool.mark, target)}
+
+
+def _render_sampling(request: Request, target: Target) -> Json:
+    rendered: Json = {name: value for name in ("top_p", "top_k") if (value := getattr(request, name)) is not None}
+    if request.temperature is not None:
+        rendered["temperature"] = min(request.temperature, 1.0)
+        if request.temperature > 1:
+            target.notes.add(f"temperature: {request.temperature:g} becomes 1, the highest there is")
+    kept = [text for text in request.stop if text.strip()]
+    if len(kept) < len(request.stop):
+        target.notes.add("stop: white space alone cannot stop an answer there")
+    return rendered | ({"stop_sequences": kept} if kept else {})
+
+
+def _render_output(request: Request) -> Json:
+    rendered: Json = {"stream": True} if request.is_stream else {}
+    config: Json = {}
+    if request.shape and request.shape.schema is not None:
+        config["format"] = {"type": "json_schema", "schema": dict(request.shape.schema)}
+    if request.thinking is not None:
+        rendered["thinking"] = request.thinking
+    if request.effort == "none":
+        rendered["thinking"] = {"type": "disabled"}
+    elif request.effort in _EFFORTS:
+        config["effort"] = _EFFORTS[request.effort]
+    elif request.effort is not None:
+        param = {"chat": "reasoning_effort", "responses": "reasoning.effort"}.get(request.api, "output_config.effort")
+        raise RequestError(f"{param}: expected none, minimal, low, medium, high, xhigh or max", param=param)
+    return {**rendered, "output_config": config} if config else rendered
+
+
+def _render_service(request: Request, target: Target) -> Json:
+    rendered: Json = {}
+    user = request.user if request.user is not None else request.fields.get("safety_identifier")
+    if user is not None:
+        rendered["metadata"] = {"user_id": str(user)}
+    if request.service_tier in _SERVICE_TIERS:
+        rendered["service_tier"] = _SERVICE_TIERS[request.service_tier]
+    elif request.service_tier is not None:
+        target.notes.add(f"service_tier: there is no {request.service_tier} there")
+    return rendered
+
+
+def _render_cache(request: Request, target: Target) -> Json:
+    """The mark for the whole prompt. OpenAI keeps prompts unasked, Anthropic only what is marked: where a request says
+    anything about its cache, all of its prompt is marked."""
+    cache = request.cache
+    if cache.mark is not None:
+        return _render_mark(cache.mark, target)
+    options = cache.options or {}
+    if options.get("mode") == "explicit":
+        return {}
+    retention = options.get("ttl") or cache.retention
+    if retention is None and cache.options is None and cache.key is None:
+        return {}
+    return _render_mark({"type": "ephemeral", **({"ttl": retention} if retention else {})}, target)
+
+
+def _render_mark(mark: Json | None, target: Target) -> Json:
+    """Lifetimes are minima, so the next longer one is taken."""
+    if mark is None:
+        return {}
+    ttl = mark.get("ttl")
+    if ttl in _LONGER:
+        target.notes.add(f"cache_control: {ttl} becomes 1h, the longest there is")
+    return {"cache_control": {**mark, **({"ttl": _TTLS.get(str(ttl), "5m")} if ttl is not None else {})}}
+
+
+def _limit_marks(body: Json, target: Target) -> Json:
+    """The body with no more marks than there may be. OpenAI's clients leave the old ones where they are."""
+    marked = [block for block in _all_blocks(body) if "cache_control" in block]
+    num_extra = len(marked) - MAX_MARKS + ("cache_control" in body)
+    for block in marked[: max(num_extra, 0)]:
+        del block["cache_control"]
+    if num_extra > 0:
+        target.notes.add(f"cache_control: only the last {MAX_MARKS} are kept")
+    return body
+
+
+def _all_blocks(body: Json) -> Iterator[Json]:
+    """In the order the prompt has them."""
+    yield from body.get("tools", ())
+    yield from body.get("system", ())
+    for turn in body["messages"]:
+        for block in turn["content"]:
+            yield from block["content"] if isinstance(block.get("content"), list) else ()
+            yield block

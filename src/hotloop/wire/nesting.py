@@ -1,0 +1,25 @@
+"""How deep one is in a JSON text that is still being written."""
+
+
+class Nesting:
+    """Told a JSON text character by character; `depth` is the number of brackets that are open."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_in_string = False
+        self._is_escaped = False
+
+    def push(self, char: str) -> None:
+        if self.is_in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == '"':
+                self.is_in_string = False
+        elif char == '"':
+            self.is_in_string = True
+        elif char in "{[":
+            self.depth += 1
+        elif char in "}]":
+            self.depth -= 1

@@ -1,0 +1,107 @@
+"""What becomes of what an API has no word for: left out with a note, or refused by name.
+
+Notes travel in a header: plain ASCII, short and few.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotloop.core.errors import RequestError
+from hotloop.wire.field import Json
+from hotloop.wire.part import Opaque
+from hotloop.wire.request import Request, Tool
+
+Limit = Literal["max_tokens", "max_completion_tokens"]
+
+_MAX_CHARS = 160
+_MAX_NOTES = 16
+_UNSAFE = re.compile(r"[^ -~]")
+
+
+class Notes:
+    """Each is kept once, in the order they came."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, None] = {}
+
+    def add(self, note: str) -> None:
+        if len(self._said) < _MAX_NOTES:
+            self._said.setdefault(_UNSAFE.sub("?", note)[:_MAX_CHARS])
+
+    def lose(self, names: list[str], where: str) -> None:
+        """Fields that mean nothing where the request goes."""
+        if names:
+            self.add(f"not known to {where}: {', '.join(sorted(names))}")
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._said)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom a request is rendered for."""
+
+    notes: Notes = field(default_factory=Notes)
+    is_strict: bool = False
+    """Whether it refuses fields it does not know, as hosted APIs do and engines do not."""
+    is_plain: bool = False
+    """Whether it is asked only what all servers have known for long."""
+    takes_signatures: bool = False
+    """Whether it is given the signatures of thoughts, since it gave them out."""
+    limit: Limit | None = None
+    """What a chat calls the most tokens of an answer, if that does not follow from the rest."""
+
+    def keeps(self, mark: Json | None) -> Json:
+        """A cache mark as a field, for APIs that have no such field, though gateways and engines read it."""
+        if mark is None:
+            return {}
+        if self.is_strict:
+            self.lose_mark(mark)
+            return {}
+        return {"cache_control": mark}
+
+    def lose_mark(self, mark: Json | None) -> None:
+        if mark is not None:
+            self.notes.add("cache_control left out: the replica's API has no place for it")
+
+    def leave_out(self, part: Opaque, what: str = "content") -> None:
+        """Raises RequestError for one that others cannot do without."""
+        if not part.is_private:
+            raise part.refuse(f"{what} of type {part.kind!r:.60} cannot be carried to this replica")
+        self.notes.add(f"{what} of type {part.kind} left out")
+        self.lose_mark(part.mark)
+
+
+def offer_tools(request: Request, target: Target) -> list[Tool]:
+    """The tools as plain functions, for another API; none where there is nothing to call.
+
+    Raises RequestError if one must be called that is not there.
+    """
+    choice, tools = request.choice, list[Tool]()
+    for tool in request.tools:
+        if isinstance(tool, Tool):
+            tools.append(tool.as_function())
+        elif tool.is_private:
+            target.notes.add(f"tool of type {tool.kind} left out: the replica has no built-in tools")
+            target.lose_mark(tool.mark)
+        else:
+            raise tool.refuse(f"a tool of type {tool.kind!r:.60} cannot be carried to this replica")
+    if choice.allowed is not None and tools:
+        tools = _allow(tools, choice.allowed, target)
+    if not tools and choice.mode == "required":
+        raise RequestError("tool_choice: there is no tool to call", param="tool_choice")
+    if choice.name is not None and choice.name not in [tool.name for tool in tools]:
+        raise RequestError(f"tool_choice: there is no tool {choice.name!r:.100}", param="tool_choice")
+    return tools
+
+
+def _allow(tools: list[Tool], allowed: tuple[str, ...], target: Target) -> list[Tool]:
+    """Other APIs have no tools that are shown and not allowed; what may not be called is not shown."""
+    kept = [tool for tool in tools if tool.name in allowed]
+    if not kept:
+        raise RequestError("tool_choice: none of the allowed tools is given", param="tool_choice")
+    if len(kept) < len(tools):
+        target.notes.add("tool_choice: tools that are not allowed are left out, which changes the prompt")
+    return kept

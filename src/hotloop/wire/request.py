@@ -1,0 +1,111 @@
+"""A request of any API: what is asked of which model, and how the answer should be given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotloop.wire.field import Field, Json
+from hotloop.wire.part import Api, Opaque, Turn, flat_name
+
+ChoiceMode = Literal["auto", "none", "required"]
+
+TEXT_INPUT: Json = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""What a custom tool takes where there are only functions: one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function, or a custom tool, which takes plain text that may follow a grammar (`form`)."""
+
+    name: str
+    description: str | None = None
+    schema: Json | None = None
+    is_strict: bool | None = None
+    namespace: str | None = None
+    is_custom: bool = False
+    form: Json | None = None
+    mark: Json | None = None
+    at: Field | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def flat_name(self) -> str:
+        return flat_name(self.name, self.namespace)
+
+    def as_function(self) -> "Tool":
+        """The same tool for an API that has functions only, and no namespaces."""
+        if not self.is_custom:
+            return Tool(self.flat_name, self.description, self.schema, self.is_strict, mark=self.mark, at=self.at)
+        description = self.description or ""
+        if self.form and (definition := self.form.get("definition")):
+            description += f"\nThe input follows this {self.form.get('syntax') or ''} grammar:\n{definition}"
+        return Tool(self.flat_name, description.strip(), TEXT_INPUT, mark=self.mark, at=self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools may or must be called; `None` is for what was not said."""
+
+    mode: ChoiceMode | None = None
+    name: str | None = None
+    """The one tool to call, flat."""
+    allowed: tuple[str, ...] | None = None
+    """The tools that may be called, flat, where not all may."""
+    is_parallel: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The answer is JSON: of a schema, or any object. `about` is what else is said: name, strict, description."""
+
+    schema: Json | None = None
+    about: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What is said about keeping the whole prompt: Anthropic's mark, OpenAI's key, retention and options."""
+
+    mark: Json | None = None
+    key: str | None = None
+    retention: str | None = None
+    options: Json | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request. Values that APIs spell differently are in OpenAI's words."""
+
+    api: Api
+    model: str
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool | Opaque, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    shape: Shape | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    is_stream: bool = False
+    has_usage: bool = False
+    """Whether a stream of chunks is to end with the usage."""
+    effort: str | None = None
+    thinking: Json | None = None
+    verbosity: str | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    cache: Cache = field(default_factory=Cache)
+    own: Mapping[str, object] = field(default_factory=dict)
+    """Fields that mean something to its own API only."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields that are not known here, as they came."""
+
+    @property
+    def turns_param(self) -> str:
+        """Where in the body the turns are."""
+        return "input" if self.api == "responses" else "messages"

@@ -1,0 +1,212 @@
+"""The body of `/v1/responses` as a `Request`.
+
+message, reasoning, message (assistant), function_call, function_call, function_call_output  ->
+user, assistant with a thought, a text and two calls, user with a result
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hotloop.core.errors import RequestError
+from hotloop.core.message import Thought
+from hotloop.wire.arguments import wrap_input
+from hotloop.wire.chat.parse import parse_cache, parse_mode, parse_shape, parse_stop, parse_top_k
+from hotloop.wire.field import Field, read_flag, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Choice, Request, Tool
+from hotloop.wire.thoughts import open_thought
+
+_READ = {
+    *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "stream"),
+    *("stream_options", "text", "reasoning", "temperature", "top_p", "top_k", "stop", "user", "service_tier"),
+    *("cache_control", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+}
+_OWN = {
+    *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
+    *("top_logprobs", "max_tool_calls", "context_management"),
+}
+_REFUSALS = {
+    "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
+    "conversation": "the replica keeps no conversations: send the whole of it as input",
+    "prompt": "the replica keeps no prompts: send the instructions themselves",
+    "background": "the replica answers at once or not at all",
+}
+# Notes that a hosted tool left for itself: nobody else can read them.
+_PRIVATE = {
+    *("web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call", "compaction"),
+    *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+}
+_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+# An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
+_RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+    given = Field(dict(body))
+    instructions, limit = given.get("instructions"), given.get("max_output_tokens")
+    reasoning, text = given.get("reasoning"), given.get("text")
+    turns = parse_input(given.need("input"))
+    if instructions and instructions.text():
+        turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
+    if not turns:
+        raise RequestError("input: there is nothing to answer", param="input")
+    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
+    own = {name: value for name, value in rest.items() if name in _OWN}
+    if reasoning and reasoning.get("summary"):
+        own["reasoning.summary"] = read_text(reasoning, "summary")
+    return Request(
+        api="responses",
+        model=given.need("model").text(),
+        turns=tuple(turns),
+        tools=parse_tools(given),
+        choice=parse_choice(given),
+        shape=parse_shape(text.get("format") if text else None, None),
+        max_tokens=limit.count() if limit else None,
+        temperature=given.optional_number("temperature"),
+        top_p=given.optional_number("top_p"),
+        top_k=parse_top_k(given),
+        stop=parse_stop(given.get("stop")),
+        is_stream=read_flag(given, "stream"),
+        effort=read_text(reasoning, "effort") if reasoning else None,
+        verbosity=read_text(text, "verbosity") if text else None,
+        user=read_text(given, "user"),
+        service_tier=read_text(given, "service_tier"),
+        cache=parse_cache(given),
+        own=own,
+        fields={name: value for name, value in rest.items() if name not in _OWN},
+    )
+
+
+def check_portable(request: Request) -> None:
+    """Raises RequestError for what no other API can say."""
+    for name, reason in _REFUSALS.items():
+        if request.own.get(name):
+            raise RequestError(f"{name}: {reason}", param=name)
+
+
+def parse_input(given: Field) -> list[Turn]:
+    if given.is_text:
+        return [Turn("user", (Text(given.text(), at=given),), is_plain=True, at=given)]
+    turns: list[Turn] = []
+    parts: list[Part] = []  # of an assistant's turn that goes on
+    rank, is_plain = 0, False
+    for item in given.each():
+        turn = _parse_item(item)
+        is_answer = turn.role == "assistant"
+        if parts and (not is_answer or _RANKS[type(turn.parts[0])] < rank or _RANKS[type(turn.parts[0])] == rank == 1):
+            turns.append(Turn("assistant", tuple(parts), is_plain))
+            parts, rank, is_plain = [], 0, False
+        if is_answer:
+            parts += turn.parts
+            rank, is_plain = _RANKS[type(parts[-1])], is_plain or turn.is_plain
+        else:
+            turns.append(turn)
+    return [*turns, Turn("assistant", tuple(parts), is_plain)] if parts else turns
+
+
+def _parse_item(item: Field) -> Turn:
+    kind = read_text(item, "type") or "message"
+    match kind:
+        case "message":
+            return _parse_message(item)
+        case "reasoning":
+            return Turn("assistant", (_parse_thought(item),), at=item)
+        case "function_call" | "custom_tool_call":
+            return Turn("assistant", (_parse_call(item, is_custom=kind == "custom_tool_call"),), at=item)
+        case "function_call_output" | "custom_tool_call_output":
+            output, call_id = item.need("output"), item.need("call_id").text()
+            is_custom = kind == "custom_tool_call_output"
+            result = Result(call_id, tuple(_parse_content(output)), output.is_text, is_custom=is_custom, at=item)
+            return Turn("user", (result,), at=item)
+    part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
+    return Turn("assistant", (part,), at=item)
+
+
+def _parse_message(item: Field) -> Turn:
+    role, content = item.need("role"), item.need("content")
+    if role.text() not in _ROLES:
+        raise role.refuse("expected user, assistant, system or developer")
+    parts = tuple(_parse_content(content))
+    if role.text() == "assistant" and not parts:
+        parts = (Text("", at=item),)  # it was its turn, even if it said nothing
+    return Turn(_ROLES[role.text()], parts, content.is_text, at=item)
+
+
+def _parse_thought(item: Field) -> Thought:
+    text = "".join(part.need("text").text() for part in item.items("content"))
+    summary = "".join(part.need("text").text() for part in item.items("summary"))
+    return open_thought(text, summary, read_text(item, "encrypted_content") or "")
+
+
+def _parse_call(item: Field, *, is_custom: bool) -> Call:
+    call_id, name, namespace = item.need("call_id").text(), item.need("name").text(), read_text(item, "namespace")
+    arguments = wrap_input(item.need("input").text()) if is_custom else item.need("arguments").text()
+    return Call(call_id, name, arguments, namespace, is_custom, at=item)
+
+
+def _parse_content(content: Field) -> list[Part]:
+    if content.is_text:
+        return [Text(content.text(), at=content)]
+    return [_parse_part(part) for part in content.each()]
+
+
+def _parse_part(part: Field) -> Part:
+    kind = part.kind()
+    if kind in _TEXTS:
+        return Text(part.need("text").text(), at=part)
+    if kind == "refusal":
+        return Text(part.need("refusal").text(), is_refusal=True, at=part)
+    if kind == "input_image" and part.get("image_url"):
+        detail = read_text(part, "detail")
+        return Image(part.need("image_url").text(), None if detail == "auto" else detail, at=part)
+    if kind == "input_file" and part.get("file_data"):
+        return File(part.need("file_data").text(), name=read_text(part, "filename"), at=part)
+    return Opaque("responses", kind, part.object(), at=part)
+
+
+def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
+    return tuple(tool for each in given.items("tools") for tool in _parse_tool(each))
+
+
+def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Opaque]:
+    kind = tool.kind()
+    if kind == "namespace" and namespace is None:
+        for inner in tool.need("tools").each():
+            yield from _parse_tool(inner, tool.need("name").text())
+    elif kind in ("function", "custom"):
+        schema, strict, form = (tool.get(name) for name in ("parameters", "strict", "format"))
+        yield Tool(
+            tool.need("name").text(),
+            read_text(tool, "description"),
+            schema.object() if schema else None,
+            strict.flag() if strict else None,
+            namespace,
+            is_custom=kind == "custom",
+            form=form.object() if form else None,
+            at=tool,
+        )
+    else:
+        yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
+
+
+def parse_choice(given: Field) -> Choice:
+    parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
+    is_parallel = parallel.flag() if parallel else None
+    if choice is None:
+        return Choice(is_parallel=is_parallel)
+    if choice.is_text:
+        return Choice(parse_mode(choice), is_parallel=is_parallel)
+    match choice.kind():
+        case "function" | "custom":
+            return Choice("required", _name(choice), is_parallel=is_parallel)
+        case "allowed_tools":
+            allowed = tuple(_name(tool) for tool in choice.need("tools").each())
+            mode = choice.get("mode")
+            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed, is_parallel=is_parallel)
+    raise choice.need("type").refuse("expected function, custom or allowed_tools")
+
+
+def _name(choice: Field) -> str:
+    return flat_name(choice.need("name").text(), read_text(choice, "namespace"))
