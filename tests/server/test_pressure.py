@@ -115,8 +115,8 @@ def lognormal(median_s: float) -> ToolTime:
 
 
 def gain(tool_time: ToolTime, share_lost: float = 0.0) -> float:
-    """How many times longer jobs take if the longest unused always goes first: the mean of a few worlds, since whose turn
-    it is when in one of them moves its figure by a tenth.
+    """How many times longer jobs take if the longest unused always goes first: the mean of a few worlds, since whose
+    turn it is when in one of them moves its figure by a tenth.
     """
     gains = []
     for seed in range(4):
