@@ -8,7 +8,6 @@ cannot be told from none. Drafts are off: they learn from what they have seen, s
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,13 +20,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.route.processes import cpu_s_of
+from hotloop.bench.figures import figures_table
 from hotloop.bench.serving import ChildServer, exit_on_sigterm, replay_server
 from hotloop.bench.workload import Job, generate_jobs, read_jobs
 from hotloop.trace.store import TraceStore
 
 MAX_CHARS = 26_000
 _FLAGS = ("--no-drafts",)
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -39,16 +39,10 @@ class Lane:
     cpu_s: list[float] = field(default_factory=list)
 
     def run(self, server: ChildServer, jobs: Sequence[Job], num_agents: int) -> None:
-        before = _cpu_s(server)
+        before = cpu_s_of(server.pid or 0)
         summary = replay_server(self.label, server.url, jobs, num_agents=num_agents)
-        self.cpu_s.append(_cpu_s(server) - before)
+        self.cpu_s.append(cpu_s_of(server.pid or 0) - before)
         self.tokens_per_s.append(summary.output_tokens_per_s)
-
-
-def _cpu_s(server: ChildServer) -> float:
-    """Of all threads of the server, user and system."""
-    stat = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
 
 
 def measure(jobs: Sequence[Job], *, num_rounds: int, num_agents: int) -> tuple[list[Lane], int]:
@@ -113,9 +107,7 @@ def main() -> int:
 
 
 def _table(costs: Sequence[Cost]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("against the first server", "mean of rounds", "give or take", "least", "most"):
-        table.add_column(title, justify="left" if title.startswith("against") else "right")
+    table = figures_table("against the first server", ("mean of rounds", "give or take", "least", "most"))
     for cost in costs:
         shares = (f"{cost.mean:+.2%}", f"{cost.error:.2%}", f"{min(cost.shares):+.1%}", f"{max(cost.shares):+.1%}")
         table.add_row(cost.label, *shares)

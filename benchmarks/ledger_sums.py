@@ -29,10 +29,10 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.agent.recorded import AgentJob, read_agent_jobs
 from benchmarks.twelve_agents import NUM_RECORDED, Company, Ran, make_up_jobs
 from hotloop.agent.model import ModelUsage
 from hotloop.agent.wire.openai import OpenAIModel
-from hotloop.bench.agent.recorded import AgentJob, read_agent_jobs
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.trace import names

@@ -22,14 +22,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hotloop.bench.cache.breakers import BREAKERS, Breaker
-from hotloop.bench.cache.dialogue import Asking, ChatDialogue
-from hotloop.bench.cache.measure import UNPROTECTED
-from hotloop.bench.cache.run import Company, Held, hold
-from hotloop.bench.cache.script import Script, generate_scripts, read_scripts
-from hotloop.bench.cache.wire import Streamed, Wire
+from benchmarks.cache.breakers import BREAKERS, Breaker
+from benchmarks.cache.dialogue import Asking, ChatDialogue
+from benchmarks.cache.measure import UNPROTECTED
+from benchmarks.cache.run import Company, Held, hold
+from benchmarks.cache.script import Script, generate_scripts, read_scripts
+from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
-from hotloop.cli.lint import load_count
+from hotloop.cli.advice.lint import load_count
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
 from hotloop.lint.meter import Count, Meter, estimate

@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from hotloop.bench.overhead import measure_overhead
+from benchmarks.overhead import measure_overhead
 from hotloop.bench.replay import Progress
 from hotloop.bench.report import json_of, table_of
 from hotloop.bench.serving import NAIVE, exit_on_sigterm, replay_child

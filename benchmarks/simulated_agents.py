@@ -3,9 +3,13 @@
     python -m benchmarks.simulated_agents --data TRACES.jsonl.gz [--sessions 8 16 32] [--tokens N] [--host-tokens N]
                                           [--no-retention] [--no-admission] [--no-names] [--stagger S] [--limit S]
     python -m benchmarks.simulated_agents --short [--cpu]
+    python -m benchmarks.simulated_agents --batch 64 256
+    python -m benchmarks.simulated_agents --lockstep 64
 
 The first replays sessions in a closed loop, as a client would: each asks, waits as long as its tool took, asks again.
-The second has requests of 100 tokens come beside three prompts of 8,000. Figures are those of the policy, not of the
+The second has requests of 100 tokens come beside three prompts of 8,000; the third has so many ask at once for 128
+tokens after 1,024 each; in the fourth they share a head of 4,000 tokens and take 8 turns together, 380 tokens in and 80
+out (both as `benchmarks.gpu.figures` asks a card). Figures are those of the policy, not of the
 hardware: HTTP, kernels that are slower than they should be, and copies from host memory (its tokens count as the
 card's) take no time here. The model is of an H200 with 8B weights in bf16; `--cpu` is a 135M model on two cores.
 """
@@ -13,14 +17,17 @@ card's) take no time here. The model is of an H200 with 8B weights in bf16; `--c
 import gzip
 import heapq
 import json
+import math
 import random
 import statistics
 from argparse import ArgumentParser, Namespace
 from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +47,33 @@ class Hardware:
     """What a step takes: weights or arithmetic, whichever is longer, and attention."""
 
     step_s: float = 0.003
-    weights_s: float = 0.005
-    token_s: float = 22e-6
-    row_s: float = 30e-6
-    pair_s: float = 524_288 / 460e12
+    weights_s: float = 0.0039
+    token_s: float = 21e-6
+    row_s: float = 5e-6
+    pair_s: float = 524_288 / 590e12
     """For a token that is read, and each before it."""
     context_s: float = 131_072 / 4e12
     """To fetch the KV of a token."""
-    eager_s: float = 0.021
-    """The least that a step takes that reads: its kernels are launched one by one, not as a graph."""
+    pad: int = 64
+    """Up to `max_graph` rows a step is a graph for a multiple of so many rows, unless it only decodes."""
+    max_graph: int = 1024
+    eager_s: float = 0.015
+    """The least that a larger step takes: its kernels are launched one by one."""
     host_s: float = 0.0005
     depth: int = 2
     block_size: int = 64
     step_tokens: int = 8192
 
     def takes_s(self, step: Step) -> float:
-        num_tokens = sum(part.num_tokens for part in step.slices)
-        attention_s = sum(map(self._attention_s, step.slices))
-        least_s = self.eager_s if any(part.num_tokens > 32 for part in step.slices) else self.weights_s
-        compute_s = max(self.weights_s, self.step_s + self.token_s * num_tokens)
-        return max(least_s, compute_s + attention_s + self.row_s * len(step.slices))
+        num_rows = step.num_tokens
+        has_prefill = any(part.num_tokens > 1 for part in step.slices)
+        is_eager = has_prefill and num_rows > self.max_graph
+        if has_prefill and not is_eager:
+            num_rows = -(-num_rows // self.pad) * self.pad
+        compute_s = max(self.weights_s, self.step_s + self.token_s * num_rows)
+        took_s = compute_s + sum(map(self._attention_s, step.slices)) + self.row_s * len(step.slices)
+        took_s -= self.context_s * self.block_size * num_shared([part for part in step.slices if part.num_tokens == 1])
+        return max(took_s, self.eager_s) if is_eager else took_s
 
     def _attention_s(self, part: Slice) -> float:
         fetch_s = self.context_s * (part.begin + part.num_tokens)
@@ -69,8 +83,22 @@ class Hardware:
 H200 = Hardware()
 CPU = Hardware(
     step_s=0.005, weights_s=0.025, token_s=3e-4, row_s=4e-3, pair_s=0.0, context_s=0.0, depth=1, block_size=32,
-    step_tokens=512,
+    step_tokens=512, pad=1, max_graph=1 << 30,
 )  # fmt: skip
+
+
+def num_shared(parts: list[Slice]) -> int:
+    """How many blocks need not be fetched again, since all who begin with the same one have them in common."""
+    groups: dict[int, list[array[int]]] = {}
+    for part in parts:
+        groups.setdefault(part.request.block_ids[0], []).append(part.request.block_ids)
+    saved = 0
+    for first, *others in groups.values():
+        num_common = len(first)
+        for other in others:
+            num_common = bisect_left(range(num_common), 1, key=lambda num: first[: num + 1] != other[: num + 1])
+        saved += num_common * len(others)
+    return saved
 
 
 @dataclass
@@ -235,6 +263,58 @@ def replay(options: Namespace, num_sessions: int) -> str:
     )
 
 
+class Crowd:
+    """Asks for many answers at once, and waits for the last."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.world = World(EngineConfig(max_running=256), hardware, 896_912)
+        self._numbers = count()
+        self.asked: list[Asked] = []
+        self.ask([self.prompt(2048)], 64)  # what steps take is learnt
+        self.ask([self.prompt(8192) for _ in range(2)], 8)
+        self.asked.clear()
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        first = next(self._numbers) * 10_000
+        return list(range(first, first + num_tokens))
+
+    def ask(self, prompts: Iterable[list[int]], num_output: int) -> float:
+        """How long it takes all of them."""
+        began_at = self.world.now
+        for i, prompt in enumerate(prompts):
+            request = Request(f"{began_at}/{i}", prompt, SamplingParams(), arrived_at=began_at)
+            self.asked.append(Asked(request, num_output, 0, lambda _: None))
+            self.world.ask(self.asked[-1])
+        self.world.run(math.inf)
+        return self.world.now - began_at
+
+    def told(self, took_s: float) -> str:
+        gaps_s = [max(map(sub, each.token_times[1:], each.token_times)) for each in self.asked]
+        ttfts_s = [each.ttft_s for each in self.asked]
+        return (
+            f"{sum(each.num_output for each in self.asked) / took_s:,.0f} output tokens/s; "
+            f"TTFT p50/p95 {percentile(ttfts_s, 0.5):.2f}/{percentile(ttfts_s, 0.95):.2f} s; "
+            f"longest gap of a request, p50 {1000 * percentile(gaps_s, 0.5):.0f} ms"
+        )
+
+
+def batch(hardware: Hardware, num_requests: int) -> str:
+    crowd = Crowd(hardware)
+    took_s = crowd.ask([crowd.prompt(1024) for _ in range(num_requests)], 128)
+    return f"{num_requests} x (1,024 + 128): {crowd.told(took_s)}"
+
+
+def lockstep(hardware: Hardware, num_agents: int, num_turns: int = 8) -> str:
+    crowd = Crowd(hardware)
+    head = crowd.prompt(4000)
+    histories = [head + crowd.prompt(60) for _ in range(num_agents)]
+    took_s = 0.0
+    for _ in range(num_turns):
+        took_s += crowd.ask(histories, 80)
+        histories = [history + crowd.prompt(380) for history in histories]
+    return f"{num_agents} in lockstep: {crowd.told(took_s)}"
+
+
 def short_beside_long(hardware: Hardware) -> str:
     """Each figure alone and beside the other; the first three long prompts only teach it what steps take."""
     scale = 1 if hardware is H200 else 10
@@ -286,9 +366,16 @@ def main() -> None:
         parser.add_argument(f"--no-{name}", dest=name, action="store_false")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--batch", type=int, nargs="+", default=[])
+    parser.add_argument("--lockstep", type=int, nargs="+", default=[])
     options = parser.parse_args()
-    if options.short:
-        print(short_beside_long(CPU if options.cpu else H200))
+    hardware = CPU if options.cpu else H200
+    for figure, counts in ((batch, options.batch), (lockstep, options.lockstep)):
+        for num_requests in counts:
+            print(figure(hardware, num_requests), flush=True)
+    if options.short or options.batch or options.lockstep:
+        if options.short:
+            print(short_beside_long(hardware))
         return
     if not options.data or not options.data.exists():
         raise SystemExit(f"no recorded sessions at {options.data}: give them by --data")

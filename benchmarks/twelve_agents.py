@@ -11,6 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.agent.plan import make_tools
+from benchmarks.agent.recorded import AgentJob, Episode, Latency, RecordedTool, canonical
+from benchmarks.agent.replayed import ReplayedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
@@ -19,10 +22,7 @@ from hotloop.agent.limits import Limits
 from hotloop.agent.model import Model, ModelUsage
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tool import FunctionTool, Traits
-from hotloop.bench.agent.plan import make_tools
-from hotloop.bench.agent.recorded import AgentJob, Episode, Latency, RecordedTool, canonical
-from hotloop.bench.agent.replayed import ReplayedModel
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.trace.tracer import Tracer
 

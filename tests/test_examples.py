@@ -9,7 +9,7 @@ import pytest
 
 from hotloop import Call, ScriptedModel, ToolError
 from hotloop.agent.agent import Agent
-from hotloop.cli.agent_file import AgentFile, load_agent_file
+from hotloop.cli.agent.file import AgentFile, load_agent_file
 from hotloop.core.message import Message
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -1,5 +1,8 @@
 """The house rules that no linter knows."""
 
+import ast
+import graphlib
+import importlib
 import re
 import shlex
 import subprocess
@@ -7,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from benchmarks.command import app_of
 
 import hotloop
 from hotloop.cli.main import app
@@ -83,6 +87,28 @@ def test_the_public_names_are_there():
         hotloop.nonsense  # noqa: B018
 
 
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """The modules of ours that a file imports, at its top, in a function, or for a type only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {str(node.module)} & modules
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & modules
+    return found
+
+
+@pytest.mark.parametrize(("root", "package"), [("src", "hotloop"), (".", "benchmarks")])
+def test_no_modules_import_each_other_in_a_circle(root: str, package: str):
+    files = {
+        ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / root / package).rglob("*.py")
+    }
+    graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_the_package_is_typed():
     assert (ROOT / "src" / "hotloop" / "py.typed").exists()
 
@@ -134,3 +160,29 @@ def test_commands_in_the_documentation_exist(page: Path):
             assert set(words[1:]) <= makefile_targets(), line
         elif words and Path(words[0]).name == "hotloop":
             app.parse_args(words[1:], exit_on_error=False, print_error=False)
+        elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+            parse_benchmark(words[2], words[3:])
+
+
+def parse_benchmark(name: str, flags: list[str]) -> None:
+    """Raises where there is no such benchmark, or it does not take these flags."""
+    package = ROOT / name.replace(".", "/") / "__main__.py"
+    module = importlib.import_module(f"{name}.__main__" if package.exists() else name)
+    if command := getattr(module, name.rpartition(".")[2], None):
+        app_of(command).parse_args(flags, exit_on_error=False, print_error=False)
+
+
+def benchmark_names() -> list[str]:
+    folder = ROOT / "benchmarks"
+    packages = [path.parent.name for path in folder.glob("*/__main__.py")]
+    return sorted(packages + [path.stem for path in folder.glob("*.py") if "__main__" in path.read_text()])
+
+
+@pytest.mark.parametrize("name", benchmark_names())
+def test_every_benchmark_is_in_the_manual(name: str):
+    assert f"| `python -m benchmarks.{name}" in (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+
+
+def test_the_wheel_knows_no_benchmark_of_itself():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) benchmarks\b", path.read_text(), re.MULTILINE), path

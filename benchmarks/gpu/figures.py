@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.beside import short_beside_long
 from benchmarks.gpu.models import dummy_model
-from hotloop.backends.cuda.runner import CudaBackend, CudaFlight, open_cuda
+from hotloop.backends.cuda.flight import CudaFlight
+from hotloop.backends.cuda.runner import CudaBackend, open_cuda
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
@@ -178,14 +178,18 @@ def lockstep(client: Client, num_agents: int = 64, num_turns: int = 8, repeats: 
 
 
 def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 128) -> dict[str, Any]:
-    """How much of the time of steps that only decode the card had nothing to do, by its own clock."""
+    """How much of the time of steps that only decode the card had nothing to do, by its own clock. The prompts are
+    cached by then, so all decode from the first step on.
+    """
+    prompts = [client.prompt(num_in) for _ in range(count)]
+    client.ask(prompts, 1)
     backend = client.engine._backend
     assert isinstance(backend, CudaBackend)
     timeline: list[CudaFlight] = []
     backend.timeline = timeline
     reports: list[StepReport] = []
     client.engine.on_step = reports.append
-    client.ask([client.prompt(num_in) for _ in range(count)], num_out)
+    client.ask(prompts, num_out)
     backend.timeline = None
     client.engine.on_step = None
     torch.cuda.synchronize()
@@ -235,7 +239,6 @@ def run() -> Iterator[tuple[str, dict[str, Any]]]:
         for count in (64, 256):
             yield f"{count} x (1,024 + 128)", _figure(batch(client, count), None)
         yield "64 agents in lockstep", _figure(lockstep(client), None)
-        yield "100 tokens beside 3 x 8,000", short_beside_long(engine, client.prompt)
 
 
 def _figure(rates: list[float], limit: float | None) -> dict[str, Any]:

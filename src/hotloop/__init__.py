@@ -3,26 +3,26 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hotloop.core.version import __version__
+
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
-    from hotloop.agent.context import Context, Run
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.limits import Limits
     from hotloop.agent.scripted import Call, ScriptedModel
-    from hotloop.agent.tool import ToolError, tool
+    from hotloop.agent.tools.context import Context, Run
+    from hotloop.agent.tools.tool import ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
     from hotloop.core.prices import Prices
     from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent, Usage
     from hotloop.engine.engine import Completion, Engine
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "Agent": "hotloop.agent.agent",
     "Call": "hotloop.agent.scripted",
     "Completion": "hotloop.engine.engine",
-    "Context": "hotloop.agent.context",
+    "Context": "hotloop.agent.tools.context",
     "Conversation": "hotloop.agent.conversation",
     "Engine": "hotloop.engine.engine",
     "EngineConfig": "hotloop.core.config",
@@ -32,13 +32,13 @@ _HOMES = {
     "Prices": "hotloop.core.prices",
     "Priority": "hotloop.core.request",
     "Result": "hotloop.agent.agent",
-    "Run": "hotloop.agent.context",
+    "Run": "hotloop.agent.tools.context",
     "SamplingParams": "hotloop.core.request",
     "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",
-    "ToolError": "hotloop.agent.tool",
+    "ToolError": "hotloop.agent.tools.tool",
     "Usage": "hotloop.core.request",
-    "tool": "hotloop.agent.tool",
+    "tool": "hotloop.agent.tools.tool",
 }
 
 __all__ = [

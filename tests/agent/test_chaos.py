@@ -11,9 +11,9 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
-from hotloop.agent.result import MAX_CHARS
 from hotloop.agent.scripted import Call, Part, ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.result import MAX_CHARS
+from hotloop.agent.tools.tool import tool
 
 NUM_RUNS = 500
 

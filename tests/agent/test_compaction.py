@@ -9,7 +9,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Compacted
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, Part, ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 

@@ -8,7 +8,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask
 from hotloop.agent.read_ahead import MIN_CHARS
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError
 
 LONG = "x" * MIN_CHARS

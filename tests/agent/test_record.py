@@ -16,7 +16,7 @@ from hotloop.agent.record import record, replay
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.tape.lines import read_tape
 from hotloop.agent.tape.replaying import RunDeparted
-from hotloop.agent.tool import AgentTool, FunctionTool, ToolError, Traits, tool
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import TextDelta

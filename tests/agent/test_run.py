@@ -11,7 +11,6 @@ import pytest
 from tests.agent.runs import end_of, listen, num_tasks, of
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.context import Context, Run
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import (
     CallArguments,
@@ -25,7 +24,8 @@ from hotloop.agent.events import (
 from hotloop.agent.limits import LimitReached, Limits
 from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import FunctionTool, tool
+from hotloop.agent.tools.context import Context, Run
+from hotloop.agent.tools.tool import FunctionTool, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices

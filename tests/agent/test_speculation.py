@@ -18,7 +18,6 @@ from tests.agent.predict.talks import clerk, step, user
 from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.context import Surroundings
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
 from hotloop.agent.model import Ask, ModelEvent
@@ -27,7 +26,8 @@ from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.predict.store import load_predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 

@@ -15,7 +15,7 @@ from hotloop.agent.model import Ask, Model
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tool import FunctionTool, Traits, tool
+from hotloop.agent.tools.tool import FunctionTool, Traits, tool
 from hotloop.agent.wire.session import session_headers
 from hotloop.core.errors import RequestError
 from hotloop.core.prices import Prices

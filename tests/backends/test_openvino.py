@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
+from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
@@ -105,6 +106,17 @@ def test_heads_of_all_kinds(changes: dict[str, Any], empty_home: Path) -> None:
     assert_close(make_backend(model).run(batch((token_ids, 0, [0, 1]))), expected(model, token_ids))
 
 
+@pytest.mark.parametrize("recipe", [Recipe("awq"), Recipe("gptq", has_act_order=True)], ids=str)
+def test_a_checkpoint_in_four_bits_is_widened(recipe: Recipe, tmp_path: Path, empty_home: Path) -> None:
+    spec = tiny_spec("llama")
+    weights = {name: tensor / 8 if tensor.ndim == 2 else tensor for name, tensor in tiny_weights(spec).items()}
+    meant = DictWeights(write_int4_folder(tmp_path / "m", spec, weights, recipe))
+    model = load_model(str(tmp_path / "m"))
+    token_ids = make_prompt(model, 20)
+    want = reference_logits(spec, meant, token_ids)
+    assert_close(make_backend(model).run(batch((token_ids, 0, [0]))), want)
+
+
 @pytest.mark.parametrize(("weights", "least"), [("bf16", 0.9999), ("int8", 0.999), ("int4", 0.97)])
 @pytest.mark.parametrize(("precision", "more_off"), [("exact", 0), ("fast", 0.01)])
 def test_compressed_weights_are_close(
@@ -155,6 +167,11 @@ def test_the_sum_knows_that_exact_unpacks_the_weights(empty_home: Path) -> None:
             open_cpu(large, CONFIG, precision=precision)
         held_gib[precision] = float(str(refused.value).split("weights ")[1].split()[0])
     assert held_gib["exact"] == pytest.approx(held_gib["fast"] * (4 + 4 + 1) / (1 + 1), rel=0.1)
+
+
+def test_keys_and_values_in_fp8_are_refused(empty_home: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8"):
+        open_cpu(tiny_model("llama"), EngineConfig(kv_precision="fp8"))
 
 
 def test_weights_in_fp8_are_refused(empty_home: Path) -> None:

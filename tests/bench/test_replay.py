@@ -3,10 +3,11 @@
 import pytest
 from tests.bench.fake_server import FakeServer
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, Replay, replay
 from hotloop.bench.report import summarise
 from hotloop.bench.workload import generate_jobs
+from hotloop.core.errors import RemoteError
 
 JOBS = generate_jobs(num_jobs=3, num_turns=4, num_output=8, system_chars=2000)
 
@@ -61,7 +62,7 @@ async def test_a_failed_turn_is_counted_and_the_job_goes_on(fault: str):
 async def test_a_server_that_is_not_there_is_named():
     with FakeServer() as server:
         url = server.url
-    with pytest.raises(ServerFailed, match=f"cannot reach {url}"):
+    with pytest.raises(RemoteError, match=f"cannot reach {url}"):
         async with ChatClient(url) as client:
             await replay(client, JOBS, num_agents=1)
 
@@ -70,7 +71,7 @@ async def test_a_server_that_is_not_there_is_named():
 @pytest.mark.parametrize("model", [None, "fake"])
 async def test_an_address_that_is_none_is_one_clear_line(url: str, model: str | None):
     async with ChatClient(url, model=model) as client:
-        with pytest.raises(ServerFailed):
+        with pytest.raises(RemoteError):
             await anext(client.stream([]))
 
 

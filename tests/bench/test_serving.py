@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hotloop.bench.client import ServerFailed
 from hotloop.bench.serving import ChildServer
+from hotloop.core.errors import RemoteError
 
 
 def is_alive(pid: int) -> bool:
@@ -20,7 +20,7 @@ def is_alive(pid: int) -> bool:
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path):
     server = ChildServer(("--model", str(tmp_path / "none.gguf")))
-    with pytest.raises(ServerFailed, match="the server did not start: hotloop: there is no model"), server:
+    with pytest.raises(RemoteError, match="the server did not start: hotloop: there is no model"), server:
         pass
     assert server.pid
     assert not is_alive(server.pid)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from tests.bench.fake_tools import Calls, FakeToolServer, first_tool
 
-from hotloop.bench.client import Answer, CallPiece, ChatClient, Delta, Gathered, ServerFailed
+from hotloop.bench.client import Answer, CallPiece, ChatClient, Delta, Gathered
 from hotloop.bench.questions import SchemaCheck
 from hotloop.bench.tools import Manner, Measured, learn, measure
 from hotloop.bench.tools_report import figures_of, figures_of_all, tools_json
 from hotloop.bench.workflows import generate_workflows
+from hotloop.core.errors import RemoteError
 
 MANNER = Manner()
 QUESTIONS = generate_workflows(0, num_workflows=2)
@@ -100,10 +101,10 @@ async def test_a_question_that_fails_once_is_one_error_and_no_pair():
 
 async def test_if_nothing_is_answered_the_server_has_failed():
     with FakeToolServer(failing=frozenset(range(100))) as server:
-        with pytest.raises(ServerFailed, match="out of order"):
+        with pytest.raises(RemoteError, match="out of order"):
             await run(server)
         async with ChatClient(server.url) as client:
-            with pytest.raises(ServerFailed, match=r"workflow-0-0-0: .*out of order"):
+            with pytest.raises(RemoteError, match=r"workflow-0-0-0: .*out of order"):
                 await learn(client, QUESTIONS, MANNER)
 
 
@@ -125,7 +126,7 @@ async def test_learning_asks_everything_once_with_shortcuts():
 )
 def test_pieces_of_calls_out_of_order_are_refused(pieces: list[CallPiece]):
     gathered = Gathered()
-    with pytest.raises(ServerFailed, match="order"):
+    with pytest.raises(RemoteError, match="order"):
         gathered.add(Delta(calls=tuple(pieces)))
 
 

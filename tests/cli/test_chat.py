@@ -5,12 +5,12 @@ import io
 from collections.abc import Iterator
 
 import pytest
+from benchmarks.overhead import null_tokenizer
 from tests.bench.fake_server import FakeServer
 from tests.cli.test_main import hotloop
 
 from hotloop.backends.null import NullBackend
 from hotloop.bench.client import ChatClient
-from hotloop.bench.overhead import null_tokenizer
 from hotloop.cli.chat import EngineSpeaker, HttpSpeaker, Repl
 from hotloop.core.message import Message
 from hotloop.core.request import FinishReason, SamplingParams

@@ -14,6 +14,7 @@ BLOCK_SIZE = 16
 SCALE = 0.2
 # The interpreter multiplies the bits of bf16 matrices as if they were integers, up to Triton 3.9 at least.
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
+E4M3 = torch.float8_e4m3fn
 
 
 @dataclass
@@ -25,6 +26,13 @@ class Case:
     v: list[torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
     sizes: list[tuple[int, int]]
+    kv_scales: torch.Tensor | None = None
+
+    def scale_kv(self, kv_scales: torch.Tensor) -> None:
+        self.kv_scales = kv_scales
+        key_scales, value_scales = kv_scales[:, None, None].chunk(2)
+        self.k = [k.float() * key_scales for k in self.k]
+        self.v = [v.float() * value_scales for v in self.v]
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [rows, heads, head_dim], log-sum-exps [rows, heads]."""
@@ -50,15 +58,19 @@ def make_case(
     head_dim: int = 64,
     dtype: torch.dtype = torch.float32,
     num_padding: int = 0,
+    has_fp8_kv: bool = False,
 ) -> Case:
+    """With KV in e4m3, what is expected is what the numbers it holds come to, times their scales."""
     num_heads, num_kv_heads = heads
     randn = partial(torch.randn, device=device)
     q = (2 * randn(sum(num_rows for num_rows, _ in sizes), num_heads, head_dim)).to(dtype)
-    k = [randn(num_kv_heads, num_keys, head_dim).to(dtype) for _, num_keys in sizes]
-    v = [randn(num_kv_heads, num_keys, head_dim).to(dtype) for _, num_keys in sizes]
+    kv_dtype = E4M3 if has_fp8_kv else dtype
+    k = [randn(num_kv_heads, num_keys, head_dim).to(kv_dtype) for _, num_keys in sizes]
+    v = [randn(num_kv_heads, num_keys, head_dim).to(kv_dtype) for _, num_keys in sizes]
     nums = [-(-num_keys // BLOCK_SIZE) for _, num_keys in sizes]
     block_ids = torch.randperm(sum(nums) + 3)[: sum(nums)]
-    caches = torch.full((2, sum(nums) + 3, num_kv_heads, BLOCK_SIZE, head_dim), torch.nan, dtype=dtype, device=device)
+    caches = torch.full((2, sum(nums) + 3, num_kv_heads, BLOCK_SIZE, head_dim), torch.nan, device=device)
+    caches = caches.to(kv_dtype)
     for ids, keys, values in zip(block_ids.split(nums), k, v, strict=True):
         for i, block in enumerate(ids.tolist()):
             for cache, new in ((caches[0], keys), (caches[1], values)):
@@ -68,7 +80,10 @@ def make_case(
     begins = [torch.tensor([0, *counts]).cumsum(0) for counts in ([n for n, _ in padded], [*nums, *[0] * num_padding])]
     lens = torch.tensor([num_keys for _, num_keys in padded])
     row_begins, lens, ids, block_begins = (x.to(device, torch.int32) for x in (begins[0], lens, block_ids, begins[1]))
-    return Case(q, k, v, (q, caches[0], caches[1], row_begins, lens, ids, block_begins), list(sizes))
+    case = Case(q, k, v, (q, caches[0], caches[1], row_begins, lens, ids, block_begins), list(sizes))
+    if has_fp8_kv:
+        case.scale_kv(torch.linspace(0.3, 2, 2 * num_kv_heads, device=device))
+    return case
 
 
 def check_decode(case: Case, max_rows: int, num_splits: int, num_padded_rows: int = 0) -> None:
@@ -81,14 +96,15 @@ def check_decode(case: Case, max_rows: int, num_splits: int, num_padded_rows: in
     workspace.outs.fill_(torch.nan)
     workspace.lses.fill_(torch.nan)
     sizes = {"num_sequences": len(rest[3]), "max_rows": max_rows, "num_splits": num_splits}
-    assert decode_attention(q, *rest, out, workspace, **sizes, scale=SCALE, lse=lse) is out
+    found = decode_attention(q, *rest, out, workspace, **sizes, scale=SCALE, lse=lse, kv_scales=case.kv_scales)
+    assert found is out
     check(case, out[:num_rows], lse[:num_rows])
     assert out[num_rows:].isnan().all()  # whatever pads the batch is left as it is
 
 
 def check(case: Case, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
     expected, expected_lse = case.expected()
-    tolerance = 1e-5 if out.dtype == torch.float32 else 1e-2
+    tolerance = 1e-5 if out.dtype == torch.float32 and case.kv_scales is None else 1e-2
     error = (out.double() - expected).flatten(1).norm(dim=1)
     assert bool((error <= tolerance * expected.flatten(1).norm(dim=1)).all())
     if lse is not None:
@@ -135,6 +151,29 @@ def test_chunks_with_and_without_a_past(dtype: torch.dtype, heads: tuple[int, in
     case = make_case([(70, 70), (40, 170), (1, 33), (129, 257)], device, heads=heads, head_dim=head_dim, dtype=dtype)
     out = torch.full_like(case.q, torch.nan)
     prefill_attention(*case.inputs, out, num_sequences=4, max_rows=129, scale=SCALE)
+    check(case, out)
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((7, 1), 80)])
+def test_decoding_over_keys_and_values_in_e4m3(
+    num_splits: int, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, device: str
+) -> None:
+    sizes = [(1, n) for n in LENS] + [(3, 130)]
+    case = make_case(sizes, device, heads=heads, head_dim=head_dim, dtype=dtype, num_padding=2, has_fp8_kv=True)
+    check_decode(case, 3, num_splits, num_padded_rows=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((7, 1), 80)])
+def test_chunks_over_keys_and_values_in_e4m3(
+    dtype: torch.dtype, heads: tuple[int, int], head_dim: int, device: str
+) -> None:
+    sizes = [(70, 70), (40, 170), (1, 33)]
+    case = make_case(sizes, device, heads=heads, head_dim=head_dim, dtype=dtype, has_fp8_kv=True)
+    out = torch.full_like(case.q, torch.nan)
+    prefill_attention(*case.inputs, out, num_sequences=3, max_rows=70, scale=SCALE, kv_scales=case.kv_scales)
     check(case, out)
 
 

@@ -16,11 +16,11 @@ from tests.models.tiny import tiny_spec, tiny_weights
 from hotloop.backends.backend import Batch, Row, Sampling
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
-from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
-from hotloop.backends.cuda.step import Shape, pack
+from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
+from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.core.config import EngineConfig
-from hotloop.core.errors import BackendError
+from hotloop.core.errors import BackendError, ConfigError
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
@@ -45,6 +45,7 @@ def make_backend(
     kv_bytes: int = 4 << 20,
     dtype: torch.dtype = torch.float32,
     has_fp8_weights: bool = False,
+    has_graphs: bool | None = None,
     flash: Flash | None = None,
     min_saved_bytes: int = MIN_SAVED_BYTES,
     **settings: Any,
@@ -57,7 +58,7 @@ def make_backend(
         dtype=dtype,
         has_fp8_weights=has_fp8_weights,
         device=device,
-        has_graphs=device == "cuda",
+        has_graphs=device == "cuda" if has_graphs is None else has_graphs,
         flash=flash,
         min_saved_bytes=min_saved_bytes,
     )
@@ -93,9 +94,9 @@ def test_logits_are_those_of_the_definition_however_a_prompt_is_cut(family: Fami
 def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph() -> None:
     long, short = list(range(40)), [7, 8]
     step = batch((long, 0, [1, 2]), (short, 62, [3, 4]), wanted=[39, 41])
-    ints, extent = pack(step, 32)
-    assert (extent.num_short, extent.num_short_rows, extent.max_short_rows) == (1, 2, 2)
-    assert (extent.num_long, extent.max_long_rows) == (1, 40)
+    shape = shape_of(step, 32)
+    assert shape == Shape(num_short=1, num_rows=42, max_short_rows=2, num_long=1, max_long_rows=40)
+    ints = pack(step, 32, shape)
     slots = ints[: 2 * 42].view(np.int64)
     assert slots[:3].tolist() == [158, 159, 32]
     token_ids, sources, positions, wanted = ints[84:].reshape(-1)[: 4 * 42].reshape(4, 42)
@@ -103,11 +104,47 @@ def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph()
     assert (sources == -1).all()
     assert positions[:3].tolist() == [62, 63, 0]
     assert wanted[:2].tolist() == [41, 1]
-    padded, extent = pack(batch((short, 62, [3, 4])), 32, Shape(4, 8, 8))
+    padded = pack(batch((short, 62, [3, 4])), 32, Shape(4, 8, 8))
     assert padded[: 2 * 8].view(np.int64).tolist() == [158, 159, *[-1] * 6]
-    row_begins = padded[16 + 4 * 8 :][:5]
-    assert row_begins.tolist() == [0, 2, 2, 2, 2]
-    assert padded[16 + 4 * 8 + 5 :][:4].tolist() == [64, 0, 0, 0]
+    row_begins = padded[16 + 4 * 8 :][:6]
+    assert row_begins.tolist() == [0, 2, 2, 2, 2, 2]
+    assert padded[16 + 4 * 8 + 6 :][:4].tolist() == [64, 0, 0, 0]
+
+
+def test_a_mixed_step_keeps_its_two_kinds_of_sequences_apart() -> None:
+    """Whatever is padded between them: each kind finds its rows, its lengths and its blocks where a graph expects
+    them, and the rows themselves lie side by side.
+    """
+    step = batch((list(range(40)), 0, [1, 2]), ([7, 8], 62, [3, 4]), (list(range(33)), 70, [5, 6, 8, 9]))
+    shape = Shape(4, 128, 8, num_long=3, max_long_rows=128)
+    assert shape.fits(shape_of(step, 32))
+    views = view_parts(torch.from_numpy(pack(step, 32, shape)), shape)
+    assert views.row_begins.tolist() == [0, 2, 2, 2, 2, 2, 42, 75, 75]
+    assert views.lens.tolist() == [64, 0, 0, 0, 40, 103, 0]
+    assert views.block_begins.tolist() == [2, 0, 0, 0, 0, 4, 0]
+    assert views.positions[:4].tolist() == [62, 63, 0, 1]
+    assert (views.slots[75:] == -1).all()
+
+
+@pytest.mark.parametrize("min_saved_bytes", [1, MIN_SAVED_BYTES])
+def test_padded_steps_compute_what_others_do(device: str, min_saved_bytes: int) -> None:
+    """Prompts, rows that decode and drafts to verify in one step, the prompts' blocks shared or not."""
+    model = tiny_model("qwen3")
+    rng = random.Random(3)
+    head = [rng.randrange(250) for _ in range(64)]
+    first, second, third = (head + [rng.randrange(250) for _ in range(n)] for n in (40, 6, 9))
+    fourth = [rng.randrange(250) for _ in range(50)]
+    want = [reference_logits(model.spec, model.weights, ids) for ids in (first, second, third, fourth)]
+    backend = make_backend(model, device, has_graphs=True, max_step_tokens=128, min_saved_bytes=min_saved_bytes)
+    check = np.testing.assert_allclose
+    check(logits_of(backend, batch((first, 0, [0, 1]))), want[0], rtol=2e-3, atol=2e-3)
+    parts = ((second[64:], 64, [0, 2]), (fourth, 0, [5]), (third[64:], 64, [0, 3]), (first[-1:], 103, [0, 1]))
+    got = logits_of(backend, batch(*parts))
+    check(got, np.concatenate([want[1][64:], want[3], want[2][64:], want[0][-1:]]), rtol=2e-3, atol=2e-3)
+    parts = ((second[-1:], 69, [0, 2]), (third[-2:], 71, [0, 3]), (first[-1:], 103, [0, 1]))
+    got = logits_of(backend, batch(*parts))
+    check(got, np.concatenate([want[1][-1:], want[2][-2:], want[0][-1:]]), rtol=2e-3, atol=2e-3)
+    backend.close()
 
 
 def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
@@ -121,6 +158,50 @@ def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
     for got, exact in ((chunk, want[38]), (alone, want[39])):
         error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
         assert 1e-4 < error < 0.1, "rounded, and not more"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, device: str) -> None:
+    """A chunk, one beside a token, drafts, and sequences that share blocks; half the bytes, and told apart on disk."""
+    model = tiny_model(family)
+    rng = random.Random(1)
+    prompt, other = ([rng.randrange(250) for _ in range(count)] for count in (100, 40))
+    want, want_other = (reference_logits(model.spec, model.weights, ids) for ids in (prompt, other))
+    settings: dict[str, Any] = {"max_step_tokens": 256, "min_saved_bytes": 1}
+    backend, plain = (make_backend(model, device, kv_precision=kv, **settings) for kv in ("fp8", "auto"))
+    assert backend._decoder.kv.dtype == torch.float8_e4m3fn
+    assert (backend.block_bytes, backend.num_blocks) == (plain.block_bytes // 2 // 2, 4 * plain.num_blocks)
+    assert backend.kv_layout != plain.kv_layout
+
+    def check(step: Batch, exact: np.ndarray[Any, Any]) -> None:
+        got = logits_of(backend, step)
+        error = np.linalg.norm(got - exact, axis=1) / np.linalg.norm(exact, axis=1)
+        assert error.max() < 0.3
+        assert 1e-4 < np.sqrt((error**2).mean()) < 0.1, "rounded, and not more"
+
+    check(batch((prompt, 0, [3, 0, 7, 2])), want)
+    mixed = batch((other[:35], 0, [5, 6]), ([prompt[99]], 99, [3, 0, 7, 2]))
+    check(mixed, np.concatenate([want_other[:35], want[99:]]))
+    verify = batch((other[35:], 35, [5, 6]), (prompt[96:], 96, [3, 0, 7, 2]))
+    check(verify, np.concatenate([want_other[35:], want[96:]]))
+    shared = batch(*((prompt[64 : 65 + i], 64, [3, 8 + i]) for i in range(3)))
+    assert backend._pack(shared).shape.num_items
+    check(shared, np.concatenate([want[64 : 65 + i] for i in range(3)]))
+    kept = backend.read_blocks([3]).wait()
+    assert kept.nbytes == backend.block_bytes
+    alone = batch((prompt[64:65], 64, [11, 9]))
+    backend.write_blocks([11], kept)
+    np.testing.assert_array_equal(logits_of(backend, alone), logits_of(backend, batch((prompt[64:65], 64, [3, 9]))))
+
+
+def test_settings_that_a_gpu_has_not(device: str) -> None:
+    model = tiny_model("llama")
+    with pytest.raises(ConfigError, match="kv_precision u8 is not to be had on a GPU: there it is bf16 or fp8"):
+        open_cuda(model, EngineConfig(kv_precision="u8"), weight_format="bf16", precision="fast")
+    with pytest.raises(ConfigError, match="kv_precision fp8 does not go with precision exact"):
+        open_cuda(model, EngineConfig(kv_precision="fp8"), weight_format="bf16", precision="exact")
+    with pytest.raises(ConfigError, match="weights fp8 does not go with precision exact"):
+        open_cuda(model, EngineConfig(), weight_format="fp8", precision="exact")
 
 
 def answers(device: str, prompts: list[list[int]], sampling: SamplingParams, **settings: Any) -> list[list[int]]:
@@ -211,11 +292,14 @@ def test_logits_that_are_no_numbers_fail_their_request(device: str) -> None:
     assert chosen.token(1) >= 0
 
 
-def test_after_the_warm_up_nothing_is_compiled(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("formats", [{}, {"has_fp8_weights": True, "kv_precision": "fp8"}], ids=["f32", "fp8"])
+def test_after_the_warm_up_nothing_is_compiled(
+    formats: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device == "cpu":
         pytest.skip("the interpreter compiles nothing")
     model = tiny_model("qwen3", max_context=512)
-    backend = make_backend(model, device, max_step_tokens=256)
+    backend = make_backend(model, device, max_step_tokens=256, **formats)
     warm_up(backend)
     compiled: list[str] = []
 

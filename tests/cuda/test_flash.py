@@ -15,7 +15,7 @@ from tests.cuda.test_backend import logits_of, make_backend, tiny_model
 from tests.models.tiny import tiny_spec
 
 from hotloop.backends.cuda.flash import Build, Flash, find_flash, first_right
-from hotloop.backends.cuda.step import pack
+from hotloop.backends.cuda.step import pack, shape_of, view_parts
 
 SCHEMA = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor(out!)? out, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
@@ -41,7 +41,7 @@ class Calls:
 def attend(given: dict[str, Any]) -> list[torch.Tensor]:
     """Causal attention over pages, the last row of a sequence at its last key."""
     assert given["is_causal"]
-    assert given["num_splits"] == 1
+    assert 1 <= given["num_splits"] <= 4
     assert (given["window_size_left"], given["window_size_right"], given["cp_world_size"]) == (-1, -1, 1)
     assert given["k_new"] is given["cu_seqlens_k"] is given["pack_gqa"] is None
     q, k, v, out = given["q"], given["k"], given["v"], given["out"]
@@ -76,8 +76,7 @@ def test_a_step_hands_over_its_own_tensors(operator: Any, device: str) -> None:
     want = [reference_logits(model.spec, model.weights, ids) for ids in (first, second, third)]
     calls = Calls(operator)
     flash = Flash("stub", calls)
-    flash.min_rows = 1
-    backend = make_backend(model, device, max_step_tokens=256, flash=flash)
+    backend = make_backend(model, device, has_graphs=False, max_step_tokens=256, flash=flash)
     check = np.testing.assert_allclose
     got = logits_of(backend, batch((first[:100], 0, [3, 7]), (third[:69], 0, [1, 6])))
     check(got, np.concatenate([want[0][:100], want[2][:69]]), rtol=2e-3, atol=2e-3)
@@ -93,14 +92,14 @@ def test_a_step_hands_over_its_own_tensors(operator: Any, device: str) -> None:
 
 def test_the_table_is_there_only_for_whoever_wants_it() -> None:
     step = batch((list(range(40)), 0, [1, 2]), ([7], 62, [3, 4]), (list(range(33)), 70, [5, 6, 8, 9]))
-    plain, extent = pack(step, 32)
-    assert extent.table_width == 0
-    ints, extent = pack(step, 32, has_table=True)
-    assert (ints[: len(plain)] == plain).all()
-    assert (extent.table_begin, extent.table_width) == (8, 4)
-    table = ints[len(plain) :].reshape(2, 4)
-    assert table[0, :2].tolist() == [1, 2]
-    assert table[1].tolist() == [5, 6, 8, 9]
+    assert shape_of(step, 32).table_width == 0
+    shape = shape_of(step, 32, has_table=True)
+    assert shape.table_width == 4
+    for width in (4, 6):
+        wide = shape._replace(table_width=width, num_long=3)
+        views = view_parts(torch.from_numpy(pack(step, 32, wide)), wide)
+        assert views.table[:, :4].tolist() == [[1, 2, 1, 1], [5, 6, 8, 9], [0] * 4]
+        assert views.block_ids.tolist() == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
 def usable(builds: list[Build], device: str) -> str | None:

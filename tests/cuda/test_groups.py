@@ -8,7 +8,7 @@ from tests.backends.batches import batch
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.groups import Group, Plan, Sharing
-from hotloop.backends.cuda.step import Shape, pack, view_parts
+from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 
 BLOCK = 4
 SHARING = Sharing(block_size=BLOCK, tile_rows=4, num_programs=6, min_saved=2, split_rows=4096)
@@ -152,17 +152,16 @@ def test_a_step_carries_its_plan(is_padded: bool) -> None:
     if not is_padded:
         made = batch(([7, 7], 12, tables[0]), ([7] * 40, 0, list(range(50, 60))), ([7], 12, tables[2]))
     groups = SHARING.find(made, 32)
-    shape = Shape(8, 16, 4, SHARING.num_items(16)) if is_padded else None
-    ints, extent = pack(made, BLOCK, shape, sharing=SHARING, groups=groups)
-    assert extent.num_items == SHARING.num_items(16 if is_padded else 3)
-    size = (8, 16) if is_padded else (3, 43)
-    views = view_parts(torch.from_numpy(ints), *size, extent.num_items)
-    in_order = [12, 0, 12] if is_padded else [12, 12, 0]
-    assert views.num_skipped[:3].tolist() == in_order
-    assert views.num_skipped[3:].sum() == 0
+    exact = shape_of(made, BLOCK, sharing=SHARING, has_groups=True)
+    shape = Shape(8, 16, 4, SHARING.num_items(16)) if is_padded else exact
+    assert shape.fits(exact)
+    ints = pack(made, BLOCK, shape, sharing=SHARING, groups=groups)
+    views = view_parts(torch.from_numpy(ints), shape)
+    in_order = [12, 0, 12, 0, 0, 0, 0, 0] if is_padded else [12, 12]
+    assert views.num_skipped.tolist() == in_order
     assert views.folded[:3].tolist() == ([0, 1, 3] if is_padded else [0, 1, 2])
     first, last, block, end, part = views.items[:5].tolist()
     assert (first, last, part) == (0, 3, 0)
     assert views.block_ids[block:end].tolist() == [1, 2, 3]
-    plain, _ = pack(made, BLOCK, Shape(8, 16, 4) if is_padded else None)
+    plain = pack(made, BLOCK, shape._replace(num_items=0))
     assert np.isin(plain, ints).all()

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +11,18 @@ from tests.cuda.test_backend import make_backend, reference_answer, tiny_model
 from tests.engine.tiny import TOKENIZER, greedy
 
 from hotloop.backends.cuda.hostmemory import CudaHostMemory, Fences, _runs, open_host_memory, wanted_bytes
+from hotloop.backends.cuda.runner import BLOCK_SIZE
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
+from hotloop.engine.disk.folder import Folder
+from hotloop.engine.disk.store import KvStore
 from hotloop.engine.engine import Engine
 
 SHAPE = (3, 2, 40, 2, 16, 8)  # layers, keys and values, blocks, heads, tokens, dim
 
 
-def make_kv(device: str) -> torch.Tensor:
-    return torch.randn(SHAPE, device=device)
+def make_kv(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(SHAPE, device=device).to(dtype)
 
 
 def wait_for(memory: CudaHostMemory, host_ids: list[int], block_ids: list[int]) -> None:
@@ -28,19 +32,20 @@ def wait_for(memory: CudaHostMemory, host_ids: list[int], block_ids: list[int]) 
     assert copy.is_done
 
 
-def test_blocks_come_back_into_others_as_they_were(device: str) -> None:
-    kv = make_kv(device)
-    want = kv.clone()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_blocks_come_back_into_others_as_they_were(dtype: torch.dtype, device: str) -> None:
+    kv = make_kv(device, dtype)
+    want = kv.float().clone()
     memory = CudaHostMemory(kv, 25)
     block_ids = [7, 3, 39, 0, 12, 13, 14, 15, 1, 2, 30]
     host_ids = [4, 5, 6, 24, 0, 1, 9, 8, 11, 12, 13]
     memory.offload(block_ids, host_ids)
-    kv[:, :, block_ids] = 0
+    kv.view(torch.uint8)[:, :, block_ids] = 0
     targets = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31]
     wait_for(memory, host_ids, targets)
-    assert torch.equal(kv[:, :, targets], want[:, :, block_ids])
+    assert torch.equal(kv.float()[:, :, targets], want[:, :, block_ids])
     untouched = [i for i in range(40) if i not in block_ids and i not in targets]
-    assert torch.equal(kv[:, :, untouched], want[:, :, untouched])
+    assert torch.equal(kv.float()[:, :, untouched], want[:, :, untouched])
     memory.close()
 
 
@@ -98,21 +103,27 @@ def test_neighbours_are_copied_at_once() -> None:
     assert [*_runs([])] == []
 
 
-def test_an_engine_with_little_room_says_what_the_model_says(device: str) -> None:
+def test_engines_with_little_room_say_what_the_model_says(device: str, tmp_path: Path) -> None:
+    """The first computes and finds it in host memory; the second finds it on disk, and then in host memory."""
     model = tiny_model("llama", max_context=512)
     rng = random.Random(5)
     prompts = [[rng.randrange(250) for _ in range(130)] for _ in range(2)]
     want = [tuple(reference_answer(prompt, 2)) for prompt in prompts]
-    block_bytes = make_backend(model, device).block_bytes
-    backend = make_backend(model, device, kv_bytes=4 * block_bytes, host_kv=str(20 * block_bytes), max_context=256)
     config = EngineConfig(debug_checks=True, max_running=2, max_step_tokens=64, max_context=256)
-    with Engine(TOKENIZER, backend, config) as engine:
-        for _ in range(2):
-            for prompt, token_ids in zip(prompts, want, strict=True):
-                assert engine.generate(prompt, greedy(2)).token_ids == token_ids
-        stats = engine.stats()
-    assert stats.host.num_restores >= 2
-    assert stats.num_host_tokens >= 2 * 64
+    block_bytes = make_backend(model, device).block_bytes
+    found = []
+    for _ in range(2):
+        backend = make_backend(model, device, kv_bytes=4 * block_bytes, host_kv=str(20 * block_bytes), max_context=256)
+        store = KvStore(
+            Folder(tmp_path), layout="test", segment_bytes=block_bytes, segment_tokens=BLOCK_SIZE, max_bytes=1 << 30
+        )
+        with Engine(TOKENIZER, backend, config, store=store) as engine:
+            for _ in range(2):
+                for prompt, token_ids in zip(prompts, want, strict=True):
+                    said = engine.generate(prompt, greedy(2))
+                    assert said.token_ids == token_ids
+                    found.append((said.usage.num_restored, said.usage.num_from_host > 0))
+    assert found == [(0, False), (0, False), (0, True), (0, True), (128, False), (128, False), (0, True), (0, True)]
 
 
 def test_how_much_is_taken(caplog: pytest.LogCaptureFixture) -> None:

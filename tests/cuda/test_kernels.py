@@ -20,6 +20,10 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert bool((error <= 2 * tolerance * (1 + expected.double().abs())).all())
 
 
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.float(), b.float())  # two tensors of e4m3 are not compared
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
@@ -96,17 +100,37 @@ def test_rotate_and_store(
     assert v_cache.isfinite().sum() == num_written
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(14, 2, 64), (3, 3, 80)])
+def test_keys_and_values_become_e4m3(num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+    """By their head's scale, to half a step of a sixteenth; what is not stored stays as it is."""
+    qkv = torch.randn(2, num_heads + 2 * num_kv_heads, head_dim, device=device).bfloat16()
+    angles = torch.arange(8, device=device).double()[:, None] * 0.9 ** torch.arange(head_dim // 2, device=device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
+    positions, slots = torch.tensor([3, 7], device=device), torch.tensor([1 * 4 + 2, -1], device=device)
+    scales = torch.logspace(-2, 1, 2 * num_kv_heads, device=device)
+    caches = torch.full((2, 2, num_kv_heads, 4, head_dim), 2.0, device=device).to(torch.float8_e4m3fn)
+    q_out = poison(2, num_heads, head_dim, dtype=torch.bfloat16, device=device)
+    kernels.rotate_and_store(qkv.flatten(1), q_out, *caches, positions, slots, cos_sin, None, None, 1e-6, scales)
+
+    q, k, v = qkv.double().split((num_heads, num_kv_heads, num_kv_heads), 1)
+    assert_close(q_out, rotated(q, angles[positions]))
+    for cache, want, scale in zip(caches, (rotated(k, angles[positions]), v), scales.double().chunk(2), strict=True):
+        error = (cache[1, :, 2].double() * scale[:, None] - want[0]).abs()
+        assert bool((error <= 1.01 * want[0].abs() / 16 + scale[:, None] / 512).all())
+        assert int((cache.float() != 2).sum()) <= num_kv_heads * head_dim
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
 def test_blocks_are_copied_out_and_back_elsewhere(dtype: torch.dtype, device: str) -> None:
     shape = (3, 16, 96)  # more than one tile, the last not full
     caches = torch.randn(3, 2, 7, *shape, device=device).to(dtype)
     staging = poison(2, 3, 2, *shape, dtype=dtype, device=device)
     kernels.copy_blocks_out(caches, torch.tensor([5, 2], dtype=torch.int32, device=device), staging)
-    assert torch.equal(staging, caches[:, :, [5, 2]].permute(2, 0, 1, 3, 4, 5))
+    assert equal(staging, caches[:, :, [5, 2]].permute(2, 0, 1, 3, 4, 5))
     other = torch.randn(3, 2, 9, *shape, device=device).to(dtype)
     expected = other.clone()
     expected[:, :, [0, 8]] = caches[:, :, [5, 2]]
     kernels.copy_blocks_in(other, torch.tensor([0, 8], dtype=torch.int32, device=device), staging)
-    assert torch.equal(other, expected)
+    assert equal(other, expected)
     kernels.copy_blocks_in(other, torch.tensor([], dtype=torch.int32, device=device), staging[:0])
-    assert torch.equal(other, expected)
+    assert equal(other, expected)

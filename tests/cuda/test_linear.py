@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.cuda.test_kernels import assert_close
 
-from hotloop.backends.cuda.fp8 import quantise
+from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
 from hotloop.backends.cuda.linear import gated, linear, logits
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -67,10 +67,37 @@ def test_rows_become_e4m3(num_rows: int, size: int, dtype: torch.dtype, device: 
     assert not zero.any()
 
 
+def int8(w: torch.Tensor) -> ScaledMatrix:
+    return quantise(w, ScaledMatrix.empty(*w.shape, w.device, torch.int8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 17, 130])
+@pytest.mark.parametrize(("n", "k"), [(150, 64), (301, 200)])
+def test_a_head_in_int8(n: int, k: int, num_rows: int, dtype: torch.dtype, device: str) -> None:
+    """However many rows there are, they are not rounded, and no logit is."""
+    x, w = (random(rows, k, dtype=dtype, device=device) for rows in (num_rows, n))
+    head = int8(w * torch.logspace(-2, 2, n, device=device, dtype=dtype)[:, None])
+    out = logits(x, head)
+    assert (out.dtype, out.shape) == (torch.float32, (num_rows, n))
+    wide = head.widened().double()
+    error = (out - x.double() @ wide.t()).norm(dim=0)
+    assert bool((error <= 1e-6 * x.double().norm() * wide.norm(dim=1)).all())  # of each token: their scales differ
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_become_int8(dtype: torch.dtype, device: str) -> None:
+    x = random(5, 200, dtype=dtype, device=device) * torch.logspace(-3, 3, 5, device=device)[:, None]
+    found = int8(x)
+    assert bool((found.values.int().abs().amax(1) == 127).all())
+    assert bool(((found.widened() - x.float()).abs() <= 0.5001 * found.scales[:, None]).all())
+
+
 def test_no_rows(device: str) -> None:
     x, w = torch.empty(0, 16, device=device), torch.randn(6, 16, device=device)
     assert linear(x, w).shape == (0, 6)
     assert logits(x, w).shape == (0, 6)
+    assert logits(x, int8(w)).shape == (0, 6)
 
 
 def test_overlapped_products_see_what_came_before(device: str) -> None:

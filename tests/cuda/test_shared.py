@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.backends.batches import batch
-from tests.cuda.test_attention import BLOCK_SIZE, DTYPES, SCALE, Case, check
+from tests.cuda.test_attention import BLOCK_SIZE, DTYPES, E4M3, SCALE, Case, check
 from tests.cuda.test_backend import logits_of, make_backend, tiny_model
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention
@@ -23,11 +23,21 @@ Sizes = list[tuple[int, int, int, int]]
 class SharedCase:
     """Sequences in a cache whose other blocks would poison the result."""
 
-    def __init__(self, sizes: Sizes, device: str, heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        device: str,
+        heads: tuple[int, int],
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        has_fp8_kv: bool = False,
+    ) -> None:
         num_heads, num_kv_heads = heads
+        kv_dtype = E4M3 if has_fp8_kv else dtype
         num_blocks = sum(-(-keys // BLOCK_SIZE) for _, keys, _, _ in sizes) + 100
         self.caches = torch.full(
-            (2, num_blocks, num_kv_heads, BLOCK_SIZE, head_dim), torch.nan, dtype=dtype, device=device
+            (2, num_blocks, num_kv_heads, BLOCK_SIZE, head_dim), torch.nan, dtype=torch.float32, device=device
         )
         free = iter(torch.randperm(num_blocks).tolist())
         kinds: dict[int, list[int]] = {}
@@ -39,7 +49,7 @@ class SharedCase:
             table = [*trunk[:num_shared], *own]
             for block in table:
                 is_new = self.caches[0, block].isnan()
-                noise = torch.randn(2, *is_new.shape, device=device).to(dtype)
+                noise = torch.randn(2, *is_new.shape, device=device).to(kv_dtype).float()
                 self.caches[:, block] = torch.where(is_new, noise, self.caches[:, block])
             self.caches[:, table[-1], :, (num_keys - 1) % BLOCK_SIZE + 1 :] = torch.nan
             all_k, all_v = self.caches[:, table].transpose(2, 3).flatten(1, 2)[:, :num_keys].transpose(1, 2).clone()
@@ -48,6 +58,9 @@ class SharedCase:
             parts.append(([0] * num_rows, num_keys - num_rows, table))
         q = (2 * torch.randn(sum(rows for rows, *_ in sizes), num_heads, head_dim, device=device)).to(dtype)
         self.case = Case(q, keys, values, (), [(rows, num_keys) for rows, num_keys, *_ in sizes])
+        self.caches = self.caches.to(kv_dtype)
+        if has_fp8_kv:
+            self.case.scale_kv(torch.linspace(0.3, 2, 2 * num_kv_heads, device=device))
         self.batch = batch(*parts)
         self.sharing = Sharing(BLOCK_SIZE, tile_rows_for(*heads), num_programs=6, min_saved=2, split_rows=4096)
 
@@ -56,8 +69,8 @@ class SharedCase:
         q = self.case.q
         groups = self.sharing.find(self.batch, 32)
         shape = shape._replace(num_items=self.sharing.num_items(shape.num_rows))
-        ints, extent = pack(self.batch, BLOCK_SIZE, shape, sharing=self.sharing, groups=groups)
-        views = view_parts(torch.from_numpy(ints).to(q.device), *shape[:2], extent.num_items)
+        ints = pack(self.batch, BLOCK_SIZE, shape, sharing=self.sharing, groups=groups)
+        views = view_parts(torch.from_numpy(ints).to(q.device), shape)
         padded = torch.full((shape.num_rows, *q.shape[1:]), torch.nan, dtype=q.dtype, device=q.device)
         padded[: len(q)] = q
         out, lse = torch.full_like(padded, torch.nan), torch.full(padded.shape[:2], torch.nan, device=q.device)
@@ -68,11 +81,12 @@ class SharedCase:
         if groups:
             shared_attention(
                 padded, *self.caches, views.block_ids, views.folded, views.items, workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=SCALE,
+                num_splits=num_splits, num_parts=num_parts, scale=SCALE, kv_scales=self.case.kv_scales,
             )  # fmt: skip
         decode_attention(
             padded, *self.caches, views.row_begins, views.lens, views.block_ids, views.block_begins, out, workspace,
-            num_sequences=shape.num_sequences, max_rows=shape.max_rows, num_splits=num_splits, scale=SCALE, lse=lse,
+            num_sequences=shape.num_short, max_rows=shape.max_short_rows, num_splits=num_splits, scale=SCALE, lse=lse,
+            kv_scales=self.case.kv_scales,
             **{"num_skipped": views.num_skipped, "num_others": views.num_parts, "num_parts": num_parts}
             if groups
             else {},
@@ -90,6 +104,12 @@ def test_ragged_sequences_behind_one_head(num_splits: int, dtype: torch.dtype, d
     sizes = [*head[:3], (1, 50, 1, 0), *head[3:], (1, 16 * 2 + 5, 0, 2)]
     case = SharedCase(sizes, device, (4, 2), 64, dtype)
     assert case.run(Shape(10, 12, 1), num_splits) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_and_values_in_e4m3(dtype: torch.dtype, device: str) -> None:
+    sizes = [(1 + i % 2, 16 * 6 + 4 + 9 * i, 0, 6) for i in range(5)] + [(3, 40, 1, 0)]
+    assert SharedCase(sizes, device, (6, 2), 80, dtype, has_fp8_kv=True).run(Shape(8, 16, 4), 2) == 1
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((7, 1), 64), ((2, 2), 128), ((6, 2), 80)])

@@ -11,8 +11,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_folder, write_gguf, write_json
 
-from hotloop.backends.cuda.fp8 import Fp8Matrix, quantise
+from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
 from hotloop.backends.cuda.weights import DeviceWeights, load_weights
+from hotloop.core.errors import ConfigError
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import Model, load_model
 from hotloop.models.spec import Family, ModelSpec
@@ -74,14 +75,84 @@ def test_matrices_of_layers_become_e4m3_a_row_at_a_time(tmp_path: Path, device: 
     tensors = tiny_weights(spec)
     model = load_model(str(write_folder(tmp_path / "m", spec, tensors)))
     loaded = load_weights(model, device, torch.float32, is_fp8=True, chunk_bytes=5 * 4 * 96)
-    assert torch.equal(loaded.head.cpu(), torch.tensor(tensors["head"]))
+    check_int8(loaded.head, torch.tensor(tensors["head"]))
     want = expected_layer(spec, tensors, 1)
     for name in ("qkv", "o", "gate_up", "down"):
         matrix, exact = getattr(loaded.layers[1], name), torch.tensor(want[name]).double()
-        assert isinstance(matrix, Fp8Matrix)
+        assert isinstance(matrix, ScaledMatrix)
         error = (matrix.widened().cpu().double() - exact).abs()
         assert bool((error <= exact.abs() / 16 + matrix.scales.cpu().double()[:, None] / 512).all()), name
     assert isinstance(loaded.layers[1].qkv_bias, torch.Tensor)
+
+
+def check_int8(head: object, exact: torch.Tensor) -> None:
+    assert isinstance(head, ScaledMatrix)
+    assert head.values.dtype == torch.int8
+    error = (head.widened().cpu() - exact).abs()
+    assert bool((error <= 0.5001 * head.scales.cpu()[:, None]).all())
+    assert bool((head.scales.cpu() <= 1.0001 * exact.abs().amax(1) / 127).all())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_tied_head_is_held_in_int8_beside_the_embedding(tmp_path: Path, num_ranks: int, device: str) -> None:
+    spec = tiny_spec("llama")
+    tensors = tiny_weights(spec)
+    model = load_model(str(write_folder(tmp_path / "m", spec, tensors)))
+    embed, rank = torch.tensor(tensors["embed"]), num_ranks - 1
+    loaded = load_weights(model, device, torch.float32, is_fp8=True, rank=rank, num_ranks=num_ranks)
+    assert torch.equal(loaded.embed.cpu(), embed)
+    check_int8(loaded.head, embed[-len(loaded.head) :])
+    assert len(loaded.head) == -(-spec.vocab_size // num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_ranks", "reason"),
+    [
+        ({"intermediate_size": 100}, 1, "gate of every layer is 100 x 64 on each GPU"),
+        ({"num_kv_heads": 4, "num_heads": 8, "head_dim": 8}, 4, "k of every layer is 8 x 64 on each GPU"),
+        ({"hidden_size": 72}, 1, "q of every layer is 64 x 72 on each GPU"),
+    ],
+)
+def test_sizes_that_cannot_be_multiplied_in_e4m3_are_refused(
+    tmp_path: Path, changes: dict[str, int], num_ranks: int, reason: str, device: str
+) -> None:
+    spec = tiny_spec("llama", **changes)
+    model = dummy_model(tmp_path / "m", spec)
+    with pytest.raises(ConfigError, match=f"weights fp8 need matrices whose sizes are multiples of 16: {reason}"):
+        load_weights(model, device, torch.float32, is_fp8=True, num_ranks=num_ranks)
+    load_weights(model, device, torch.float32, has_fp8_kv=True, num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_prompt_exceeds_the_scales_of_its_keys_and_values(
+    tmp_path: Path, family: Family, is_fp8: bool, device: str
+) -> None:
+    """The worst one: what the norm leaves points exactly where a row of the weights does, and a rotation adds up."""
+    spec = tiny_spec(family)
+    model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec))))
+    whole = load_weights(model, device, torch.float32, is_fp8=is_fp8, has_fp8_kv=True)
+    shares = [
+        load_weights(model, device, torch.float32, is_fp8=is_fp8, has_fp8_kv=True, rank=i, num_ranks=2) for i in (0, 1)
+    ]
+    layer, size = whole.layers[1], spec.num_kv_heads * spec.head_dim
+    matrix = layer.qkv[-2 * size :]
+    rows = (matrix.widened() if isinstance(matrix, ScaledMatrix) else matrix).double() * layer.attn_norm
+    normed = spec.hidden_size**0.5 * rows / rows.norm(dim=1, keepdim=True)
+    made = rows @ torch.cat((normed, -normed)).t()  # [2 * size, inputs]
+    if layer.qkv_bias is not None:
+        made += layer.qkv_bias[-2 * size :, None]
+    keys, values = made.view(2, spec.num_kv_heads, spec.head_dim, -1)
+    if layer.k_norm is not None:
+        keys = keys / keys.pow(2).mean(1, keepdim=True).sqrt() * layer.k_norm[:, None]
+    first, second = keys.chunk(2, 1)
+    largest = torch.cat((torch.hypot(first, second).amax((1, 2)), values.abs().amax((1, 2))))
+    scales = layer.kv_scales
+    assert scales is not None
+    assert bool((largest <= 448.001 * scales).all())
+    assert bool((largest[-spec.num_kv_heads :] >= 447 * scales[-spec.num_kv_heads :]).all()), "no larger than need be"
+    halves = [share.layers[1].kv_scales.chunk(2) for share in shares]
+    torch.testing.assert_close(torch.cat([half[i] for i in (0, 1) for half in halves]), scales)
 
 
 def write_quantised(path: Path, spec: ModelSpec, kind: GGMLQuantizationType) -> Path:
@@ -177,6 +248,7 @@ def test_dummy_weights_are_made_on_the_device(tmp_path: Path, device: str) -> No
     assert (layer.attn_norm == 1).all()
     assert layer.qkv_bias is not None
     assert (layer.qkv_bias == 0).all()
-    narrow = load_weights(model, device, torch.bfloat16, is_fp8=True).layers[1].gate_up
-    assert isinstance(narrow, Fp8Matrix)
-    assert narrow.widened().std().item() == pytest.approx(0.02, rel=0.1)
+    loaded = load_weights(model, device, torch.bfloat16, is_fp8=True)
+    for narrow in (loaded.layers[1].gate_up, loaded.head):
+        assert isinstance(narrow, ScaledMatrix)
+        assert narrow.widened().std().item() == pytest.approx(0.02, rel=0.1)

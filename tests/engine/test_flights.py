@@ -78,6 +78,7 @@ class Turned:
         self.core = EngineCore(TOKENIZER, self.backend, config, drafter=drafter, **changes)
         self.said: dict[str, list[TokenEvent]] = {}
         self.priorities = [*Priority]
+        self.sessions = ["", "s", "t"]
         self.is_broken = False
         self.num_failed = 0
 
@@ -90,7 +91,7 @@ class Turned:
         params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
         request = make_request(prompt, name, sampling=params, priority=self.rng.choice(self.priorities))
         request.grammar, request.max_tokens, request.seed = SHAPES[shape], max_tokens, params.seed or 0
-        request.session_id = self.rng.choice(["", "s", "t"])
+        request.session_id = self.rng.choice(self.sessions)
         self.said[name] = []
         self.core.add(request, self.said[name].append, GRAMMARS.matcher(request.grammar) if request.grammar else None)
 
@@ -108,6 +109,7 @@ class Turned:
         pool = self.core.scheduler.pool
         assert pool.num_used == 0
         assert pool.num_free + pool.num_idle == pool.num_blocks
+        assert not any(session.open_ids for session in self.core.scheduler.admission._known.values())
 
 
 def tokens_of(events: list[TokenEvent]) -> tuple[int, ...]:

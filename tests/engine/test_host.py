@@ -166,6 +166,25 @@ def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
     assert len(engine.core.scheduler.tree.peek(array("i", PROMPT))) == 12, "others may want it"
 
 
+def test_one_who_leaves_with_forced_tokens_that_are_being_copied() -> None:
+    """They are taken back, since nobody was told of them; the copy is of them all the same."""
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    engine.backend.is_late = lambda: True
+    job = (tuple(PROMPT[:48]), 0, 1, 20)
+    for name, each in (("first", job), *((f"o{i}", (tuple(each), 1, 0, 4)) for i, each in enumerate(OTHERS))):
+        engine.add(name, *each)
+        engine.finish()
+    engine.add("again", *job)
+    engine.turn()
+    [request] = engine.core.waiting
+    assert engine.core._host
+    assert len(engine.core._host._loads[0].token_ids) > 48
+    engine.core.abort("again")
+    assert request.num_tokens == 48
+    engine.finish()
+    assert tokens_of(engine.said["again"]) == ()
+
+
 def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
     engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
     for i, each in enumerate((PROMPT, *OTHERS)):
@@ -181,6 +200,21 @@ def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
     assert scheduler.tree.is_awaited(array("i", PROMPT))
     engine.finish()
     assert engine.said["again"][-1].usage.num_from_host == 48
+
+
+def test_one_who_comes_back_without_a_name_is_the_same_session_on_its_way_from_host_memory() -> None:
+    engine = host_turned(random.Random(0), num_blocks=20, num_host_blocks=60)
+    engine.sessions = [""]
+    jobs = {name: (tuple(prompt), 1, 0, 4) for name, prompt in zip("abcd", (PROMPT, *OTHERS), strict=True)}
+    for name, job in jobs.items():
+        engine.add(name, *job)
+        engine.finish()
+    engine.add("again", (*PROMPT, *tokens_of(engine.said["a"]), 1), 1, 0, 4)
+    engine.finish()
+    assert engine.said["again"][-1].usage.num_from_host
+    tree = engine.core.scheduler.tree
+    assert {node.session for node, _ in tree.trace(array("i", PROMPT))} == {"\0a"}
+    assert len(engine.core.scheduler.admission._known) == len(jobs)
 
 
 def test_a_step_that_fails_while_blocks_are_copied() -> None:

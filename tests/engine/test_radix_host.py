@@ -1,9 +1,10 @@
 """Two memories in one tree: what the tree knows is in the block it says, wherever that is."""
 
 from array import array
+from typing import NamedTuple
 
 import hypothesis.strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.test_kv_events import Reader, kept_prompts
 
 from hotloop.core.retention import Hold, HoldKind
@@ -21,6 +22,15 @@ def tokens(*values: int) -> "array[int]":
     return array("i", [value for value in values for _ in range(BLOCK)])
 
 
+class Copying(NamedTuple):
+    """On its way back to the device."""
+
+    values: tuple[int, ...]
+    known: list[int]
+    host_ids: list[int]
+    new: list[int]
+
+
 class TwoMemories:
     """A tree over both, and what is written in every block: the prefix that it ends."""
 
@@ -32,45 +42,66 @@ class TwoMemories:
         self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, room)
         self.device: dict[int, tuple[int, ...]] = {}
         self.host: dict[int, tuple[int, ...]] = {}
+        self.copies: list[Copying] = []
 
     def _offload(self, block_ids: list[int], host_ids: list[int]) -> None:
         for block_id, host_id in zip(block_ids, host_ids, strict=True):
-            assert self.pool.num_users(block_id) == 0
+            assert self.pool.num_users(block_id) == self.tree.host.pool.num_users(host_id) - 1 == 0
             self.host[host_id] = self.device[block_id]
 
-    def remember(self, *values: int, session: str = "") -> list[int]:
-        """Compute what is not on the device, share all of it, and go."""
+    def remember(self, *values: int, session: str = "") -> bool:
+        """Compute what is not on the device, share all of it, and go; False if copies leave no room for it."""
         known = self.tree.match(tokens(*values), session=session)
         self.pool.use(known)
         num_new = len(values) - len(known)
         self.tree.evict(max(0, num_new - self.pool.num_free))
         new = self.pool.allocate(num_new)
-        assert new is not None
+        if new is None:
+            assert self.copies
+            self.pool.release(known)
+            return False
         for i, block_id in enumerate(new):
             self.device[block_id] = values[: len(known) + i + 1]
         shared = self.tree.insert(tokens(*values), known + new, session=session)
         assert shared == known + new
         self.pool.release(shared)
         self.check()
-        return shared
+        return True
 
     def restore(self, *values: int) -> int:
         """As a request does it that comes back; returns how many blocks it had in host memory."""
+        copy = self.begin(*values)
+        if copy is None:
+            return 0
+        self.end(copy)
+        return len(copy.host_ids)
+
+    def begin(self, *values: int) -> "Copying | None":
+        """A copy under way; None if there is nothing to copy, no room for it, or another copies it already."""
         known, host_ids = self.tree.peek(tokens(*values)), self.tree.peek(tokens(*values), is_hosted=True)
+        if not host_ids or self.tree.host.pool.num_users(host_ids[0]):
+            return None
         self.pool.use(known)
         self.tree.host.pool.use(host_ids)
         self.tree.evict(max(0, len(host_ids) - self.pool.num_free))
         new = self.pool.allocate(len(host_ids))
-        if new is not None:
-            for block_id, host_id in zip(new, host_ids, strict=True):
-                self.device[block_id] = self.host[host_id]
-            num_tokens = (len(known) + len(new)) * BLOCK
-            self.tree.insert(tokens(*values)[:num_tokens], known + new)
-            self.pool.release(new)
-        self.pool.release(known)
-        self.tree.host.pool.release(host_ids)
+        if new is None:
+            self.pool.release(known)
+            self.tree.host.pool.release(host_ids)
+            return None
+        copy = Copying(values[: len(known) + len(new)], known, host_ids, new)
+        self.copies.append(copy)
         self.check()
-        return len(host_ids)
+        return copy
+
+    def end(self, copy: "Copying") -> None:
+        self.copies.remove(copy)
+        for block_id, host_id in zip(copy.new, copy.host_ids, strict=True):
+            self.device[block_id] = self.host[host_id]
+        self.tree.insert(tokens(*copy.values), copy.known + copy.new)
+        self.pool.release(copy.known + copy.new)
+        self.tree.host.pool.release(copy.host_ids)
+        self.check()
 
     def where(self, *values: int) -> str:
         """A letter for each block that is known: on the device, or in host memory."""
@@ -83,6 +114,9 @@ class TwoMemories:
         self.pool.check()
         self.tree.host.pool.check()
         self.tree.check()
+        for copy in self.copies:
+            for block_id, host_id in zip(copy.new, copy.host_ids, strict=True):
+                assert (self.pool.num_users(block_id), self.tree.host.pool.num_users(host_id)) == (1, 1)
         for event in map(self.wording.render, self.changes.take()):
             if event:
                 self.reader.read(event)
@@ -206,15 +240,16 @@ def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
     both.check()
 
 
-def test_who_is_away_takes_no_room_on_the_device_with_what_is_in_host_memory() -> None:
+def test_one_who_waits_leaves_what_the_more_urgent_in_host_memory_come_back_behind() -> None:
     both = TwoMemories()
     both.remember(1, 2, 3)
     both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.AWAY, 50.0))
-    assert both.tree.num_awaited(0, tokens(9)) == 3
     both.tree.evict(2)
-    assert both.where(1, 2, 3) == "dhh"
-    assert both.tree.num_awaited(0, tokens(9)) == 1
-    assert both.tree.num_awaited(0, tokens(1, 2)) == 0
+    both.remember(7, 8)
+    assert both.tree.evict(8, most=both.retention.most_for_waiting(1)) == 2
+    assert (both.where(1, 2, 3), both.where(7, 8)) == ("dhh", "hh")
+    assert both.tree.evict(8, most=both.retention.most_for_waiting(0)) == 1
+    assert both.where(1, 2, 3) == "hhh"
 
 
 def test_what_is_given_up_takes_with_it_what_can_no_longer_be_reached() -> None:
@@ -237,6 +272,22 @@ def test_the_beginning_pushes_out_the_end() -> None:
         assert both.where(1, 2, 3, 4) == wanted
 
 
+def test_what_others_bring_meanwhile_stays_as_long_as_what_follows_it_is_being_copied() -> None:
+    both = TwoMemories()
+    both.remember(1, 2, 3, 4)
+    both.tree.evict(4)
+    copy = both.begin(1, 2, 3, 4)
+    assert copy
+    both.remember(1, 2)  # computed, or read from disk
+    assert both.where(1, 2, 3, 4) == "ddhh"
+    assert both.tree.evict(2) == 0, "or it would go to host memory, before what is being copied, and be copied again"
+    both.check()
+    assert both.begin(1, 2, 3, 4) is None
+    both.end(copy)
+    assert both.where(1, 2, 3, 4) == "dddd"
+    assert (both.pool.num_idle, both.tree.host.pool.num_free) == (4, 8)
+
+
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 kinds = st.sampled_from([*HoldKind])
 
@@ -251,20 +302,32 @@ class Life(RuleBasedStateMachine):
 
     @rule(values=sequences, session=st.sampled_from("ab"))
     def remember(self, values: list[int], session: str) -> None:
-        self.both.remember(*values, session=session)
-        assert self.both.where(*values) == "d" * len(values)
-        self.known.add(tuple(values))
+        if self.both.remember(*values, session=session):
+            assert self.both.where(*values) == "d" * len(values)
+            self.known.add(tuple(values))
 
-    @rule(values=sequences)
-    def restore(self, values: list[int]) -> None:
-        num_known = len(self.both.where(*values))
-        self.both.restore(*values)
-        assert self.both.where(*values) == "d" * num_known
+    @precondition(lambda self: self.known)
+    @rule(number=st.integers(0, 99), length=st.integers(1, 6))
+    def remember_a_part(self, number: int, length: int) -> None:
+        self.both.remember(*self._known(number)[:length])
+
+    @precondition(lambda self: self.known)
+    @rule(number=st.integers(0, 99))
+    def begin_copy(self, number: int) -> None:
+        self.both.begin(*self._known(number))
+
+    @precondition(lambda self: self.both.copies)
+    @rule(data=st.data())
+    def end_copy(self, data: st.DataObject) -> None:
+        copy = data.draw(st.sampled_from(self.both.copies))
+        self.both.end(copy)
+        assert self.both.where(*copy.values) == "d" * len(copy.values)
 
     @rule(count=st.integers(1, 5))
     def evict(self, count: int) -> None:
         num_idle = self.both.pool.num_idle
-        assert self.both.tree.evict(count) == min(count, num_idle)
+        num_freed = self.both.tree.evict(count)
+        assert num_freed == min(count, num_idle) or (num_freed < count and self.both.copies)
 
     @rule(values=sequences, kind=kinds, seconds=st.integers(0, 5))
     def hold(self, values: list[int], kind: HoldKind, seconds: int) -> None:
@@ -273,11 +336,15 @@ class Life(RuleBasedStateMachine):
     @rule(values=sequences)
     def forget(self, values: list[int]) -> None:
         self.both.tree.forget(tokens(*values))
-        assert self.both.where(*values) == ""
+        assert self.both.where(*values) == "" or self.both.copies
 
     @rule(seconds=st.integers(0, 3))
     def wait(self, seconds: int) -> None:
         self.both.retention.now += seconds
+
+    def _known(self, number: int) -> tuple[int, ...]:
+        known = sorted(self.known)
+        return known[number % len(known)]
 
     @invariant()
     def holds(self) -> None:

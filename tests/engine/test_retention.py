@@ -85,26 +85,37 @@ def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
     assert shelf.tree.evict(1) == 1
     assert shelf.tree.evict(2) == 2
     assert not shelf.has(1)
-    assert shelf.tree.num_awaited(0, prefix(9, 1)) == 3
+    assert len(shelf.tree.peek(prefix(2, 3))) == 3
     shelf.tree.check()
 
 
-def test_what_is_awaited_is_counted_once_and_only_while_it_is() -> None:
+def test_one_who_waits_takes_nothing_from_the_more_urgent_who_are_away() -> None:
+    shelf = Shelf()
+    for family, rank in ((1, 0), (2, 1), (3, 2)):
+        shelf.put(family, 2)
+        shelf.hold(family, HoldKind.AWAY, until=5, rank=rank)
+    shelf.put(4, 2)
+    shelf.put(5, 2)
+    shelf.hold(5, HoldKind.PINNED, until=5)
+    assert shelf.tree.evict(10, most=shelf.retention.most_for_waiting(1)) == 6
+    assert [shelf.has(family) for family in (1, 2, 3, 4, 5)] == [True, False, False, False, True]
+    shelf.retention.now = 5.0
+    assert shelf.tree.evict(10, most=shelf.retention.most_for_waiting(1)) == 4, "they are overdue"
+    shelf.tree.check()
+
+
+def test_what_comes_before_the_more_urgent_stays_as_well() -> None:
     shelf = Shelf()
     shelf.put(1, 4)
-    shelf.hold(1, HoldKind.AWAY, until=5, rank=1)
     branch = prefix(1, 2) + prefix(2, 2)
-    block_ids = shelf.tree.match(prefix(1, 2)) + (shelf.pool.allocate(2) or [])
+    block_ids = shelf.tree.match(prefix(1, 2))
+    shelf.pool.use(block_ids)
+    block_ids += shelf.pool.allocate(2) or []
     shelf.tree.insert(branch, block_ids)
-    shelf.pool.release(block_ids[2:])
+    shelf.pool.release(block_ids)
     shelf.tree.hold(branch, Hold(HoldKind.AWAY, 9.0, rank=1))
-    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 6, "two of the blocks serve both"
-    assert shelf.tree.num_awaited(0, prefix(9, 1)) == 0, "nobody waits for a less urgent class"
-    assert shelf.tree.num_awaited(1, prefix(1, 3)) == 3, "but for those it uses itself"
-    shelf.retention.now = 5.0
-    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 4
-    shelf.pool.use(shelf.tree.peek(branch)[:3])
-    assert shelf.tree.num_awaited(1, prefix(9, 1)) == 1, "what is in use need not be kept"
+    assert shelf.tree.evict(10, most=shelf.retention.most_for_waiting(2)) == 2
+    assert len(shelf.tree.peek(branch)) == 4
 
 
 def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
@@ -118,10 +129,10 @@ def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
         shelf.hold(2, HoldKind.AWAY, until=i + 0.5)
     assert len(shelf.tree._holds) < 100
     shelf.retention.now = 798.0
-    shelf.tree.num_awaited(0, prefix(9, 1))
+    shelf.tree.evict(0)
     assert [node.hold is None for node in shelf.tree._nodes()] == [False, True]
     shelf.retention.now = 799.0
-    shelf.tree.num_awaited(0, prefix(9, 1))
+    shelf.tree.evict(0)
     assert [node.hold is None for node in shelf.tree._nodes()] == [True, True]
     assert len(shelf.tree._holds) == 0
     shelf.tree.check()

@@ -4,7 +4,7 @@ from tests.engine.tiny import BLOCK_SIZE
 from tests.engine.turning import Loop, make_scheduler, prompt
 
 from hotloop.core.request import Request
-from hotloop.engine.pace import NUM_PIECES
+from hotloop.engine.prefill_budget import PER_PROMPT
 
 
 def steps_until_read(loop: Loop, *requests: Request) -> list[int]:
@@ -79,9 +79,8 @@ def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> No
     for i in range(3):
         loop.add(f"long{i}", prompt(5000, 6000 * i))
     sizes = [step() for _ in range(6)]
-    least = 2048 // 16  # of whoever is read last in a step
-    assert max(sizes[2:]) <= NUM_PIECES * least + least + 3 * BLOCK_SIZE
-    assert min(sizes[2:]) >= NUM_PIECES * least - 3 * BLOCK_SIZE
+    most = PER_PROMPT * 4 * 0.01 / 0.0001
+    assert most - 3 * BLOCK_SIZE <= min(sizes[2:]) <= max(sizes[2:]) <= most + 3 * BLOCK_SIZE
 
 
 def test_those_who_come_back_with_little_to_read_count_as_short() -> None:

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.cache.breakers import shuffle_tools
 from cyclopts import App
 from tests.lint.stories import bodies
 
-from hotloop.bench.cache.breakers import shuffle_tools
-from hotloop.cli.lint import lint, lint_spans
+from hotloop.cli.advice.lint import lint, lint_spans
 from hotloop.cli.main import run as command
 from hotloop.core.errors import ConfigError
 from hotloop.lint.rules import RULES

@@ -4,9 +4,9 @@ import json
 from copy import deepcopy
 
 import pytest
+from benchmarks.cache.breakers import BREAKERS, shuffle_keys, shuffle_tools
 from tests.lint.stories import SYSTEM, TALK, TOOLS, bodies, exchanges, messages_bodies
 
-from hotloop.bench.cache.breakers import BREAKERS, shuffle_keys, shuffle_tools
 from hotloop.core.errors import ConfigError
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity

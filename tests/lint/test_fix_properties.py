@@ -3,11 +3,11 @@
 import json
 from collections import Counter
 
+from benchmarks.cache.breakers import BREAKERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lint.stories import RULES, TOOLS, assistant, bodies, exchanges, messages_bodies, user
 
-from hotloop.bench.cache.breakers import BREAKERS
 from hotloop.lint.engine import lint
 from hotloop.lint.fix import fix_runs
 from hotloop.lint.meter import Meter

@@ -1,8 +1,8 @@
 """Requests linted one by one."""
 
+from benchmarks.cache.breakers import shuffle_tools
 from tests.lint.stories import bodies, exchanges, lint_chat
 
-from hotloop.bench.cache.breakers import shuffle_tools
 from hotloop.lint.live import Watch
 from hotloop.lint.meter import Meter
 from hotloop.lint.rules import RULES

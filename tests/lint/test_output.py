@@ -5,10 +5,10 @@ import json
 import re
 
 import pytest
+from benchmarks.cache.breakers import BREAKERS
 from rich.console import Console
 from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
-from hotloop.bench.cache.breakers import BREAKERS
 from hotloop.core.prices import Prices
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import choose, lint

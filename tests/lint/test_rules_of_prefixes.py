@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from benchmarks.cache.breakers import BREAKERS, rewrite_arguments, say_late, shuffle_keys, shuffle_tools
 from tests.lint.stories import (
     RULES,
     TALK,
@@ -19,7 +20,6 @@ from tests.lint.stories import (
     user,
 )
 
-from hotloop.bench.cache.breakers import BREAKERS, rewrite_arguments, say_late, shuffle_keys, shuffle_tools
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter

@@ -1,4 +1,4 @@
-"""Predicted waste against what a prefix cache would have measured, with every breaker of `hotloop bench cache`.
+"""Predicted waste against what a prefix cache would have measured, with every breaker of `benchmarks.cache`.
 
 The cache is a small exact one: a token is a word or a sign, a prompt is written as a chat template writes it, and what
 earlier prompts and answers began with is found.
@@ -9,10 +9,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from benchmarks.cache.breakers import BREAKERS
+from benchmarks.cache.script import generate_scripts
 from tests.lint.stories import assistant, call, result, rules_of, user
 
-from hotloop.bench.cache.breakers import BREAKERS
-from hotloop.bench.cache.script import generate_scripts
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from hotloop.models.memory import (
     weight_bytes,
 )
 from hotloop.models.model import load_model
-from hotloop.models.spec import ModelSpec
+from hotloop.models.spec import Int4Spec, ModelSpec
 
 GIB = 1 << 30
 SHAPE_70B = ModelSpec("llama", 80, 8192, 28672, 64, 8, 128, 128_256, 131_072, 1e-5, 500_000.0)
@@ -83,9 +84,10 @@ def test_weights_are_counted_as_they_are_held() -> None:
     spec = ModelSpec("llama", 30, 576, 1536, 9, 3, 64, 49_152, 8192, 1e-5, 1e5, has_tied_head=True)
     sizes = {name: weight_bytes(spec, name) for name in ("int8", "bf16", "f32")}  # type: ignore[arg-type]
     assert sizes == {"int8": 135_029_828 - 68, "bf16": 269_100_356 - 68, "f32": 538_060_100 - 68}
-    num_outer, num_rows = 49_152 * 576, 30 * (2 * 576 + 2 * 192 + 2 * 1536 + 576)
+    embedding, num_rows = 2 * 49_152 * 576, 30 * (2 * 576 + 2 * 192 + 2 * 1536 + 576) + 49_152
     vectors = 4 * (61 * 576)
-    assert weight_bytes(spec, "fp8") == (sizes["bf16"] - vectors) // 2 + num_outer + 4 * num_rows + vectors
+    narrow = (sizes["bf16"] - vectors) // 2 + 4 * num_rows  # the head with them, though it is the embedding as well
+    assert weight_bytes(spec, "fp8") == embedding + narrow + vectors
     assert sizes["int8"] / 2 < weight_bytes(spec, "int4") < sizes["int8"]
     assert kv_token_bytes(spec) == 2 * 2 * 30 * 3 * 64
 
@@ -140,6 +142,27 @@ def test_each_of_several_gpus_has_its_share() -> None:
     assert fit_70b(80, 79, 0.9, num_gpus=4) == int(0.9 * 80 * GIB) - share - 2 * GIB
     with pytest.raises(ConfigError, match="8 heads of keys and values cannot be split over 3 GPUs"):
         fit_70b(80, 79, 0.9, num_gpus=3)
+
+
+def test_a_gpu_holds_four_bits_as_they_are() -> None:
+    """Half a byte a weight and three bytes a group of layers' matrices; the rest is bf16, and fp8 is made of all."""
+    int4 = replace(SHAPE_70B, int4=Int4Spec("awq", 128))
+    num_weights = 80 * (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672)
+    saved = 2 * num_weights - num_weights // 2 - num_weights // 128 * 3
+    for weight_format, item_bytes in (("bf16", 2), ("f32", 4)):
+        plain = gpu_weight_bytes(SHAPE_70B, weight_format, 1)  # type: ignore[arg-type]
+        held = gpu_weight_bytes(int4, weight_format, 1)  # type: ignore[arg-type]
+        assert plain - held == saved + (item_bytes - 2) * num_weights
+    assert gpu_weight_bytes(int4, "fp8", 1) == gpu_weight_bytes(SHAPE_70B, "fp8", 1)
+    whole = replace(SHAPE_70B, int4=Int4Spec("gptq", None))
+    num_rows = 80 * (2 * 8192 + 2 * 1024 + 8192 + 2 * 28672)
+    assert gpu_weight_bytes(SHAPE_70B, "bf16", 1) - gpu_weight_bytes(whole, "bf16", 1) == (
+        2 * num_weights - num_weights // 2 - 3 * num_rows
+    )
+    draft = tiny_spec("llama", hidden_size=128, intermediate_size=256, int4=Int4Spec("awq", 32))
+    left = fit_70b(180, 179, 0.9) - gpu_weight_bytes(draft, "bf16", 1)
+    own, others = kv_token_bytes(SHAPE_70B), kv_token_bytes(draft)
+    assert fit_70b(180, 179, 0.9, companion=draft) == left * own // (own + others)
 
 
 def test_a_gpu_that_is_too_small_names_what_helps() -> None:

@@ -159,7 +159,7 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
     [
         ({"model_type": "qwen3_moe"}, r"the architecture 'qwen3_moe' is not supported \(only llama, mistral, qwen2"),
         ({"model_type": None}, "the architecture None is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantised safetensors are not supported"),
+        ({"quantization_config": {"bits": 4}}, "weights quantised by None are not supported"),
         ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
         ({"partial_rotary_factor": 0.5}, "only a part of each head"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling of type 'linear' is not supported"),

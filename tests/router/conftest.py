@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from benchmarks.route.stub import Manner, Stub
 
-from hotloop.bench.route.stub import Manner, Stub
 from hotloop.border.listen import bind, url_of
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from benchmarks.route.stub import Manner
 from tests.router.conftest import Router, replica_configs, running
 
-from hotloop.bench.route.stub import Manner
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.trace import names

@@ -209,14 +209,15 @@ def test_a_closed_engine_answers_503() -> None:
 SERVE = """
 import sys
 from hotloop.core.config import ServerConfig
-from hotloop.server.app import serve
+from hotloop.server.app import HttpServer
 from tests.server.serving import Serving
 
 def say(*words):
     print(*words, flush=True)
 
 with Serving().engine as engine:
-    serve(engine, ServerConfig(port=0), on_ready=lambda url, curl: say(url), on_drain=lambda n: say("draining", n))
+    calls = {"on_ready": lambda url, curl: say(url), "on_drain": lambda n: say("draining", n)}
+    HttpServer(engine, ServerConfig(port=0), **calls).run()
 say("done")
 """
 

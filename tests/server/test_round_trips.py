@@ -13,12 +13,12 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import pytest
+from benchmarks.cache.dialogue import APIS, Asking, Dialogue
+from benchmarks.cache.script import Beat, Heard, Script
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
-from hotloop.bench.cache.dialogue import APIS, Asking, Dialogue
-from hotloop.bench.cache.script import Beat, Heard, Script
 from hotloop.core.config import EngineConfig, ServerConfig
 from hotloop.core.request import Request, TokenEvent
 from hotloop.engine.engine import Engine

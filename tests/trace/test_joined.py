@@ -27,7 +27,7 @@ from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Te
 from hotloop.agent.model import Ask, ModelUsage
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, Tokens, build_ledger

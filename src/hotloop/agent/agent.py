@@ -17,18 +17,18 @@ from typing_extensions import TypeVar
 
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.dispatch import Approve
 from hotloop.agent.events import Event, RunEnded
-from hotloop.agent.foresight import Foresight, NoForesight
 from hotloop.agent.limits import Limits, Spent
 from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
-from hotloop.agent.output import NAME as FINAL_ANSWER
-from hotloop.agent.output import FinalAnswer
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
-from hotloop.agent.sub_agent import SubAgent
-from hotloop.agent.tool import AgentTool, FunctionTool, Traits
+from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.foresight import Foresight, NoForesight
+from hotloop.agent.tools.output import NAME as FINAL_ANSWER
+from hotloop.agent.tools.output import FinalAnswer
+from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.tool import AgentTool, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from hotloop.agent.context import Surroundings
-from hotloop.agent.result import render_result
-from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError, Traits
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 

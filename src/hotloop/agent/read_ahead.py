@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from hotloop.agent.dispatch import Pending
 from hotloop.agent.model import Ask, Model
+from hotloop.agent.tools.dispatch import Pending
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hotloop.agent.agent import Agent, ToolSource
-from hotloop.agent.foresight import NoForesight
 from hotloop.agent.tape.lines import TapeWriter
 from hotloop.agent.tape.recording import RecordingModel, RecordingSource, RecordingTool, recording_approval
 from hotloop.agent.tape.replaying import ReplayModel, ReplaySource, ReplayTool, Tape
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.foresight import NoForesight
+from hotloop.agent.tools.tool import AgentTool
 
 T = TypeVar("T")
 

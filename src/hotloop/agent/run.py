@@ -14,9 +14,7 @@ from typing import Any
 
 from hotloop.agent.answer import Answer
 from hotloop.agent.compaction import Compaction
-from hotloop.agent.context import Run, Surroundings
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.dispatch import Approve, Dispatcher, Pending
 from hotloop.agent.events import (
     CallArguments,
     CallOpened,
@@ -28,12 +26,14 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.foresight import Foresight, NoForesight
 from hotloop.agent.limits import LimitReached, Limits, Spent
 from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
-from hotloop.agent.output import FinalAnswer
 from hotloop.agent.read_ahead import read_ahead
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.context import Run, Surroundings
+from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
+from hotloop.agent.tools.foresight import Foresight, NoForesight
+from hotloop.agent.tools.output import FinalAnswer
+from hotloop.agent.tools.tool import AgentTool
 from hotloop.agent.traced import RunTrace
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError

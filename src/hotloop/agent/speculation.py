@@ -19,22 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotloop.agent.answer import Answer
-from hotloop.agent.carry_out import Outcome, carry_out
-from hotloop.agent.context import Surroundings
 from hotloop.agent.events import CallForeseen
 from hotloop.agent.model import ModelEvent
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.predict.store import load_predictor, save_predictor
 from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.tool import AgentTool
+from hotloop.agent.tools.carry_out import Outcome, carry_out
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tasks import stop
+from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 5.0  # with a tool that does not stop when it is told to
 _FREE_WASTE = 4.0  # wasted calls that are allowed before there is a share to speak of
 _FADE = 0.98  # of the budget's memory, a turn
 
@@ -213,13 +213,7 @@ class _SpeculativeVision:
 
     async def close(self) -> None:
         self._drop()
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=_PATIENCE_S)
-            for task in stuck:
-                log.warning("%s does not stop when it is cancelled", task.get_name())
+        await stop(self._running)
         self._foresight.save()
 
     @property

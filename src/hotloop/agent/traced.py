@@ -31,8 +31,9 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.model import Answered, Ask, Model, ModelEvent, ModelUsage
 from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.result import render_result
+from hotloop.agent.tools.result import render_result
 from hotloop.agent.wire.openai import render_ask
+from hotloop.agent.wrapped import WrappedModel
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices
 from hotloop.trace import names
@@ -201,20 +202,12 @@ class RunTrace:
         return (self._turn or self._run).context.span_id
 
 
-class TracedModel:
+class TracedModel(WrappedModel):
     """A model as it is, and a span for each time it is asked."""
 
     def __init__(self, model: Model, trace: RunTrace) -> None:
-        self._model = model
+        super().__init__(model)
         self._trace = trace
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def can_read_ahead(self) -> bool:
-        return self._model.can_read_ahead
 
     async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
         chat, error = self._open(ask), _BROKEN_OFF
@@ -243,9 +236,6 @@ class TracedModel:
             raise
         finally:
             self._close(ask, chat, error)
-
-    async def close(self) -> None:
-        await self._model.close()
 
     def _open(self, ask: Ask) -> _Open:
         assert ask.trace, "a run that is traced says so"

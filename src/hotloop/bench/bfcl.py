@@ -4,20 +4,19 @@ The wheel `bfcl-eval` is downloaded, checked and read; it is never installed. It
 become JSON schema here.
 """
 
-import gzip
 import hashlib
 import io
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from hotloop.bench.questions import Json, Question
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.files import read_lines
 from hotloop.models.fetch import Download, pip_download, replace_atomically
 from hotloop.models.registry import home
 
@@ -74,11 +73,8 @@ def read_questions(path: Path, categories: Sequence[str], max_questions: int | N
         files = [(next((name for name, known in CATEGORIES.items() if known == stem), stem), path)]
     questions: list[Question] = []
     for name, file in files:
-        with _open(file) as lines:
-            rows = (
-                _parse(line, _Row, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
-            )
-            questions += _take(rows, name, max_questions)
+        rows = (_parse(line, _Row, f"{file}, line {number}") for number, line in read_lines(file))
+        questions += _take(rows, name, max_questions)
     if not questions:
         raise ConfigError(f"{path} has no questions")
     return questions
@@ -156,18 +152,6 @@ def _find_file(folder: Path, category: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise ConfigError(f"{folder} has no {stem}.jsonl or {stem}.jsonl.gz")
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[IO[str]]:
-    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            yield lines
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None
 
 
 def _parse(line: str, kind: type[_Line], where: str) -> _Line:

@@ -7,18 +7,13 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from hotloop.core.errors import HotloopError
+from hotloop.border.client import bearer, broke_off, open_client
+from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 from hotloop.wire.chat.reader import Choice, Completion, Function, Said
 from hotloop.wire.sse import EventReader
 from hotloop.wire.usage import read_usage
-
-_TIMEOUT = httpx.Timeout(600, connect=10)
-
-
-class ServerFailed(HotloopError):
-    """The server could not be reached, refused, or broke off."""
 
 
 class _Model(msgspec.Struct):
@@ -65,9 +60,7 @@ class ChatClient:
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, limits=limits)
+        self._http = open_client(bearer(api_key))
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,12 +77,12 @@ class ChatClient:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")
                 if response.status_code != 200:
-                    raise ServerFailed(_describe(self.url, response.status_code, response.content))
+                    raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
                 self.model = msgspec.json.decode(response.content, type=_Models).data[0].id
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ServerFailed(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
+                raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
             except (msgspec.MsgspecError, IndexError):
-                raise ServerFailed(f"{self.url}/v1/models lists no model") from None
+                raise RemoteError(f"{self.url}/v1/models lists no model") from None
         return self.model
 
     async def stream(
@@ -105,14 +98,14 @@ class ChatClient:
                 "POST", f"{self.url}/v1/chat/completions", json=body, headers=_headers(session_id)
             ) as response:
                 if response.status_code != 200:
-                    raise ServerFailed(_describe(self.url, response.status_code, await response.aread()))
+                    raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
                 async for delta in _deltas(response):
                     usage = delta.usage or usage
                     num_deltas += bool(delta.text or delta.calls)
                     if delta.text or delta.calls or delta.finish_reason:
                         yield delta
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         yield Delta(usage=usage or Usage(0, 0, num_deltas))
 
     async def ask(
@@ -134,9 +127,9 @@ class ChatClient:
             url = f"{self.url}/v1/chat/completions"
             response = await self._http.post(url, json=body, headers=_headers(session_id))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"{self.url} broke off: {str(error) or type(error).__name__}") from None
+            raise broke_off(self.url, error) from None
         if response.status_code != 200:
-            raise ServerFailed(_describe(self.url, response.status_code, response.content))
+            raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
         gathered.add(_parse(response.content))
         return gathered.answer()
 
@@ -158,7 +151,7 @@ class Gathered:
         for piece in delta.calls:
             is_new = piece.index == len(self.calls)
             if bool(piece.id and piece.name) != is_new or not len(self.calls) - 1 <= piece.index <= len(self.calls):
-                raise ServerFailed(f"a tool call came in an order that no client understands: {piece}")
+                raise RemoteError(f"a tool call came in an order that no client understands: {piece}")
             if is_new:
                 self.calls.append(piece)
                 self.arguments.append([])
@@ -187,9 +180,9 @@ def _parse(data: bytes) -> Delta:
     try:
         completion = msgspec.json.decode(data, type=Completion)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ServerFailed(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
+        raise RemoteError(f"not a chat completion: {data[:200].decode(errors='replace')} ({error})") from None
     if completion.error:
-        raise ServerFailed(f"the stream ended in an error: {completion.error}")
+        raise RemoteError(f"the stream ended in an error: {completion.error}")
     usage = _parse_usage(completion.usage)
     if not completion.choices:
         return Delta(usage=usage)
@@ -222,7 +215,7 @@ def _parse_usage(given: Any) -> Usage | None:
     )
 
 
-def _describe(url: str, status: int, body: bytes) -> str:
+def describe_refusal(url: str, status: int, body: bytes) -> str:
     """OpenAI-shaped errors are quoted by their message, others by their first words."""
     try:
         message = msgspec.json.decode(body)["error"]["message"]

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.workload import Job, Turn
+from hotloop.core.errors import RemoteError
 from hotloop.core.request import Usage
 
 
@@ -91,7 +92,7 @@ class _Run:
         for number, turn in enumerate(job.turns):
             try:
                 step = await self._take(job.id, number, turn)
-            except ServerFailed as error:
+            except RemoteError as error:
                 num_errors += 1
                 self.result.errors.append(str(error))
                 self._watch(Progress(job.id, number, error=str(error)))

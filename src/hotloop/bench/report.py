@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.replay import Replay
 from hotloop.bench.workload import Job
 
@@ -40,7 +41,7 @@ class Summary:
     output_tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return rounded(asdict(self))
 
 
 def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
@@ -143,10 +144,7 @@ def ratios(first: Summary, second: Summary) -> dict[str, float | None]:
 
 def table_of(summaries: Sequence[Summary], names: Container[str] = _ALL) -> Table:
     """Figures down, all or those named, and runs across; for two runs, how many times better the second is."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for summary in summaries:
-        table.add_column(summary.label, justify="right", no_wrap=True)
+    table = figures_table("", (summary.label for summary in summaries))
     times = ratios(*summaries) if len(summaries) == 2 else {}
     if times:
         table.add_column("times better", justify="right")

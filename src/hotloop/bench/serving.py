@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
-from hotloop.bench.client import ChatClient, ServerFailed
+from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, replay
 from hotloop.bench.report import Summary, summarise
 from hotloop.bench.workload import Job
+from hotloop.core.errors import RemoteError
 
 NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-tokens")
 """The loop everybody starts with: nothing is reused or guessed, one request at a time."""
@@ -21,8 +22,31 @@ NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-
 _MAX_STOP_S = 10.0
 
 
-class ChildServer:
-    """Ready when the context is entered. The user's settings do not reach it: it runs with `flags` and the defaults."""
+class Child:
+    """A process of ours: ready when the context is entered, gone when it is left or where it did not start."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """May be called twice, and before it has started."""
+        raise NotImplementedError
+
+
+class ChildServer(Child):
+    """The user's settings do not reach it: it runs with `flags` and the defaults."""
 
     def __init__(self, flags: Sequence[str] = (), *, command: str = "serve", config: str = os.devnull) -> None:
         self.url = ""
@@ -33,7 +57,7 @@ class ChildServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HOTLOOP_")}
         if "HOTLOOP_HOME" in os.environ:
             kept["HOTLOOP_HOME"] = os.environ["HOTLOOP_HOME"]
@@ -43,30 +67,17 @@ class ChildServer:
             self._process = subprocess.Popen(
                 self._command, env=kept, stdout=subprocess.PIPE, stderr=complaints, text=True, start_new_session=True
             )
-            try:
-                self.url = self._read_address(self._process)
-                if not self.url:
-                    complaints.seek(0)
-                    lines = complaints.read().strip().splitlines() or ["it said nothing"]
-                    raise ServerFailed(f"the server did not start: {lines[-1]}")
-            except BaseException:
-                self.close()
-                raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.url = self._read_address(self._process)
+            if not self.url:
+                complaints.seek(0)
+                lines = complaints.read().strip().splitlines() or ["it said nothing"]
+                raise RemoteError(f"the server did not start: {lines[-1]}")
 
     def close(self) -> None:
         process = self._process
         if process is None or process.stdout is None:
             return
-        process.terminate()
-        try:
-            process.wait(_MAX_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process)
         process.stdout.close()
 
     def _read_address(self, process: "subprocess.Popen[str]") -> str:
@@ -76,6 +87,16 @@ class ChildServer:
             if found := re.search(r"is at (http://\S+)", line):
                 return found[1]
         return ""
+
+
+def end_process(process: "subprocess.Popen[Any]") -> None:
+    """Told to stop, and killed if it does not."""
+    process.terminate()
+    try:
+        process.wait(_MAX_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def replay_child(
@@ -107,7 +128,7 @@ def replay_server(
         async with ChatClient(url) as client:
             result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
         if not result.steps:
-            raise ServerFailed(result.errors[0])
+            raise RemoteError(result.errors[0])
         return summarise(label, result, jobs)
 
     return asyncio.run(run())

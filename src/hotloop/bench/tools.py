@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hotloop.bench.client import Answer, ChatClient, ServerFailed
+from hotloop.bench.client import Answer, ChatClient
 from hotloop.bench.questions import Question
+from hotloop.core.errors import RemoteError
 
 Delivery = Literal["streamed", "whole", "both"]
 Choice = Literal["required", "auto"]
@@ -115,7 +116,7 @@ async def measure(
         measured.merge(await _Asker(client, manner).measure(part))
         watch(len(part))
     if questions and not measured.pairs:
-        raise ServerFailed(measured.errors[0])
+        raise RemoteError(measured.errors[0])
     return measured
 
 
@@ -125,7 +126,7 @@ async def learn(client: ChatClient, questions: Sequence[Question], manner: Manne
     asker = _Asker(client, manner)
     await asker.ask_all(questions, shortcuts=True)
     for failure in asker.failures.values():
-        raise ServerFailed(failure)
+        raise RemoteError(failure)
 
 
 def _batched(questions: Sequence[Question], size: int) -> Iterator[tuple[Question, ...]]:
@@ -178,7 +179,7 @@ class _Asker:
                     options["max_tokens"] = max_tokens
                 try:
                     answers[question.id] = await self._ask(question, is_streamed, options)
-                except ServerFailed as error:
+                except RemoteError as error:
                     self.failures.setdefault(question.id, f"{question.id}: {error}")
 
         async with asyncio.TaskGroup() as group:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from hotloop.bench.client import Answer
+from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.questions import Question, is_right, is_well_formed
 from hotloop.bench.report import percentile
 from hotloop.bench.tools import Measured
@@ -61,7 +62,7 @@ class ToolFigures:
     ratio_p90: float
 
     def to_json(self) -> dict[str, Any]:
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return rounded(asdict(self))
 
 
 def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed) -> ToolFigures:
@@ -170,10 +171,7 @@ _ROWS = (
 
 def tools_table(columns: Sequence[ToolFigures]) -> Table:
     """Figures down, categories across."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for figures in columns:
-        table.add_column(figures.label, justify="right", no_wrap=True)
+    table = figures_table("", (figures.label for figures in columns))
     for title, name, form in _ROWS:
         table.add_row(title, *(form.format(getattr(figures, name)) for figures in columns))
     return table
@@ -185,10 +183,7 @@ def tools_json(columns: Sequence[ToolFigures]) -> dict[str, Any]:
 
 def shortcuts_table(figures: ToolFigures) -> Table:
     """The same calls without and with shortcuts, side by side."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for title in ("one by one", "shortcuts", "times better"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = figures_table("", ("one by one", "shortcuts", "times better"))
     slow_s, fast_s = figures.slow_wall_s, figures.wall_s
     table.add_row("tokens forced by the grammar", "0.0%", f"{figures.forced_share:.1%}")
     table.add_row("tokens drafted and accepted", "0", f"{figures.num_accepted:,d} of {figures.num_drafted:,d}")

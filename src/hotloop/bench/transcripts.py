@@ -1,6 +1,5 @@
 """Recorded runs of agents: one JSON object a line, `{"system", "tools", "messages"}` in OpenAI's shapes."""
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_lines
 from hotloop.core.message import Message, ToolCall
 
 
@@ -46,16 +46,8 @@ class Transcript(msgspec.Struct):
 
 def read_transcripts(path: Path) -> Iterator[Transcript]:
     """Raises ConfigError where the file is none."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _parse(line, f"{path}, line {number}")
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a compressed transcript is called .gz") from None
+    for number, line in read_lines(path):
+        yield _parse(line, f"{path}, line {number}")
 
 
 def _parse(line: str, where: str) -> Transcript:

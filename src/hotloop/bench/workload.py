@@ -39,6 +39,13 @@ class Job:
     turns: tuple[Turn, ...]
 
 
+def load_jobs(path: Path | None, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
+    """Recorded jobs or, without a path, generated ones."""
+    if path is None:
+        return generate_jobs(num_jobs=max_jobs, num_turns=max_turns, num_output=max_output)
+    return read_jobs(path, max_jobs=max_jobs, max_turns=max_turns, max_output=max_output, max_chars=max_chars)
+
+
 def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
     """The first `max_jobs` runs of a transcript file whose last prompt is shorter than `max_chars` characters."""
     jobs: list[Job] = []

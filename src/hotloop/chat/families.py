@@ -29,13 +29,8 @@ TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME_KEY = lark.literal('{"name": "')
 
 
-class HermesFormat:
-    """`<tool_call>`, a newline, a JSON object, a newline, `</tool_call>`: Hermes, Qwen 2.5, Qwen 3 and many others."""
-
-    name = "hermes"
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.keep_special = lark.special_id(CALL, tokenizer) is not None
+class _Family:
+    """What the families share: the template words messages and tools itself, and a grammar binds what must be bound."""
 
     def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
         return messages, tools
@@ -43,18 +38,31 @@ class HermesFormat:
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
         if not choice.is_binding(tools):
             return None
-        chosen = choice.select(tools)
+        return lark.grammar(self.rules(choice.select(tools), choice, tokenizer))
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        """The first is where an answer begins."""
+        raise NotImplementedError
+
+
+class HermesFormat(_Family):
+    """`<tool_call>`, a newline, a JSON object, a newline, `</tool_call>`: Hermes, Qwen 2.5, Qwen 3 and many others."""
+
+    name = "hermes"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.keep_special = lark.special_id(CALL, tokenizer) is not None
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
         more = f' ( "\\n" {opening} call )*' if choice.is_parallel else ""
         is_required = choice.mode == "required"
-        return lark.grammar(
-            [
-                *lark.start(f"call{more}", CALL, choice, tokenizer, has_named=True),
-                f'call: "\\n" {_NAME_KEY} {lark.functions(chosen)} "}}\\n" {closing}',
-                *lark.json_functions(chosen, "arguments"),
-                *([] if is_required else [*fenced_rules(chosen), *alone_rules(chosen)]),
-            ]
-        )
+        return [
+            *lark.start(f"call{more}", CALL, choice, tokenizer, has_named=True),
+            f'call: "\\n" {_NAME_KEY} {lark.functions(chosen)} "}}\\n" {closing}',
+            *lark.json_functions(chosen, "arguments"),
+            *([] if is_required else [*fenced_rules(chosen), *alone_rules(chosen)]),
+        ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
         return JsonCallParser(JsonMarks(CALL, END_CALL, has_fences=True), tools)
@@ -73,7 +81,7 @@ class GenericFormat(HermesFormat):
         return word_messages(messages, tools, has_system=self._has_system), ()
 
 
-class LlamaFormat:
+class LlamaFormat(_Family):
     """`{"name": ..., "parameters": {...}}` as the whole answer, or behind <|python_tag|>: Llama 3."""
 
     name = "llama3"
@@ -83,22 +91,14 @@ class LlamaFormat:
         self.keep_special = lark.special_id(PYTHON_TAG, tokenizer) is not None
         self._is_single = is_single
 
-    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
-        return messages, tools
-
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
-        if not choice.is_binding(tools):
-            return None
-        chosen = choice.select(tools)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         more = ' ( "; " call )*' if choice.is_parallel and not self._is_single else ""
-        return lark.grammar(
-            [
-                *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more, tokenizer)),
-                f"call: {_NAME_KEY} function",
-                f'function: {lark.functions(chosen)} "}}"',
-                *lark.json_functions(chosen, "parameters"),
-            ]
-        )
+        return [
+            *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more, tokenizer)),
+            f"call: {_NAME_KEY} function",
+            f'function: {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "parameters"),
+        ]
 
     def _prose(self, tools: Sequence[Tool], more: str, tokenizer: Tokenizer) -> list[str]:
         """An answer that begins like a call must be one: nothing marks it but its first words."""
@@ -112,7 +112,7 @@ class LlamaFormat:
         return JsonCallParser(JsonMarks(PYTHON_TAG, joiner=";", is_bare=True, has_fences=True), tools)
 
 
-class MistralFormat:
+class MistralFormat(_Family):
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`; newer templates show `[TOOL_CALLS]name[ARGS]{...}`."""
 
     name = "mistral"
@@ -126,20 +126,15 @@ class MistralFormat:
     def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
         return tuple(map(_shorten_ids, messages)), tools
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
-        if not choice.is_binding(tools):
-            return None
-        chosen = choice.select(tools)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         if self._has_args:
-            return lark.grammar(self._named(chosen, choice, tokenizer))
+            return self._named(chosen, choice, tokenizer)
         more = ' ( ", " call )*' if choice.is_parallel else ""
-        return lark.grammar(
-            [
-                *lark.start(f'{lark.literal(self._bracket)} call{more} "]"', TOOL_CALLS, choice, tokenizer),
-                f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
-                *lark.json_functions(chosen, "arguments"),
-            ]
-        )
+        return [
+            *lark.start(f'{lark.literal(self._bracket)} call{more} "]"', TOOL_CALLS, choice, tokenizer),
+            f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "arguments"),
+        ]
 
     def _named(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         more = f" ( {lark.marker(TOOL_CALLS, tokenizer)} call )*" if choice.is_parallel else ""
@@ -155,7 +150,7 @@ class MistralFormat:
         return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", has_names=True))
 
 
-class QwenCoderFormat:
+class QwenCoderFormat(_Family):
     """`<tool_call>` with a `<function=name>` and its `<parameter=key>`s inside: Qwen 3 Coder and its kin."""
 
     name = "qwen3_coder"
@@ -163,24 +158,16 @@ class QwenCoderFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.keep_special = lark.special_id(CALL, tokenizer) is not None
 
-    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
-        return messages, tools
-
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
-        if not choice.is_binding(tools):
-            return None
-        chosen = choice.select(tools)
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
         function = lark.literal(f"\n{FUNCTION}")
         more = f' ( "\\n" {opening} {function} call )*' if choice.is_parallel else ""
-        return lark.grammar(
-            [
-                *lark.start(f"{function} call{more}", CALL, choice, tokenizer, bare=(FUNCTION, f"call{more}")),
-                f'call: {lark.functions(chosen)} "\\n" {closing}',
-                *(rule for i, tool in enumerate(chosen) for rule in function_rules(f"f{i}", tool)),
-                *RAW_RULES,
-            ]
-        )
+        return [
+            *lark.start(f"{function} call{more}", CALL, choice, tokenizer, bare=(FUNCTION, f"call{more}")),
+            f'call: {lark.functions(chosen)} "\\n" {closing}',
+            *(rule for i, tool in enumerate(chosen) for rule in function_rules(f"f{i}", tool)),
+            *RAW_RULES,
+        ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
         return XmlCallParser(tools)

@@ -1,10 +1,12 @@
 """Getting a model and an engine ready while somebody waits: what takes time says so, on stderr."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hotloop.core.config import EngineConfig, ModelConfig
+from hotloop.core.config import DEFAULT_MODEL, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
@@ -49,3 +51,20 @@ def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
             device=model.device,
             load_format=model.load_format,
         )
+
+
+@contextmanager
+def lend_server(url: str | None, model: str | None, flags: Sequence[str] = ()) -> Iterator[str]:
+    """The address of the server given, or of one with these flags that lives as long as the context."""
+    if url is not None:
+        yield url
+        return
+    from hotloop.bench.serving import ChildServer, exit_on_sigterm
+
+    exit_on_sigterm()
+    name = model or DEFAULT_MODEL
+    pull_model(name)
+    with ExitStack() as stack:
+        with console.status(f"loading {name} ..."):
+            server = stack.enter_context(ChildServer(("--model", name, *flags)))
+        yield server.url

@@ -1,37 +1,34 @@
-"""The command line: one file a command, and the one place where errors become a line and an exit code.
-
-    0  done     1  it failed     2  it was asked wrongly     130  interrupted
+"""The command line: one file a command.
 
 What a command needs to run is imported inside it: `hotloop --help` loads no engine.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
-from hotloop import __version__
-from hotloop.cli.bench import bench
+from hotloop.cli.advice.doctor import doctor
+from hotloop.cli.advice.lint import lint
+from hotloop.cli.advice.size import size
+from hotloop.cli.agent.predict import predict
+from hotloop.cli.agent.run import run_agent
+from hotloop.cli.bench.app import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
-from hotloop.cli.doctor import doctor
-from hotloop.cli.fleet import fleet
-from hotloop.cli.lint import lint
-from hotloop.cli.models import models
-from hotloop.cli.predict import predict
-from hotloop.cli.pull import pull
-from hotloop.cli.route import route
-from hotloop.cli.run import run_agent
-from hotloop.cli.serve import serve
+from hotloop.cli.exits import run_app
+from hotloop.cli.models.list import models
+from hotloop.cli.models.pull import pull
+from hotloop.cli.serving.fleet import fleet
+from hotloop.cli.serving.route import route
+from hotloop.cli.serving.serve import serve
+from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
-from hotloop.cli.simulate import simulate
-from hotloop.cli.size import size
-from hotloop.cli.trace import trace
+from hotloop.cli.trace.app import trace
 from hotloop.cli.version import version
 from hotloop.core.config import TraceConfig
-from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.version import __version__
 
 app = App(
     name="hotloop",
@@ -55,27 +52,7 @@ app.command(trace)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; the exit code. What the caller or the world did wrong is one line on stderr."""
-    try:
-        code = app(list(argv), print_error=False, exit_on_error=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except (CycloptsError, ConfigError) as error:
-        return _fail(error, 2)
-    except HotloopError as error:
-        return _fail(error, 1)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has gone, as in `| head`. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _fail(error: Exception, code: int) -> int:
-    line = " ".join(str(error).split())
-    print(f"hotloop: {line}", file=sys.stderr)
-    return code
+    return run_app(app, argv)
 
 
 def main() -> NoReturn:

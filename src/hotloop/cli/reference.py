@@ -62,7 +62,7 @@ def _commands() -> Iterator[list[str]]:
     yield []
     for name in sorted(name for name in app if not name.startswith("-")):
         yield [name]
-        yield from ([name, sub] for sub in sorted(app[name]) if not sub.startswith("-"))
+        yield from ([name, sub] for sub in sorted(app[name]) if not sub.startswith("-") and app[name][sub].show)
 
 
 def _class_section(cls: type) -> str:

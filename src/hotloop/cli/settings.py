@@ -6,8 +6,7 @@ the file that no setting has is an error; a key that this command has no use for
 
 import os
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +17,7 @@ from cyclopts.config import Dict
 
 from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 
 CONFIG_FILE = "hotloop.toml"
 CONFIG_CLASSES: tuple[type, ...] = (ModelConfig, EngineConfig, ServerConfig, RouterConfig, TraceConfig)
@@ -86,16 +86,6 @@ class Sources:
         return path if path.exists() else None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """All that is in a file. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """The settings in a TOML file. A key no setting has, or a value no flag could give, is an error naming both."""
     values = {name: value for name, value in read_toml(path).items() if name not in _TABLES}
@@ -105,3 +95,12 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(value, str | int | float | list) or (isinstance(value, list) and name not in _SPLIT):
             raise ConfigError(f"{path}: {name} cannot be {value!r}")
     return values
+
+
+def pick_names(text: str, known: Collection[str], what: str) -> list[str]:
+    """The names in a flag that takes several, separated by commas; at least one. Raises ConfigError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names or [""]:
+        if name not in known:
+            raise ConfigError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    return names

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop.cli.settings import CONFIG_FILE, flag_name, read_toml
+from hotloop.cli.settings import CONFIG_FILE, flag_name
 from hotloop.core.config import TraceConfig, parse_bytes
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 
 if TYPE_CHECKING:
     from hotloop.trace.content import Content

@@ -3,8 +3,8 @@
 import json
 import platform
 
-from hotloop import __version__
 from hotloop.cli.settings import Json
+from hotloop.core.version import __version__
 
 
 def version(*, as_json: Json = False) -> None:

@@ -15,7 +15,7 @@ Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
-KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8"]
+KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
@@ -45,7 +45,8 @@ class ModelConfig:
     weights: WeightFormat = "int8"
     """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to read prompts
     faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
-    or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output) is for a GPU only."""
+    or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output; the head in int8) is for a GPU only.
+    There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked for."""
     precision: Precision = "fast"
     """`fast` computes in bf16 where that is quick, on ARM in int8; `exact` in float32, so batching and caching never
     change a token."""
@@ -71,7 +72,8 @@ class EngineConfig:
     `auto` takes half of what is free, at most as much as the GPU has for KV; `off` takes none. A CPU needs none,
     and several GPUs have none."""
     kv_precision: KvPrecision = "auto"
-    """Precision of the KV cache; `auto` follows the precision of the computation, and a GPU knows no other."""
+    """Precision of the KV cache; `auto` follows the precision of the computation. A GPU knows no other but fp8 (e4m3, a
+    scale for each layer and head), which is for a GPU only and holds twice the tokens."""
     max_context: int | None = None
     """Most tokens, prompt and answer together, that one request may have; the model's own limit if not given."""
     max_running: int = 64

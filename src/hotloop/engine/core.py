@@ -99,7 +99,7 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.totals = Totals()
-        memory = backend.host_memory if config.prefix_cache and not store else None  # not beside a disk yet
+        memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
             block_size=backend.block_size,
@@ -108,7 +108,7 @@ class EngineCore:
             changes=changes,
             host=open_room(memory),
         )
-        self._host = HostTier(memory, backend.block_bytes, self.scheduler, clock) if memory else None
+        self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
@@ -180,9 +180,9 @@ class EngineCore:
         if self._tells_first:
             self._tell_all()
         launched = self._launch(began_at)
-        self._tell_all()
         if launched:
             launched.flight.sample(self._sampling(launched.step))
+        self._tell_all()
         if self._flights and (not launched or len(self._flights) >= self._backend.depth):
             return self._settle(self._flights.popleft())
         if self._is_copying and not launched:

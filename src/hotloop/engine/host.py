@@ -12,16 +12,14 @@ get.
 """
 
 import logging
-from collections.abc import Callable
+from array import array
 from dataclasses import dataclass
 
 from hotloop.backends.backend import HostMemory, Restore
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.request import Request
-from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.scheduler import Scheduler
-from hotloop.engine.seating import WAIT_S
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,8 @@ class _Load:
     """A copy under way, and the request that waits for it, if it still does."""
 
     request: Request
-    num_tokens: int
+    token_ids: "array[int]"
+    """What is on the device once it is over. Its request may be broken off meanwhile, and lose tokens."""
     known: list[int]
     host_ids: list[int]
     block_ids: list[int]
@@ -65,11 +64,10 @@ def open_room(memory: HostMemory | None) -> HostRoom | None:
 class HostTier:
     """Between the scheduler's blocks and host memory."""
 
-    def __init__(self, memory: HostMemory, block_bytes: int, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(self, memory: HostMemory, block_bytes: int, scheduler: Scheduler) -> None:
         self._memory = memory
         self._block_bytes = block_bytes
         self._scheduler = scheduler
-        self._clock = clock
         self._loads: list[_Load] = []
         self._byte_s = _BYTE_S
         self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
@@ -111,8 +109,8 @@ class HostTier:
             pool.release(used)
             tree.host.pool.release(host_ids)
             return False
-        num_tokens = len(used) * self._scheduler.block_size
-        self._loads.append(_Load(request, num_tokens, known, host_ids, block_ids, copy))
+        token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
+        self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
         self._scheduler.copying.append(used)
         del self._scheduler.waiting[request.id]
         return True
@@ -128,7 +126,7 @@ class HostTier:
         for load in self._loads:
             if load.is_awaited and load.request.id == request_id:
                 load.is_awaited = False
-                self._scheduler.add(load.request)
+                self._scheduler.waiting[request_id] = load.request
 
     def reset(self) -> None:
         """Trust nothing, after a failed step. Nothing is copied any more when this returns."""
@@ -204,20 +202,19 @@ class HostTier:
         self._scheduler.copying.pop(self._loads.index(load))
         self._loads.remove(load)
         took_s = self._await(load)
-        token_ids = request.token_ids[: load.num_tokens]
         if took_s is not None:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
-            tree.insert(token_ids, load.known + load.block_ids, request.salt, request.session_id)
+            shared = tree.insert(load.token_ids, load.known + load.block_ids, request.salt, request.line)
+            num_own = len({*load.block_ids}.intersection(shared))  # others may have brought the rest back meanwhile
             self._num_in += len(load.block_ids)
             self._num_restores += 1
         pool.release(load.known + load.block_ids)
         tree.host.pool.release(load.host_ids)
         if took_s is None:
-            tree.forget(token_ids, request.salt)
+            tree.forget(load.token_ids, request.salt)
         elif load.is_awaited:
-            request.num_from_host += len(load.block_ids) * self._scheduler.block_size
-            hold = Hold(HoldKind.AWAY, self._clock() + WAIT_S, WAIT_S, rank=request.priority)
-            tree.hold(token_ids, hold, request.salt)
+            request.num_from_host += num_own * self._scheduler.block_size
+            self._scheduler.seating.keep(request)
         if load.is_awaited:
-            self._scheduler.add(request)
+            self._scheduler.waiting[request.id] = request
             request.is_awaited = True

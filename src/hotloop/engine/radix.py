@@ -17,7 +17,6 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom, no_host_room
@@ -92,19 +91,6 @@ class RadixTree:
         nodes = (node for node, num_common in self.trace(token_ids, salt) if num_common == len(node.block_ids))
         return any(node.hold and node in self._holds.away and self.retention.now < node.hold.until for node in nodes)
 
-    def num_awaited(self, rank: int, token_ids: "array[int]", salt: str = "") -> int:
-        """How many idle blocks of the device are kept for those who are away, if of that class or more urgent; but for
-        the blocks of this prefix.
-        """
-        self._holds.expire()
-        nodes: set[Node] = set()
-        for away in self._holds.away:
-            if away.hold and away.hold.rank <= rank:
-                nodes.update(takewhile(lambda node: node not in nodes, path(away)))
-        known = ((node, num) for node, num in self.trace(token_ids, salt) if node in nodes)
-        num_known = sum(self._num_idle(node, num) for node, num in known if not node.is_hosted)
-        return sum(self._num_idle(node) for node in nodes if not node.is_hosted) - num_known
-
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
         if not self.retention.is_on:
@@ -153,15 +139,15 @@ class RadixTree:
                 self._cut(node)
                 return
 
-    def evict(self, num_wanted: int, beneficiary: str = "") -> int:
-        """Free at least that many blocks of the device, those least worth keeping first; what they hold goes to host
-        memory if it is worth that. Returns how many could be freed.
+    def evict(self, num_wanted: int, beneficiary: str = "", most: Rank | None = None) -> int:
+        """Free at least that many blocks of the device, those least worth keeping first and none worth more than
+        `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
         freed = 0
         rest: list[Node] = []
         self._holds.expire()
         num_wanted = max(num_wanted, self.host.least)
-        while freed < num_wanted and (node := self._leaves.pop()):
+        while freed < num_wanted and (node := self._leaves.pop(most)):
             if self._is_worth_more(node):
                 continue
             freed += self._shed(node, num_wanted - freed, beneficiary)
@@ -183,6 +169,7 @@ class RadixTree:
         for node in nodes:
             check_node(node, self._block_bytes)
             assert all(map(self._pool_of(node).is_kept, node.block_ids))
+            self._check_users(node)
         names = [name for node in nodes for name in node.names]
         assert len(names) == len(set(names)), "a block is in the tree twice"
         assert len(nodes) == self._num_nodes
@@ -219,10 +206,20 @@ class RadixTree:
     def _pool_of(self, node: Node) -> BlockPool:
         return self.host.pool if node.is_hosted else self.pool
 
-    def _num_idle(self, node: Node, end: int | None = None) -> int:
-        """Of its blocks, or the first so many. Who uses a block uses all before it, so the idle ones are the last."""
-        num_users, end = self._pool_of(node).num_users, len(node.block_ids) if end is None else end
-        return end - bisect_left(node.block_ids, True, hi=end, key=lambda block_id: not num_users(block_id))
+    def _check_users(self, node: Node) -> None:
+        """Who uses a block uses all before it in the same memory."""
+        above = node.parent.block_ids[-1:] if node.parent and node.parent.is_hosted == node.is_hosted else []
+        is_used = [self._pool_of(node).num_users(block_id) > 0 for block_id in above + node.block_ids]
+        assert is_used == sorted(is_used, reverse=True), "an idle block comes before one that is in use"
+
+    def _num_idle(self, node: Node) -> int:
+        """Who uses a block uses all before it, so the idle ones are the last. None are idle before what is being copied
+        from host memory, though it may be others who have brought those back since the copy began.
+        """
+        if any(self._pool_of(child).num_users(child.block_ids[0]) for child in node.children.values()):
+            return 0
+        num_users = self._pool_of(node).num_users
+        return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users(block_id))
 
     def _append(self, parent: Node, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`: its own edge grows if it is of the same session and nothing hangs below it and

@@ -55,6 +55,10 @@ class Retention:
             return kind, -hold.rank, hold.ttl_s - hold.until, last_used
         return kind, 0, hold.until, last_used
 
+    def most_for_waiting(self, rank: int) -> Rank:
+        """What one of that class may have given up before its turn has come: not what is kept for more urgent ones."""
+        return HoldKind.AWAY, -rank, math.inf, 0
+
     def expires_at(self, hold: Hold) -> float | None:
         """When a hold will mean nothing any more."""
         return hold.until if hold.kind in (HoldKind.AWAY, HoldKind.PINNED) else None

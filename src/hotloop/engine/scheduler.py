@@ -3,10 +3,11 @@
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there; between the two a request may be launched again if it does
 not need them. A step first gives every request that has read its prompt what it lacks, a token or a few forced ones (so
-decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it (`StepPace`,
-`Courtesy`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes anything
-a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the others
-adopt its blocks, even while it is still reading. Who comes back goes first; new sessions wait for a seat (`Admission`).
+decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it
+(`PrefillBudget`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes
+anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the
+others adopt its blocks, even while it is still reading. Who comes back goes first; new sessions wait for a seat
+(`Admission`).
 
 Why it never stands still: the most urgent of the running never gives way, whoever fits the pool alone can finish, and
 where nobody runs nobody waits for a seat.
@@ -24,9 +25,8 @@ from hotloop.core.request import FinishReason, Request, Wait
 from hotloop.engine.admission import Admission
 from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
 from hotloop.engine.changes import Changes
-from hotloop.engine.courtesy import Courtesy
 from hotloop.engine.fairness import Fairness, urgency
-from hotloop.engine.pace import StepPace
+from hotloop.engine.prefill_budget import PrefillBudget
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
@@ -62,8 +62,7 @@ class Scheduler:
         num_tokens = (num_blocks + self.tree.host.pool.num_blocks) * block_size
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
-        self.courtesy = Courtesy(block_size)
-        self.pace = StepPace(self.retention.token_s, self.max_step_tokens // 16)
+        self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32))
         self._short_share = ShortShare(self.max_step_tokens, block_size)
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -90,8 +89,6 @@ class Scheduler:
         if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = self.admission.now = now
-        ranks = (each.rank for each in self.running.values())
-        self.courtesy.begin(ranks, now, self.retention.token_s, len(self._flying))
         plan = Plan()
         behind = []
         for request in list(self.running.values()):
@@ -103,16 +100,17 @@ class Scheduler:
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, missing)
         queue = self._queue(behind)
-        num_writing = len(plan.slices)
+        num_decoding = len(plan.slices)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
-        plan.room_s = self.pace.room_s(len(queue), num_writing, now)
-        for request in self._short(queue, plan):
+        prompts = [each for each in queue if each.waits_for is Wait.TURN]  # others may have no place for long
+        lacking = {each: self._num_lacking(each) for each in prompts[:MAX_SHORT]}
+        self._begin_budget([part.request.rank for part in plan.slices.values()], len(prompts), lacking)
+        for request in self._short(queue, lacking, plan):
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
-        if sum(part.wants_token for part in plan.slices.values()) > num_writing:
-            plan.room_s = min(0.0, plan.room_s)  # nobody's first word waits for what others read
+        if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
+            self.budget.close()  # nobody's first token waits for the prefill of others
         self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
-        self.pace.owe(-plan.room_s)
         return Step(list(plan.slices.values()), plan.prefixes)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
@@ -143,8 +141,8 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        if took_s > 0 and (num_read := self.pace.learn(step.slices, took_s)):
-            self.retention.learn(num_read, max(0.0, took_s - self.pace.plain_s))
+        if took_s > 0 and (num_read := self.budget.learn(step.slices, took_s)):
+            self.retention.learn(num_read, max(0.0, took_s - self.budget.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -207,17 +205,18 @@ class Scheduler:
         queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
         return sorted(queue, key=attrgetter("rank"))
 
-    def _short(self, queue: list[Request], plan: Plan) -> list[Request]:
-        """Those of the first class that lack least, if the first in the queue alone could fill the step."""
+    def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
+        prefills = [(each.rank, self.budget.cost_s(each.num_tokens - num, num)) for each, num in lacking.items()]
+        lead = min((each.rank for each in self.running.values()), default=0)
+        self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
+
+    def _short(self, queue: list[Request], lacking: dict[Request, int], plan: Plan) -> list[Request]:
+        """Those of the first class that lack little, if one before them would fill the step."""
         if len(queue) < 2 or not self._can_join(queue):
             return []
         first = queue[0]
-        if first.num_missing <= min(plan.num_left, self.pace.num_tokens(first.num_computed, plan.room_s)):
-            return []
-        wanted = first.token_ids[: first.num_computed + self.block_size]  # who wants that as well waits and follows
-        others = (each for each in queue[1:MAX_SHORT] if each.rank == first.rank)
-        others = (each for each in others if each.salt != first.salt or each.token_ids[: len(wanted)] != wanted)
-        return self._short_share.choose(first, others, self._num_lacking)
+        room = min(plan.num_left, self.budget.num_tokens(first.rank, first.num_computed))
+        return self._short_share.choose({each: lacking[each] for each in lacking if each.rank == first.rank}, room)
 
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
@@ -235,8 +234,8 @@ class Scheduler:
 
     def _serve(self, plan: Plan, request: Request, num_most: float = math.inf) -> int:
         """Let a request compute as much as it may; returns how much that is."""
-        room = int(min(num_most, plan.num_left, self.courtesy.room(request.rank)))
-        if room <= 0 or plan.room_s <= 0:
+        room = int(min(num_most, plan.num_left))
+        if room <= 0 or not self.budget.has_room(request.rank):
             return 0
         is_worth_it = room >= min(self.block_size, request.num_missing)  # to let somebody in: less cannot be shared
         if request.id not in self.running and not (is_worth_it and self._admit(plan, request)):
@@ -244,9 +243,7 @@ class Scheduler:
         num_tokens = self._advance(plan, request, room)
         plan.num_left -= num_tokens
         plan.num_read += num_tokens
-        plan.room_s -= self.pace.cost_s(request.num_computed, num_tokens)
-        self.courtesy.see(request.rank)
-        self.courtesy.take(request.rank, num_tokens)
+        self.budget.take(request.rank, request.num_computed, num_tokens)
         return num_tokens
 
     def _advance(self, plan: Plan, request: Request, budget: int) -> int:
@@ -256,9 +253,9 @@ class Scheduler:
         prefix = self._next_block(request) if missing > self.block_size else b""
         if prefix and self._is_read_by_another(plan, prefix):
             return 0
-        count = int(min(missing, budget, self.pace.num_tokens(request.num_computed, plan.room_s)))
+        count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_read:  # somebody gets on in every step that reads
-            count = min(missing, budget, max(count, self.block_size))
+            count = min(missing, budget, max(count, self.budget.least))
         if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
             count -= (request.num_computed + count) % self.block_size
         if count <= 0 or not self._grant(plan, request, count):

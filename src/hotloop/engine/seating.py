@@ -30,8 +30,12 @@ class Seating:
         is_seated = self.admission.arrive(request)
         request.is_awaited = is_seated or self.tree.is_awaited(request.token_ids, request.salt)
         if request.is_awaited:
-            hold = Hold(HoldKind.AWAY, self.tree.retention.now + WAIT_S, WAIT_S, rank=request.priority)
-            self.tree.hold(request.token_ids, hold, request.salt)
+            self.keep(request)
+
+    def keep(self, request: Request) -> None:
+        """What the tree has of a request is kept until it is let in."""
+        hold = Hold(HoldKind.AWAY, self.tree.retention.now + WAIT_S, WAIT_S, rank=request.priority)
+        self.tree.hold(request.token_ids, hold, request.salt)
 
     def may_begin(self, request: Request) -> bool:
         """Whether there is a seat for the session of one who is not awaited."""

@@ -1,11 +1,9 @@
 """A share of what is read for those who lack little, so that they do not wait for those who lack much.
 
-Of all that is read, one part in `SHARE` may go to requests that lack at most half of what the first in the queue does,
-the one that lacks least first. What is not needed is saved up to half a full step, so one that comes alone is read at
-once; and however many come, the first in the queue is slowed down by that share and no more.
+Of all that is read, one part in `SHARE` may go to requests that lack at most half of what the first does that would
+fill the step, the one that lacks least first. What is not needed is saved up to half a full step, so one that comes
+alone is read at once; and however many come, that first one is slowed down by that share and no more.
 """
-
-from collections.abc import Callable, Iterable
 
 from hotloop.core.request import Request
 
@@ -16,14 +14,24 @@ class ShortShare:
     """How many tokens there are for those who lack little."""
 
     def __init__(self, max_step_tokens: int, block_size: int) -> None:
+        self._block_size = block_size
         self._most = max(block_size, max_step_tokens // 2)
         self.num_tokens = float(self._most)
 
-    def choose(self, first: Request, others: Iterable[Request], num_lacking: Callable[[Request], int]) -> list[Request]:
-        """Those of the others who lack little, the least first."""
-        lacking = {each: num_lacking(each) for each in others}
-        few = num_lacking(first) / 2
-        return sorted((each for each in lacking if lacking[each] <= few), key=lacking.__getitem__)
+    def choose(self, lacking: dict[Request, int], room: float) -> list[Request]:
+        """Those who lack little, the least first, if one before them lacks more than there is room for."""
+        queue = list(lacking)
+        for i, first in enumerate(queue):
+            room -= lacking[first]
+            if room < 0:
+                few = [each for each in queue[i + 1 :] if lacking[each] <= lacking[first] / 2]
+                return sorted((each for each in few if not self._follows(each, first)), key=lacking.__getitem__)
+        return []
+
+    def _follows(self, request: Request, first: Request) -> bool:
+        """Whether it wants what the first computes next, and so waits for that."""
+        wanted = first.token_ids[: first.num_computed + self._block_size]
+        return request.salt == first.salt and request.token_ids[: len(wanted)] == wanted
 
     def take(self, num_tokens: int) -> None:
         self.num_tokens -= num_tokens

@@ -69,8 +69,6 @@ class Plan:
     """How many tokens of prompts it may still read."""
     num_read: int = 0
     """How many it reads already."""
-    room_s: float = 0.0
-    """How long it may still read."""
     num_put_off: int = 0
     """How many newcomers were found to have no seat."""
     is_closed: bool = False

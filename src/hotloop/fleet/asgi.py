@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from hotloop.router.upstream.wire import Ask, Headers, UpstreamFailed, end_to_end
+from hotloop.border.headers import end_to_end
+from hotloop.router.upstream.wire import Ask, Headers, UpstreamFailed
 
 log = logging.getLogger(__name__)
 

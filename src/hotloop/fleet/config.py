@@ -10,7 +10,6 @@ The same keys are the `args` of a Serve config. Strict: a key nobody knows, or a
 place. Other tables of the file are `hotloop route`'s. Knows nothing of Ray.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 
 from hotloop.core.config import EngineConfig, ModelConfig, PolicyName, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +117,7 @@ _NOT_OF_A_REPLICA = {"host", "port", "api_key", "drain_timeout_s", "max_body"}
 
 def read_fleet(path: Path) -> RayConfig:
     """Raises ConfigError."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    tables = read_toml(path)
     if not isinstance(tables.get("fleet"), dict):
         raise ConfigError(f"{path} has no [fleet]: that is where it says what to deploy")
     try:

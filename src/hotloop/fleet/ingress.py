@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.fleet.wire import Head, Outline, Trip
@@ -28,8 +29,8 @@ from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import Choice
 from hotloop.router.proxy.proxy import end_of_events
 from hotloop.router.proxy.relay import DROPPED
-from hotloop.router.proxy.told import END_BYTES, Told, read_end, read_id
-from hotloop.router.upstream.wire import Ask, end_to_end
+from hotloop.router.told import END_BYTES, Told, read_end, read_id
+from hotloop.router.upstream.wire import Ask
 
 log = logging.getLogger(__name__)
 

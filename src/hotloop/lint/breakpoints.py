@@ -1,6 +1,7 @@
 """Where a request asks to be cached, and what is asked of a prefix to be worth it."""
 
-from hotloop.lint.run import Asked, Run
+from hotloop.lint.asked import Asked
+from hotloop.lint.run import Run
 
 MAX_BREAKPOINTS = 4
 MIN_CACHEABLE = 1024

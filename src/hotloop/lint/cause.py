@@ -1,15 +1,11 @@
 """Why a request is not the one before it continued: each change has one cause, or none that matters."""
 
-from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
+from hotloop.lint.asked import Asked
 from hotloop.lint.change import Change
 from hotloop.lint.part import PICTURE
 from hotloop.lint.volatile import find_volatile
-
-if TYPE_CHECKING:
-    from hotloop.lint.run import Run, Step
 
 
 class Cause(Enum):
@@ -28,14 +24,8 @@ class Cause(Enum):
     """What the model wrote, sent back in another spelling."""
 
 
-def changes_by(run: "Run", cause: Cause) -> "Iterator[tuple[Step, Change]]":
-    for step in run.steps:
-        for change, found in zip(step.changes, step.causes, strict=True):
-            if found is cause:
-                yield step, change
-
-
-def find_cause(step: "Step", change: Change) -> Cause | None:
+def find_cause(asked: Asked, before: Asked | None, change: Change, *, is_first: bool) -> Cause | None:
+    """`is_first`: the request begins a run, and is compared with one of another run."""
     part = change.part
     if part.kind == "tool":
         return _cause_in_tools(change)
@@ -43,9 +33,9 @@ def find_cause(step: "Step", change: Change) -> Cause | None:
         return Cause.THINKING if change.kind == "removed" else Cause.REWRITTEN
     if change.kind == "edited" and is_volatile(change):
         return Cause.VOLATILE
-    if any(part is each for asked in (step.asked, step.before) if asked for each in asked.system):
-        return _cause_in_system(step, change)
-    return _cause_in_history(step, change)
+    if any(part is each for request in (asked, before) if request for each in request.system):
+        return _cause_in_system(change, is_first=is_first)
+    return _cause_in_history(asked, change)
 
 
 def is_volatile(change: Change) -> str | None:
@@ -62,13 +52,13 @@ def _cause_in_tools(change: Change) -> Cause:
     return Cause.VOLATILE if change.kind == "edited" and is_volatile(change) else Cause.TOOLS_CHANGED
 
 
-def _cause_in_system(step: "Step", change: Change) -> Cause:
+def _cause_in_system(change: Change, *, is_first: bool) -> Cause:
     """A system text that only grew, by whole lines, while its conversation went on has taken up what came later."""
     has_grown = change.kind == "inserted" or (change.kind == "edited" and _has_new_lines(change))
-    return Cause.HOISTED if has_grown and not step.is_first else Cause.UNSTABLE
+    return Cause.HOISTED if has_grown and not is_first else Cause.UNSTABLE
 
 
-def _cause_in_history(step: "Step", change: Change) -> Cause | None:
+def _cause_in_history(asked: Asked, change: Change) -> Cause | None:
     part = change.part
     if change.kind == "removed":
         return None if change.is_tail else Cause.TRIMMED
@@ -76,7 +66,7 @@ def _cause_in_history(step: "Step", change: Change) -> Cause | None:
         return Cause.HOISTED if part.kind == "system" else Cause.REWRITTEN
     if part.role == "assistant" and (change.is_same_value or _differ_in_space(change)):
         return Cause.REWORDED
-    return Cause.UNSTABLE if _is_opening(step, change) else Cause.REWRITTEN
+    return Cause.UNSTABLE if _is_opening(asked, change) else Cause.REWRITTEN
 
 
 def _has_new_lines(change: Change) -> bool:
@@ -90,6 +80,6 @@ def _differ_in_space(change: Change) -> bool:
     return "".join(old.split()) == "".join(new.split())
 
 
-def _is_opening(step: "Step", change: Change) -> bool:
+def _is_opening(asked: Asked, change: Change) -> bool:
     """Whether the assistant has not spoken yet."""
-    return all(part.role != "assistant" for part in step.asked.parts[: change.position])
+    return all(part.role != "assistant" for part in asked.parts[: change.position])

@@ -15,7 +15,7 @@ from copy import deepcopy
 from typing import Any
 
 from hotloop.core.errors import ConfigError
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.part import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import Run, Step
@@ -75,7 +75,7 @@ class _Moves:
     def __init__(self, run: Run) -> None:
         self._lines = {
             (change.part.path, change.part.text.count("\n", 0, change.begin))
-            for step, change in changes_by(run, Cause.VOLATILE)
+            for step, change in run.changes_by(Cause.VOLATILE)
             if change.part in step.asked.system
         }
         self._notes: dict[int, str] = {}

@@ -10,11 +10,11 @@ from urllib.parse import quote
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hotloop import __version__
+from hotloop.core.version import __version__
+from hotloop.lint.asked import Asked
 from hotloop.lint.engine import Report
 from hotloop.lint.finding import Finding, Place, Severity, Waste
 from hotloop.lint.rules import RULES
-from hotloop.lint.run import Asked
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
@@ -21,8 +21,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from hotloop.border.client import open_client
+from hotloop.border.headers import end_to_end
 from hotloop.border.listen import url_of
-from hotloop.core.errors import ConfigError
+from hotloop.border.url import check_url
 from hotloop.core.session import name_session
 from hotloop.lint.part import mapping
 from hotloop.lint.requests import Exchange, find_api
@@ -31,24 +33,9 @@ from hotloop.wire.part import Api
 
 log = logging.getLogger("hotloop.lint")
 
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
 _MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
-_TIMEOUT = httpx.Timeout(600, connect=10)
 _READABLE = (b"gzip", b"deflate", b"identity")
 _ENDINGS = ("/chat/completions", "/messages", "/responses")
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 
 class LintProxy:
@@ -56,11 +43,9 @@ class LintProxy:
 
     def __init__(self, upstream: str, see: Callable[[Exchange], None]) -> None:
         """Raises ConfigError where the address is none."""
-        if not upstream.startswith(("http://", "https://")):
-            raise ConfigError(f"the address of an API begins with http:// or https://, not {upstream!r}")
-        self._upstream = upstream.rstrip("/").removesuffix("/v1")
+        self._upstream = check_url(upstream).removesuffix("/v1")
         self._see = see
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False)
+        self._http = open_client()
         for name in [*self._http.headers]:  # the client's own, and no others
             del self._http.headers[name]
         self._reader = ThreadPoolExecutor(1, "hotloop-lint")
@@ -86,7 +71,8 @@ class LintProxy:
         body = await request.body()
         url = self._upstream + request.scope["raw_path"].decode("latin-1")
         url += f"?{request.url.query}" if request.url.query else ""
-        headers = [_readable(*header) for header in _end_to_end(request.headers.raw) if header[0] != b"host"]
+        passed = end_to_end(request.headers.raw, keeps_length=True)
+        headers = [_readable(*header) for header in passed if header[0] != b"host"]
         asked = self._http.build_request(request.method, url, headers=headers, content=body or None)
         began_at = time.monotonic()
         try:
@@ -96,7 +82,7 @@ class LintProxy:
             return JSONResponse({"error": {"message": message, "type": "upstream_error"}}, 502)
         passing = _Passing(request, body, answer, began_at, self._finish)
         streamed = StreamingResponse(passing.relay(), answer.status_code)
-        streamed.raw_headers = [(name.lower(), value) for name, value in _end_to_end(answer.headers.raw)]
+        streamed.raw_headers = end_to_end(answer.headers.raw, keeps_length=True)
         return streamed
 
     def _finish(self, passing: "_Passing") -> None:
@@ -221,10 +207,6 @@ def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
         return name, value
     wanted = [each.strip() for each in value.split(b",")]
     return name, b", ".join(each for each in wanted if each.partition(b";")[0].strip() in _READABLE) or b"identity"
-
-
-def _end_to_end(headers: Headers) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP]
 
 
 def _decode(data: bytes, encoding: str) -> bytes:

@@ -4,7 +4,6 @@ A line that is no request is an error that names it. A transcript becomes the re
 every turn of the assistant, with all that was said before.
 """
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_lines
 from hotloop.lint.part import Json, Part, listing, mapping
 from hotloop.lint.shapes.answer import Answer, parse_answer
 from hotloop.lint.shapes.chat import chat_parts
@@ -52,16 +52,8 @@ class Exchange:
 
 def read_exchanges(path: Path) -> Iterator[Exchange]:
     """Raises ConfigError where the file is none."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield from parse_line(line, str(path), number)
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None
+    for number, line in read_lines(path):
+        yield from parse_line(line, str(path), number)
 
 
 def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:

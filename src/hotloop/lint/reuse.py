@@ -6,14 +6,11 @@ A model of a cache that never forgets, whoever asked. Bounded: beyond so many ch
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hotloop.lint.asked import Asked
 from hotloop.lint.change import Change, count_common
 from hotloop.lint.meter import Scale
 from hotloop.lint.part import Part
-
-if TYPE_CHECKING:
-    from hotloop.lint.run import Asked
 
 _MAX_CHARS = 256_000_000
 _MAX_SIBLINGS = 64
@@ -61,7 +58,7 @@ class Seen:
         self._num_chars = 0
 
 
-def count_lost(before: "Asked", now: "Asked", changes: Sequence[Change], reach: Reach, scale: Scale) -> int:
+def count_lost(before: Asked, now: Asked, changes: Sequence[Change], reach: Reach, scale: Scale) -> int:
     """Tokens behind what a cache could find that the request before had too, its answer included."""
     known = Counter(part.key for part in (*before.parts, *before.answer.parts))
     edits = {change.position: change for change in changes if change.kind == "edited"}

@@ -3,68 +3,18 @@
 What rules look at is worked out once, when a step is made: what changed, and what had to be read again for it. Frozen.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 
+from hotloop.lint.asked import Asked
 from hotloop.lint.cause import Cause, find_cause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Place, Waste
 from hotloop.lint.meter import Scale
-from hotloop.lint.part import Json, Part
-from hotloop.lint.shapes.answer import Answer
-from hotloop.wire.part import Api
+from hotloop.lint.part import Part
 
 _SHRUNK = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One request. `index` counts requests of the whole input, `line` is its line there; `at` is in unix seconds."""
-
-    index: int
-    api: Api
-    body: Json
-    parts: tuple[Part, ...]
-    answer: Answer = field(default_factory=Answer)
-    session: str = ""
-    source: str = ""
-    line: int = 0
-    at: float | None = None
-    ttft_ms: float | None = None
-    row: Json = field(default_factory=dict)
-
-    @property
-    def model(self) -> str:
-        return str(self.body.get("model", ""))
-
-    @property
-    def is_chained(self) -> bool:
-        """Whether what was said before lies with the server and is not sent again."""
-        return bool(self.body.get("previous_response_id"))
-
-    @cached_property
-    def tools(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if part.kind == "tool")
-
-    @cached_property
-    def system(self) -> tuple[Part, ...]:
-        """The system texts that begin the prompt."""
-        return tuple(takewhile(lambda part: part.kind == "system", (p for p in self.parts if p.kind != "tool")))
-
-    @property
-    def beginning(self) -> tuple[Part, ...]:
-        """What comes before anything is said."""
-        return self.system + self.tools
-
-    @cached_property
-    def history(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if part.kind != "tool")[len(self.system) :]
-
-    @property
-    def continued(self) -> tuple[Part, ...]:
-        """The history that the next request should begin with."""
-        return self.history + self.answer.parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +34,7 @@ class Step:
     @cached_property
     def causes(self) -> tuple[Cause | None, ...]:
         """Of each change; None of one that costs nothing."""
-        return tuple(find_cause(self, change) for change in self.changes)
+        return tuple(find_cause(self.asked, self.before, change, is_first=self.is_first) for change in self.changes)
 
     @property
     def has_shrunk(self) -> bool:
@@ -117,3 +67,9 @@ class Run:
     @property
     def last(self) -> Step:
         return self.steps[-1]
+
+    def changes_by(self, cause: Cause) -> Iterator[tuple[Step, Change]]:
+        for step in self.steps:
+            for change, found in zip(step.changes, step.causes, strict=True):
+                if found is cause:
+                    yield step, change

@@ -6,16 +6,17 @@ live proxy and a file are woven alike.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hotloop.lint.asked import Asked
 from hotloop.lint.change import count_common, find_changes
 from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import Part
 from hotloop.lint.requests import Exchange
 from hotloop.lint.reuse import Reach, Seen, count_lost
-from hotloop.lint.run import Asked, Run, Step
+from hotloop.lint.run import Run, Step
 
 _MAX_THREADS = 256  # conversations that a request may go on with
 _MAX_KIN = 32
@@ -191,7 +192,3 @@ def _is_alike(one: Asked, other: Asked) -> bool:
     num_same = count_common(then, now)
     num_same += count_common(then[num_same:][::-1], now[num_same:][::-1])
     return num_same >= _MIN_ALIKE * max(len(then), len(now))
-
-
-def steps_of(runs: Iterable[Run]) -> Iterator[Step]:
-    return (step for run in runs for step in run.steps)

@@ -6,7 +6,7 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hotloop.models.layout import layer_shapes, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
+INT4_PIECE = 128  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -44,16 +45,26 @@ class Footprint:
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     """All weights, once, in that format."""
-    outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in outer_shapes(spec).items())
+    outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
     return outer + spec.num_layers * layer
 
 
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
-    """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest."""
-    whole = outer_shapes(spec)
+    """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
+
+    Matrices that the files hold in four bits are held so, unless that format is fp8.
+    """
+    whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
-    return weight_bytes(share_of(spec, num_gpus), weight_format) - head + -(-head // num_gpus)
+    share = share_of(spec, num_gpus)
+    total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
+    if spec.int4 and weight_format != "fp8":
+        for name, shape in layer_shapes(share).items():
+            if len(shape) == 2:
+                saved = _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
+                total -= spec.num_layers * saved
+    return total
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
@@ -117,7 +128,7 @@ def fit_kv_gpu(
     own_bytes = token_bytes = kv_token_bytes(share_of(spec, num_gpus), kv_item_bytes)
     weights_bytes = gpu_weight_bytes(spec, weight_format, num_gpus)
     if companion:
-        weights_bytes += weight_bytes(companion, weight_format)
+        weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)
     need = Footprint(weights_bytes, min_tokens * token_bytes, working_bytes)
     allowed_bytes = min(int(total_bytes * share), free_bytes)
@@ -147,21 +158,33 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
 
 
+def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:
+    """With fp8 the head is held by itself, in int8, even if it is the embedding as well."""
+    return outer_shapes(replace(spec, has_tied_head=False) if weight_format == "fp8" else spec)
+
+
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding and the head in bf16.
+    fp8 is the GPU's, which leaves the embedding in bf16.
     """
     count = prod(shape)
     if len(shape) == 1 or weight_format == "f32":
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "head")):
+    if weight_format == "bf16" or (weight_format == "fp8" and name == "embed"):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]
     if weight_format == "int4" and name != "embed" and shape[1] % INT4_GROUP == 0:
         return count // 2 + count // INT4_GROUP * 5 // 2  # a scale of two bytes and half a byte of zero point a group
     return count + 2 * shape[0]
+
+
+def _int4_bytes(shape: tuple[int, ...], group_size: int | None) -> int:
+    """As a GPU holds a matrix: words of eight, and of a group a scale of two bytes and a zero point of one."""
+    num_rows, num_columns = shape
+    num_pieces, num_groups = -(-num_columns // INT4_PIECE), -(-num_columns // (group_size or num_columns))
+    return num_rows * (num_pieces * INT4_PIECE // 2 + 3 * num_groups)
 
 
 def _number(path: Path) -> int | None:

@@ -5,7 +5,7 @@ Knows nothing of tokenizers or templates.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
+from hotloop.models.int4 import Int4Names, check_groups, int4_names, int4_shapes, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
-from hotloop.models.spec import Family, ModelSpec, Stored
+from hotloop.models.spec import Family, Int4Stored, ModelSpec, Stored
 
 T = TypeVar("T", int, float)
 
 _FAMILIES: dict[str, Family] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
+_IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +44,63 @@ class SafetensorsWeights:
     """The tensors of a folder, read one at a time."""
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        located = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
-        check_spec(folder, spec, len(located))
-        places = list(tensor_places(spec))
-        found = {name: tensor.shape for name, tensor in located.items()}
-        check_tensors(folder, {place.hf_name: place.shape for place in places}, found, _IGNORED)
-        self._locations = {place.name: located[place.hf_name] for place in places}
+        self._folder = folder
+        self._located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
+        check_spec(folder, spec, len(self._located))
+        self._places = {place.name: place for place in tensor_places(spec)}
+        self._int4_names: dict[str, Int4Names] = {}
+        wanted: dict[str, tuple[int, ...]] = {}
+        for place in self._places.values():
+            if spec.int4 and len(place.shape) == 2 and place.hf_name not in self._located:
+                self._int4_names[place.name] = names = int4_names(spec.int4, place.hf_name, self._located)
+                wanted |= int4_shapes(spec.int4, names, place.shape, f"{folder}: {names.words}")
+            else:
+                wanted[place.hf_name] = place.shape
+        found = {name: each.shape for name, each in self._located.items()}
+        ignored = _IGNORED_INT4 + self._empty_biases(wanted) if spec.int4 else _IGNORED
+        check_tensors(folder, wanted, found, ignored)
+        self._check_types(wanted)
+        self._int4 = spec.int4
 
     def read(self, name: str) -> NDArray[np.float32]:
         stored = self.stored(name)
-        raw = stored.data.view(_DTYPES[stored.kind])
-        if stored.kind == "BF16":  # the upper half of a float32
-            widened: NDArray[np.uint32] = np.left_shift(raw, 16, dtype=np.uint32)
-            return widened.view(np.float32)
-        return np.array(raw, np.float32)
+        return widen_int4(stored) if isinstance(stored, Int4Stored) else stored.floats()
 
-    def stored(self, name: str) -> Stored:
-        found = self._locations[name]
-        byte_shape = (*found.shape[:-1], found.shape[-1] * _DTYPES[found.dtype].itemsize)
+    def stored(self, name: str) -> Stored | Int4Stored:
+        place, names = self._places[name], self._int4_names.get(name)
+        if not (names and self._int4):
+            return self._tensor(place.hf_name)
+        num_out, num_in = place.shape
+        zeros = self._words(names.zeros) if names.zeros else None
+        groups = None
+        if names.group_ids:
+            size = self._int4.group_size or num_in
+            groups = check_groups(self._words(names.group_ids), size, f"{self._folder}: {names.group_ids}")
+        scales = self._tensor(names.scales)
+        return Int4Stored(self._words(names.words), scales, zeros, groups, self._int4, (num_out, num_in))
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        """Words are integers, all else is numbers; scales are of one kind, to be held side by side."""
+        words = {each for parts in self._int4_names.values() for each in (parts.words, parts.zeros, parts.group_ids)}
+        for name in names:
+            _check_type(name, self._located[name], ("I32",) if name in words else tuple(_FLOAT_BYTES))
+        kinds = {self._located[parts.scales].dtype for parts in self._int4_names.values()}
+        if len(kinds) > 1:
+            raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")
+
+    def _empty_biases(self, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Biases that early GPTQ files have beside matrices that have none: all of them are zeros."""
+        others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
+        plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
+        return [name for name in plain if not self._tensor(name).data.any()]
+
+    def _tensor(self, name: str) -> Stored:
+        found = self._located[name]
+        byte_shape = (*found.shape[:-1], found.shape[-1] * _ITEM_BYTES[found.dtype])
         return Stored(np.memmap(found.path, np.uint8, "r", found.offset, byte_shape), found.dtype, found.shape)
+
+    def _words(self, name: str) -> NDArray[np.int32]:
+        return self._tensor(name).data.view("<i4")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -114,13 +155,18 @@ def _read_header(path: Path) -> dict[str, _Location]:
 def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> _Location:
     dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
     begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
-    if dtype not in _DTYPES:
-        raise ModelError(f"{path}: the tensor {name} has type {dtype}; only {', '.join(_DTYPES)} can be read")
-    if begin < data_begin or end - begin != prod(shape) * _DTYPES[dtype].itemsize:
+    _check_type(name, _Location(path, dtype, shape, begin), tuple(_ITEM_BYTES))
+    if begin < data_begin or end - begin != prod(shape) * _ITEM_BYTES[dtype]:
         raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
     if end > size:
         raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {size}")
     return _Location(path, dtype, shape, begin)
+
+
+def _check_type(name: str, found: _Location, allowed: tuple[str, ...]) -> None:
+    if found.dtype not in allowed:
+        can = ", ".join(allowed)
+        raise ModelError(f"{found.path}: the tensor {name} has type {found.dtype}; only {can} can be read")
 
 
 def config_spec(folder: Path) -> ModelSpec:
@@ -149,6 +195,7 @@ def config_spec(folder: Path) -> ModelSpec:
         has_tied_head=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         has_qk_norm=family == "qwen3",
+        int4=parse_int4(config, path),
     )
 
 
@@ -163,8 +210,6 @@ def _family(config: Mapping[str, Any], path: Path) -> Family:
     model_type = config.get("model_type")
     if model_type not in _FAMILIES:
         raise ModelError(f"{path}: the architecture {model_type!r} is not supported (only {', '.join(_FAMILIES)} are)")
-    if "quantization_config" in config:
-        raise ModelError(f"{path}: quantised safetensors are not supported; use the original weights, or a GGUF")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")
     if config.get("partial_rotary_factor", 1.0) != 1.0:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Family = Literal["llama", "qwen2", "qwen3"]
+Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,20 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Spec:
+    """Matrices in four bits: a weight is (number - zero point) * scale, and a group of a row has both in common."""
+
+    method: Int4Method
+    """Who made the files, which says how the numbers are packed."""
+    group_size: int | None
+    """Weights in a group; None if a whole row is one."""
+    has_zeros: bool = True
+    """Whether zero points are stored; they are 8 if not."""
+    zero_offset: int = 0
+    """What a stored zero point lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,8 @@ class ModelSpec:
     has_tied_head: bool = False
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    int4: Int4Spec | None = None
+    """How the files hold the matrices of layers, if in four bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,26 @@ class Stored:
     kind: str
     """`F32`, `F16`, `BF16`, or what GGML calls a kind of quantised block, such as `Q4_K`."""
     shape: tuple[int, ...]
+
+    def floats(self) -> NDArray[np.float32]:
+        """As float32, if it is of a kind of float."""
+        if self.kind == "BF16":  # the upper half of a float32
+            widened: NDArray[np.uint32] = np.left_shift(self.data.view("<u2"), 16, dtype=np.uint32)
+            return widened.view(np.float32)
+        return np.array(self.data.view({"F16": "<f2", "F32": "<f4"}[self.kind]), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Stored:
+    """A matrix in four bits as its files hold it; `int4` in `models` knows how that is to be read."""
+
+    words: NDArray[np.int32]
+    scales: Stored
+    zeros: NDArray[np.int32] | None
+    group_ids: NDArray[np.int32] | None
+    """The group of each column; None if groups are columns side by side."""
+    spec: Int4Spec
+    shape: tuple[int, int]
 
 
 class Weights(Protocol):
@@ -66,7 +103,7 @@ class Weights(Protocol):
         """A tensor as float32."""
         ...
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> Stored | Int4Stored:
         """The same tensor as it is stored, its rows in the same order."""
         ...
 

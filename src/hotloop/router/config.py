@@ -10,7 +10,6 @@
 Strict: a key nobody knows, or a wrong type, is an error that names its place.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +18,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from hotloop.border.url import check_url
 from hotloop.core.config import RouterConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
 
 TABLES = ("replicas", "tiers", "routes")
@@ -92,12 +93,7 @@ def read_fleet(router: RouterConfig, path: Path | None, environ: Mapping[str, st
 
 
 def _read_tables(path: Path) -> dict[str, Any]:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    data = read_toml(path)
     tables = {name: data[name] for name in TABLES if name in data}
     for name, value in tables.items():
         if not isinstance(value, list):
@@ -106,7 +102,8 @@ def _read_tables(path: Path) -> dict[str, Any]:
 
 
 def _by_url(url: str, router: RouterConfig) -> ReplicaConfig:
-    return ReplicaConfig(url=_check_url(url), name=_name_of(url), max_connections=router.max_connections)
+    address, name = check_url(url).removesuffix("/v1"), urlsplit(url).netloc
+    return ReplicaConfig(url=address, name=name, max_connections=router.max_connections)
 
 
 def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str], path: Path | None) -> ReplicaConfig:
@@ -135,20 +132,3 @@ def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str],
         kv_events=given.kv_events,
         kv_replay=given.kv_replay,
     )
-
-
-def _check_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is not an address: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is not an address: write http://host:port")
-    if parts.username or parts.query or parts.fragment:
-        raise ConfigError(f"{parts.hostname}: an address holds no credentials, query or fragment; see api_key_env")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _name_of(url: str) -> str:
-    return urlsplit(url).netloc

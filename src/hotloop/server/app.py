@@ -82,7 +82,10 @@ _MAX_JOBS = 32  # prompts and grammars in the making
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn, with an engine to drain. `run()` blocks; `stop()`, from any thread, drains, and called again aborts."""
+    """Uvicorn, with an engine to drain. `run()` serves until a signal, or until the device is lost; `stop()`, from any
+    thread, drains, and called again aborts. `on_ready` gets the address and a curl line to try, `on_drain` how many
+    still run.
+    """
 
     def __init__(
         self,
@@ -151,22 +154,6 @@ class HttpServer(uvicorn.Server):
     async def _abort(self) -> None:
         await self._aborting.wait()
         self._service.mailroom.abort_all()
-
-
-def serve(
-    engine: Engine,
-    config: ServerConfig,
-    *,
-    tracer: Tracer | None = None,
-    page: Application | None = None,
-    on_ready: Callable[[str, str], None] = lambda url, curl: None,
-    on_drain: Callable[[int], None] = lambda num_running: None,
-) -> None:
-    """Serve until a signal, or until the device is lost.
-
-    `on_ready` gets the address and a curl line to try, `on_drain` how many still run.
-    """
-    HttpServer(engine, config, tracer=tracer, page=page, on_ready=on_ready, on_drain=on_drain).run()
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:

@@ -3,7 +3,7 @@
 Cutting a long history into tokens and compiling a schema take a while, so jobs are made off the event loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -12,11 +12,11 @@ from hotloop.chat.prompt import Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import Request, SamplingParams
+from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.delivery import PlainText, Silence
-from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin, Turn
+from hotloop.server.job import Job
 from hotloop.server.openai.chat import (
     ChatBody,
     constrain,
@@ -39,31 +39,6 @@ from hotloop.server.service import Service
 from hotloop.server.tenants import Asker
 
 _MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What the engine is asked to do, whatever API asks. Each prompt is answered `num_choices` times."""
-
-    endpoint: str
-    prompt_param: str
-    """The field that is at fault if a prompt is too long."""
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    grammar: Grammar | None
-    turn: Turn
-    inquiry: Inquiry
-    asker: Asker
-    num_choices: int = 1
-    parser: Callable[[], CallParser] = PlainText
-    """What makes the parser of a choice's text."""
-    is_silent: bool = False
-    """Whether there is no answer: the prompt was only to be read."""
-
-    def finish(self, request: Request) -> None:
-        """The engine is done with a request of this job. To be told before anybody who waits for its events."""
-        self.turn.finish(request)
-        self.inquiry.finish(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

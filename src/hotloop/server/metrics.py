@@ -11,15 +11,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from hotloop import __version__
 from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.version import __version__
 from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
 from hotloop.engine.host import HostStats
 from hotloop.engine.stats import EngineStats
-from hotloop.server.explain.account import Account
+from hotloop.server.account import Account
 from hotloop.trace.tracer import NullTracer, Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from hotloop import __version__
 from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.core.config import CacheIsolation, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel
+from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
 from hotloop.server.delivery import Mailroom

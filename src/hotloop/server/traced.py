@@ -12,22 +12,20 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Priority, Request, Usage
-from hotloop.server.explain.account import Cause
+from hotloop.server.account import Cause
 from hotloop.server.explain.inquiry import Explainer
+from hotloop.server.job import Job
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id
 from hotloop.trace.tracer import Tracer
-
-if TYPE_CHECKING:
-    from hotloop.server.jobs import Job
 
 Json = dict[str, Any]
 
@@ -49,7 +47,7 @@ class RequestRecorder:
         """Which of several servers of this model it is."""
         self.service = f"server:{self.model}@{port}"
 
-    def open(self, http: HttpRequest, job: "Job", answer_id: str, requests: Sequence[Request]) -> "RequestTrace | None":
+    def open(self, http: HttpRequest, job: Job, answer_id: str, requests: Sequence[Request]) -> "RequestTrace | None":
         """None where nobody listens."""
         if not self.tracer.is_on:
             return None
@@ -60,7 +58,7 @@ class RequestRecorder:
             self, job, answer_id, requests, context, parent_id, http.state.began_at, getattr(http.state, "body", b"")
         )
 
-    def words_of(self, causes: Sequence[Cause], job: "Job") -> Json:
+    def words_of(self, causes: Sequence[Cause], job: Job) -> Json:
         """Where prompts part, and in which words. Takes a moment."""
         spell, found, words = self._explainer.spell, [], []
         for cause in causes:
@@ -79,7 +77,7 @@ class RequestTrace:
     """One answer's requests, until the last of them is over."""
 
     _recorder: RequestRecorder
-    _job: "Job"
+    _job: Job
     _answer_id: str
     _requests: Sequence[Request]
     _context: TraceContext

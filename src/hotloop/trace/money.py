@@ -4,13 +4,13 @@
 contract, so prices of one's own go before it. A model that nobody priced, such as one's own, costs nothing here.
 """
 
-import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_toml
 from hotloop.core.prices import Prices
 
 _FIELDS = ("prompt", "cached", "output")
@@ -46,13 +46,7 @@ class PriceTable:
 
         Raises ConfigError.
         """
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from None
-        return cls.parse(tables, str(path))
+        return cls.parse(read_toml(path), str(path))
 
     @classmethod
     def parse(cls, tables: Any, place: str) -> "PriceTable":

@@ -38,10 +38,6 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
     @property
-    def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    @property
     def is_root(self) -> bool:
         return self.parent_id is None
 

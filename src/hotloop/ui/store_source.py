@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from hotloop import __version__
+from hotloop.core.version import __version__
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, TraceStore

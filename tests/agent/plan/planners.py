@@ -11,7 +11,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.events import Event
 from hotloop.agent.model import Answered, AnswerEnd, Ask, ModelEvent, ModelUsage
 from hotloop.agent.scripted import ScriptedModel
-from hotloop.agent.tool import ToolError, tool
+from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.stream import TextDelta
 
 

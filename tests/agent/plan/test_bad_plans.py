@@ -13,7 +13,7 @@ from hotloop.agent.events import CallDispatched, CallFinished, Event, PlanAbando
 from hotloop.agent.model import AnswerEnd, Ask
 from hotloop.agent.plan.schema import MAX_STEPS
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError
 
 

@@ -25,7 +25,7 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.limits import LimitReached, Limits
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import ToolCall
 from hotloop.core.prices import Prices

@@ -9,7 +9,7 @@ from tests.server.serving import Serving
 from hotloop.agent.agent import Agent, Result
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, PlanAbandoned, TurnFinished
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel
 from hotloop.agent.wire.openai import OpenAIModel
 

@@ -14,7 +14,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.events import Text, TurnFinished
 from hotloop.agent.model import Ask, Model
 from hotloop.agent.open_model import open_model
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.config import ServerConfig

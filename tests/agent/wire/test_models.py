@@ -21,7 +21,7 @@ from tests.agent.wire.streams import ASK, Reply, WireServer, chunk, data
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask, Model, ModelEvent
 from hotloop.agent.open_model import open_model
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel, render_ask
 from hotloop.agent.wire.asking import is_closed
 from hotloop.agent.wire.http import RemoteServer, Retries

@@ -10,7 +10,7 @@ from tests.agent.wire.streams import WireServer
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.record import record, replay
-from hotloop.agent.tool import tool
+from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel
 from hotloop.agent.wire.openai import OpenAIModel
 

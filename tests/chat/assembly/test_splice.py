@@ -115,6 +115,16 @@ def test_a_completion_goes_on_where_the_last_one_ended() -> None:
     assert token_ids == prompt.token_ids + answer + tokenizer.encode(", x")
 
 
+def test_a_long_text_without_a_special_token_is_not_looked_through_for_every_answer() -> None:
+    """As where a client sends tokens of its own: prompts of a hundred thousand come back every second."""
+    splicer = Splicer(TOKENIZER)
+    [letter] = TOKENIZER.encode("a")
+    for num_tokens, is_kept in ((4000, True), (5000, False)):
+        splicer.remember([letter] * num_tokens, [letter, letter])
+        encoded = splicer.encode("a" * (num_tokens + 2))
+        assert (encoded.num_exact > 0) == is_kept
+
+
 def test_what_was_cut_once_is_not_cut_again() -> None:
     tokenizer = merging_tokenizer()
     splicer = Splicer(tokenizer)

@@ -2,6 +2,7 @@ import random
 from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,21 @@ def test_nothing_is_guessed_from_the_past_of_another_salt() -> None:
         assert guess(history, [3, 4], 1, session_id) == Guess()
         assert guess(history, [3, 4], 1, session_id, "b") == Guess()
         assert guess(history, [3, 4], 1, session_id, "a") == Guess([11], 2)
+
+
+def test_not_even_where_two_salts_share_a_place() -> None:
+    history = SuffixHistory(100)
+    learn(history, [3, 4, 11], salt="a")
+    history._places[:] = history._places.max()
+    assert guess(history, [4, 11], 1, "", "b").match == 0
+    assert guess(history, [4, 11], 1, "", "a").match == 2
+
+
+def test_where_things_are_does_not_depend_on_the_process() -> None:
+    """As it did by `hash`: in one process of a hundred a session's run shared its place with another's."""
+    history = SuffixHistory(100)
+    learn(history, [3, 4, 11], session_id="mine", salt="a")
+    assert np.flatnonzero(history._places).tolist() == [89, 505, 678, 845]
 
 
 def test_what_was_cached_is_remembered_once_but_for_a_bridge() -> None:

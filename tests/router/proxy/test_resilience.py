@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from benchmarks.route.stub import Fault, Manner
 from tests.router.conftest import MESSAGES, replica_configs
 
-from hotloop.bench.route.stub import Fault, Manner
 from hotloop.router.config import FleetConfig
 
 CHAT = "/v1/chat/completions"

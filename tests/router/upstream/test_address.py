@@ -7,7 +7,7 @@ from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.http2 import HttpxUpstream
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Timeouts, end_to_end
+from hotloop.router.upstream.wire import Timeouts
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,3 @@ def test_the_scheme_decides() -> None:
     options = {"max_connections": 1, "timeouts": Timeouts()}
     assert isinstance(open_upstream("http://a", **options), Http1Upstream)
     assert isinstance(open_upstream("https://a", **options), HttpxUpstream)
-
-
-def test_headers_between_neighbours_are_left_out() -> None:
-    headers = [(b"Connection", b"close, X-A"), (b"x-a", b"1"), (b"X-B", b"2"), (b"Transfer-Encoding", b"chunked")]
-    assert end_to_end(headers) == [(b"x-b", b"2")]

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotloop.agent.carry_out import Outcome
-from hotloop.agent.dispatch import Dispatcher, Pending
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS
 from hotloop.agent.plan.step import BadPlan, Step
+from hotloop.agent.tools.carry_out import Outcome
+from hotloop.agent.tools.dispatch import Dispatcher, Pending
 from hotloop.core.message import ToolCall
 
 

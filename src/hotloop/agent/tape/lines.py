@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
-from hotloop.agent.tool import Traits
+from hotloop.agent.tools.tool import Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, Thought, Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta

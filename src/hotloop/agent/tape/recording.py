@@ -6,30 +6,23 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from hotloop.agent.agent import ToolSource
-from hotloop.agent.context import Surroundings
-from hotloop.agent.dispatch import Approve
 from hotloop.agent.model import Answered, Ask, Model, ModelEvent
-from hotloop.agent.result import render_result
 from hotloop.agent.tape.lines import Failure, Offer, Outcome, TapeWriter, Verdict
-from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.dispatch import Approve
+from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError
+from hotloop.agent.wrapped import WrappedModel
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 
 
-class RecordingModel:
+class RecordingModel(WrappedModel):
     """An answer that somebody stops listening to is not written down: nobody knows how it would have ended."""
 
     def __init__(self, model: Model, tape: TapeWriter) -> None:
-        self._model = model
+        super().__init__(model)
         self._tape = tape
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def can_read_ahead(self) -> bool:
-        return self._model.can_read_ahead
 
     async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
         began_at = time.monotonic()
@@ -47,12 +40,6 @@ class RecordingModel:
         finally:
             if failure or (events and isinstance(events[-1][1], Answered)):
                 self._tape.write_answer(ask, events, failure)
-
-    async def read(self, ask: Ask) -> None:
-        await self._model.read(ask)
-
-    async def close(self) -> None:
-        await self._model.close()
 
 
 class RecordingTool:

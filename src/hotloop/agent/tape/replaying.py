@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from hotloop.agent.context import Surroundings
 from hotloop.agent.model import Ask, ModelEvent
 from hotloop.agent.tape.lines import (
     Answer,
@@ -24,7 +23,8 @@ from hotloop.agent.tape.lines import (
     parse_event,
     read_tape,
 )
-from hotloop.agent.tool import AgentTool, ToolCrashed, ToolError
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall
 

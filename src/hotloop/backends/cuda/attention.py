@@ -16,6 +16,7 @@ A sequence that pads the batch has no rows and no keys. Rows of no sequence are 
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -49,6 +50,11 @@ class Workspace:
         )
 
 
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
 def num_splits_for(num_sequences: int, num_kv_heads: int, num_sms: int = 132) -> int:
     """A power of two that gives every multiprocessor some programs, so that none waits long for the others."""
     wanted = triton.cdiv(_PROGRAMS_PER_SM * num_sms, num_sequences * num_kv_heads)
@@ -74,6 +80,7 @@ def decode_attention(
     num_skipped: torch.Tensor | None = None,  # [num_sequences] leading keys, whole tiles
     num_others: torch.Tensor | None = None,  # [num_sequences] parts that were found among them
     num_parts: int = 0,
+    kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> torch.Tensor:
     """Flash-decoding. `num_sequences`, `max_rows` (of a sequence) and `num_splits` are what a CUDA graph fixes.
 
@@ -94,8 +101,8 @@ def decode_attention(
         part_out, part_lse = workspace.outs, workspace.lses
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, part_out, part_lse,
-        scale * math.log2(math.e), num_parts, num_heads, num_kv_heads, head_dim, block_size, num_splits, tile_pairs,
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, kv_scales, part_out, part_lse,
+        scale * math.log2(math.e), num_parts, num_splits, num_heads, num_kv_heads, head_dim, block_size, tile_pairs,
         tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
         **overlap(q.device),
     )  # fmt: skip
@@ -110,13 +117,14 @@ def decode_attention(
 
 
 @triton.jit(
-    do_not_specialize=["num_parts"],
-    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "num_skipped"],
+    do_not_specialize=["num_parts", "num_splits"],
+    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "num_skipped", "kv_scales"],
 )
 def _attend(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, out, lse, scale_log2, num_parts,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, kv_scales, out, lse, scale_log2,
+    num_parts, num_splits,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    num_splits: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""
@@ -144,6 +152,7 @@ def _attend(
     is_pair = pair < num_rows * group
     row_head = (row_begin + pair // group).to(tl.int64) * num_heads + kv_head * group + pair % group
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_pair[:, None] & is_dim, other=0.0)
+    queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
     blocks = block_ids + tl.load(block_begins + sequence)
     # The peak starts finite and so low that a real one makes whatever was summed under it vanish.
     peak = tl.full([tile_pairs], -1e30, tl.float32)
@@ -154,23 +163,46 @@ def _attend(
         block = tl.load(blocks + key // block_size, mask=key < end, other=0).to(tl.int64)
         at = ((block * num_kv_heads + kv_head) * block_size + key % block_size)[:, None] * head_dim + d
         is_in = (key < end)[:, None] & is_dim
-        k = tl.load(k_cache + at, mask=is_in, other=0.0)
+        k = tl.load(k_cache + at, mask=is_in, other=0.0).to(queries.dtype)
         # tf32x3: what float32 needs to stay exact on tensor cores; other types know nothing of it
         logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= position[:, None], logit, -1e30)
         new_peak = tl.maximum(peak, tl.max(logit, 1))
         weight = tl.exp2(logit - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
-        v = tl.load(v_cache + at, mask=is_in, other=0.0)
+        v = tl.load(v_cache + at, mask=is_in, other=0.0).to(queries.dtype)
+        if kv_scales is not None:  # changes no value: with it they go through shared memory as float16, not as bytes
+            v = tl.where(is_in, v, 0.0)
         found = found * rescale[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="tf32x3")
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak
 
     target = row_head * num_parts + split
-    value = (found / total[:, None]).to(out.dtype.element_ty)
+    value = _weighed(found, total, kv_scales, num_kv_heads + kv_head).to(out.dtype.element_ty)
     tl.store(out + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
     if lse is not None:
         tl.store(lse + target, (peak + tl.log2(total)) * 0.6931471805599453, mask=is_pair)
+
+
+@triton.jit
+def _meet_keys(queries, scale_log2, kv_scales, kv_head):
+    """Queries in the type that keys and values are multiplied in, and what the products are scaled by.
+
+    e4m3 fits into float16, and becomes it by one instruction for two numbers, where bf16 takes several.
+    """
+    if kv_scales is not None:
+        queries = queries.to(tl.float16)
+        scale_log2 *= tl.load(kv_scales + kv_head)
+    return queries, scale_log2
+
+
+@triton.jit
+def _weighed(found, total, kv_scales, scale_index):
+    """The mean of the values that `found` sums up, whose weights come to `total`."""
+    value = found / total[:, None]
+    if kv_scales is not None:
+        value *= tl.load(kv_scales + scale_index)
+    return value
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, decode_attention, num_splits_for
+from hotloop.backends.cuda.attention import Workspace, decode_attention, num_multiprocessors, num_splits_for
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
@@ -17,7 +17,7 @@ from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
-from hotloop.backends.cuda.step import Extent, Views
+from hotloop.backends.cuda.step import Shape, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
@@ -48,7 +48,7 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self._num_sms = _num_multiprocessors(self._device)
+        self._num_sms = num_multiprocessors(self._device)
         self._scale = spec.head_dim**-0.5
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
@@ -61,7 +61,7 @@ class Decoder:
             split_rows=_SPLIT_ROWS,
         )
 
-    def forward(self, step: Views, chosen: torch.Tensor, extent: Extent) -> torch.Tensor:
+    def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to [wanted, hidden], after the KV of every row went into its block."""
         num_rows = len(step.slots)
         residual = self._empty(num_rows, self.spec.hidden_size)
@@ -70,7 +70,7 @@ class Decoder:
         added = None
         for layer, kv in zip(self._weights.layers, self.kv, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            mixed = self._attend(step, layer, kv, normed, extent)
+            mixed = self._attend(step, layer, kv, normed, shape)
             mixed = self._group.all_reduce(linear(mixed, layer.o))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(linear(gated(normed, layer.gate_up), layer.down))
@@ -83,57 +83,63 @@ class Decoder:
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
-        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, extent: Extent
+        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, shape: Shape
     ) -> torch.Tensor:
         """[rows, heads * head_dim]"""
         spec, num_rows = self.spec, len(normed)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
         rotate_and_store(
-            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps
-        )
+            qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
+            layer.kv_scales,
+        )  # fmt: skip
         out = torch.empty_like(q)
-        short, long = extent.num_short, extent.num_long
+        short, long = shape.num_short, shape.num_long
         if short:
-            self._attend_short(step, q[: extent.num_short_rows], kv, out, extent)
-        if long and self.flash and num_rows - extent.num_short_rows >= self.flash.min_rows:
+            self._attend_short(step, q[: shape.num_short_rows], kv, layer.kv_scales, out, shape)
+        if self.flash and long:
             self.flash.attend(
-                q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.table(extent), out,
-                max_rows=extent.max_long_rows, scale=self._scale,
+                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
+                max_rows=shape.max_long_rows, scale=self._scale,
             )  # fmt: skip
         elif long:
             prefill_attention(
-                q, kv[0], kv[1], step.row_begins[short:], step.lens[short:], step.block_ids, step.block_begins[short:],
-                out, num_sequences=long, max_rows=extent.max_long_rows, scale=self._scale,
+                q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
+                step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
+                kv_scales=layer.kv_scales,
             )  # fmt: skip
         return out.view(num_rows, -1)
 
-    def _attend_short(self, step: Views, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, extent: Extent) -> None:
+    def _attend_short(
+        self,
+        step: Views,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        kv_scales: torch.Tensor | None,
+        out: torch.Tensor,
+        shape: Shape,
+    ) -> None:
         """Over what sequences share first, if they do."""
-        num_splits = self._num_splits(extent)
+        num_splits = self._num_splits(shape)
         others: dict[str, Any] = {}
-        if extent.num_items:
-            num_parts = num_splits + self.sharing.max_splits(extent.num_short_rows)
+        if shape.num_items:
+            num_parts = num_splits + self.sharing.max_splits(shape.num_short_rows)
             shared_attention(
                 q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=self._scale,
+                num_splits=num_splits, num_parts=num_parts, scale=self._scale, kv_scales=kv_scales,
             )  # fmt: skip
             others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
         decode_attention(
             q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
-            num_sequences=extent.num_short, max_rows=extent.max_short_rows, scale=self._scale, num_splits=num_splits,
-            **others,
+            num_sequences=shape.num_short, max_rows=shape.max_short_rows, scale=self._scale, num_splits=num_splits,
+            kv_scales=kv_scales, **others,
         )  # fmt: skip
 
-    def _num_splits(self, extent: Extent) -> int:
+    def _num_splits(self, shape: Shape) -> int:
         """A power of two, as many as there is room for: half of it, where the other half is for what is shared."""
-        wanted = num_splits_for(extent.num_short, self.spec.num_kv_heads, self._num_sms)
-        room = max(1, _SPLIT_ROWS // extent.num_short_rows // (2 if extent.num_items else 1))
+        wanted = num_splits_for(shape.num_short, self.spec.num_kv_heads, self._num_sms)
+        room = max(1, _SPLIT_ROWS // shape.num_short_rows // (2 if shape.num_items else 1))
         return int(min(wanted, 1 << (room.bit_length() - 1)))
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
-
-
-def _num_multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hotloop.backends.cuda.attention import num_multiprocessors
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.models.spec import ModelSpec
 
@@ -29,7 +30,9 @@ _LIBRARIES = (
     ("sgl_kernel", "flash_ops*.so", "sgl_kernel"),
     ("flash_attn_3", "_C*.so", "flash_attn_3"),
 )
-_FIXED = {"is_causal": True, "num_splits": 1}
+_FIXED = {"is_causal": True}
+_TILE_ROWS = 128
+_MAX_SPLITS = 4
 # What some builds give no default for
 _USUAL = {"window_size_left": -1, "window_size_right": -1, "cp_world_size": 1}
 _NOTHING = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
@@ -46,9 +49,6 @@ class Flash:
     costs the host a fraction of what it would by name.
     """
 
-    min_rows = 1024
-    """Of the chunks of a step; below, launching it takes the host longer than it saves the device."""
-
     def __init__(self, name: str, operator: Any) -> None:
         self.name = name
         self._operator = operator
@@ -56,7 +56,8 @@ class Flash:
         self._usual = [_usual(argument) for argument in arguments]
         places = {argument.name: i for i, argument in enumerate(arguments)}
         given = ("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "page_table")
-        self._places = [places[name] for name in (*given, "max_seqlen_q", "max_seqlen_k", "softmax_scale")]
+        others = ("max_seqlen_q", "max_seqlen_k", "softmax_scale", "num_splits")
+        self._places = [places[name] for name in (*given, *others)]
 
     def attend(
         self,
@@ -71,11 +72,16 @@ class Flash:
         max_rows: int,
         scale: float,
     ) -> torch.Tensor:
-        """As prefill_attention does it, the blocks of a sequence in a row of `table`."""
+        """As prefill_attention does it, the blocks of a sequence in a row of `table`.
+
+        Few rows would leave most of the card idle over a long past, so their keys are split.
+        """
         given = (q, k_cache.transpose(1, 2), v_cache.transpose(1, 2), out, row_begins, lens, table)
         max_keys = table.shape[1] * k_cache.shape[2]
+        num_programs = -(-len(q) // _TILE_ROWS) * q.shape[1]
+        num_splits = max(1, min(_MAX_SPLITS, num_multiprocessors(q.device) // num_programs))
         arguments = self._usual.copy()
-        for place, value in zip(self._places, (*given, max_rows, max_keys, scale), strict=True):
+        for place, value in zip(self._places, (*given, max_rows, max_keys, scale, num_splits), strict=True):
             arguments[place] = value
         self._operator(*arguments)
         return out

@@ -1,9 +1,13 @@
-"""e4m3: numbers of eight bits, three of them fraction, and a scale for each row of a matrix that is held in them.
+"""e4m3: numbers of eight bits, three of them fraction, and a scale for each row of a matrix that is held in them; for a
+head, whose errors are the logits', int8 in the same way.
 
 Weights become so once, when they are loaded. A product of many rows makes its input so too, row by row, and runs on the
 tensor cores at twice the speed of bf16; one of a row or two (see gemv) widens the weights and leaves its input alone.
+
+Keys and values can be so as well, by a scale for each layer and head that never changes, for blocks are shared.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -13,31 +17,47 @@ import triton
 import triton.language as tl
 
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+from hotloop.core.config import Precision
+from hotloop.core.errors import ConfigError
 
+ALIGNMENT = 16
+"""What both sizes of a matrix are multiples of: the library multiplies no others."""
 E4M3 = torch.float8_e4m3fn
-_LARGEST = tl.constexpr(448.0)
+_LARGEST = {E4M3: 448.0, torch.int8: 127.0}
 _LEAST_SCALE = tl.constexpr(1e-12)
 
 
+def check_device(what: str, precision: Precision) -> None:
+    """Refuse `what`, a setting, where e4m3 is not to be had."""
+    if precision == "exact":
+        raise ConfigError(f"{what} fp8 does not go with precision exact: eight bits are not")
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 9):
+        name = torch.cuda.get_device_name()
+        raise ConfigError(
+            f"{what} fp8 needs a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
-class Fp8Matrix:
+class ScaledMatrix:
     """values[i] * scales[i] is row i."""
 
-    values: torch.Tensor  # [rows, columns] e4m3
+    values: torch.Tensor  # [rows, columns] e4m3 or int8
     scales: torch.Tensor  # [rows] float32
 
     @classmethod
-    def empty(cls, num_rows: int, num_columns: int, device: torch.device) -> Self:
+    def empty(cls, num_rows: int, num_columns: int, device: torch.device, dtype: torch.dtype = E4M3) -> Self:
         return cls(
-            torch.empty(num_rows, num_columns, dtype=E4M3, device=device),
+            torch.empty(num_rows, num_columns, dtype=dtype, device=device),
             torch.empty(num_rows, dtype=torch.float32, device=device),
         )
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, rows: slice) -> "Fp8Matrix":
-        return Fp8Matrix(self.values[rows], self.scales[rows])
+    def __getitem__(self, rows: slice) -> "ScaledMatrix":
+        return ScaledMatrix(self.values[rows], self.scales[rows])
 
     @property
     def shape(self) -> torch.Size:
@@ -47,44 +67,51 @@ class Fp8Matrix:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
-    def split(self, sizes: Sequence[int]) -> list["Fp8Matrix"]:
+    def split(self, sizes: Sequence[int]) -> list["ScaledMatrix"]:
         """By rows, in place."""
         parts = zip(self.values.split(sizes), self.scales.split(sizes), strict=True)
-        return [Fp8Matrix(values, scales) for values, scales in parts]
+        return [ScaledMatrix(values, scales) for values, scales in parts]
 
     def widened(self) -> torch.Tensor:
         """In float32."""
         return self.values.float() * self.scales[:, None]
 
 
-def quantise(x: torch.Tensor, out: Fp8Matrix | None = None) -> Fp8Matrix:
-    """Each row [columns] by the scale that makes its largest number e4m3's largest."""
+def quantise(x: torch.Tensor, out: ScaledMatrix | None = None) -> ScaledMatrix:
+    """Each row [columns] by the scale that makes its largest number the type's largest."""
     num_rows, size = x.shape
-    out = out or Fp8Matrix.empty(num_rows, size, x.device)
+    out = out or ScaledMatrix.empty(num_rows, size, x.device)
+    largest = _LARGEST[out.values.dtype]
     if not x.is_cuda:  # the interpreter forgets a carry when it rounds to e4m3
-        out.scales.copy_(x.abs().amax(1).float().div(_LARGEST.value).clamp_(_LEAST_SCALE.value))
-        out.values.copy_(x.float() / out.scales[:, None])
+        out.scales.copy_(x.abs().amax(1).float().div(largest).clamp_(_LEAST_SCALE.value))
+        scaled = x.float() / out.scales[:, None]
+        out.values.copy_(scaled if out.values.dtype == E4M3 else scaled.round())
         return out
     tile = triton.next_power_of_2(size)
     num_warps = min(16, max(4, tile // 1024))
-    _quantise[(num_rows,)](x, out.values, out.scales, size, tile, num_warps=num_warps, **overlap(x.device))
+    _quantise[(num_rows,)](x, out.values, out.scales, size, tile, largest, num_warps=num_warps, **overlap(x.device))
     return out
 
 
 @triton.jit
-def _quantise(x, values, scales, size: tl.constexpr, tile: tl.constexpr, is_overlapped: tl.constexpr):
+def _quantise(
+    x, values, scales, size: tl.constexpr, tile: tl.constexpr, largest: tl.constexpr, is_overlapped: tl.constexpr
+):
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, tile)
     value = tl.load(x + row * size + i, mask=i < size, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), 0) / _LARGEST, _LEAST_SCALE)
-    tl.store(values + row * size + i, (value / scale).to(values.dtype.element_ty), mask=i < size)
+    scale = tl.maximum(tl.max(tl.abs(value), 0) / largest, _LEAST_SCALE)
+    value /= scale
+    if values.dtype.element_ty == tl.int8:
+        value += tl.where(value < 0, -0.5, 0.5)  # what follows cuts
+    tl.store(values + row * size + i, value.to(values.dtype.element_ty), mask=i < size)
     tl.store(scales + row, scale)
 
 
-def multiply(x: torch.Tensor, weight: Fp8Matrix) -> torch.Tensor:
-    """[rows, out] of x [rows, in] and a weight [out, in]. On the card, sizes are multiples of 16."""
+def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:
+    """[rows, out] of x [rows, in] and a weight [out, in], whose sizes are multiples of ALIGNMENT."""
     x_fp8 = quantise(x)
     if not x.is_cuda:
         return (x_fp8.widened() @ weight.widened().t()).to(x.dtype)
@@ -93,3 +120,28 @@ def multiply(x: torch.Tensor, weight: Fp8Matrix) -> torch.Tensor:
         out_dtype=torch.bfloat16, use_fast_accum=True,
     )  # fmt: skip
     return out.to(x.dtype)
+
+
+def kv_scales(
+    keys: torch.Tensor,  # [num_kv_heads, head_dim, hidden] float32: the weights that make keys and values,
+    values: torch.Tensor,  #                                       those of the norm in front multiplied in
+    key_bias: torch.Tensor | None,  # [num_kv_heads, head_dim]
+    value_bias: torch.Tensor | None,
+    key_norm: torch.Tensor | None,  # [head_dim]
+) -> torch.Tensor:
+    """[2 * num_kv_heads] float32: what keys and values of each head are divided by to become e4m3.
+
+    They follow from the weights, so no text has to be measured, and none can exceed them. What a norm leaves has the
+    length sqrt(hidden), so a row w makes at most |w| sqrt(hidden) of it, and rotated at most what a pair of rows does
+    together. That is e4m3's largest number. Usual values, about |w|, are smaller by sqrt(hidden), 64 or 90, and e4m3
+    is as precise down to a 28,000th.
+    """
+    _, head_dim, hidden_size = keys.shape
+    key_bounds, value_bounds = (each.norm(dim=-1) * math.sqrt(hidden_size) for each in (keys, values))
+    if key_bias is not None and value_bias is not None:
+        key_bounds, value_bounds = key_bounds + key_bias.abs(), value_bounds + value_bias.abs()
+    if key_norm is not None:
+        key_bounds = (key_norm.abs() * math.sqrt(head_dim)).expand_as(key_bounds)
+    first, second = key_bounds.chunk(2, -1)
+    largest = torch.cat((torch.hypot(first, second).amax(-1), value_bounds.amax(-1)))
+    return largest.div(_LARGEST[E4M3]).clamp_(_LEAST_SCALE.value)

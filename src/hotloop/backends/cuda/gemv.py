@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.fp8 import Fp8Matrix
+from hotloop.backends.cuda.fp8 import ScaledMatrix
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 
 _LANE = 8  # weights in a row that a thread reads at a time
@@ -18,7 +18,7 @@ _NUM_WARPS = 8
 
 def gemv(
     x: torch.Tensor,  # [rows, k]
-    weight: torch.Tensor | Fp8Matrix,  # [n, k]
+    weight: torch.Tensor | ScaledMatrix,  # [n, k]
     out: torch.Tensor,  # [rows, n], or [rows, n / 2] if gated
     *,
     bias: torch.Tensor | None = None,  # [n]
@@ -26,7 +26,7 @@ def gemv(
 ) -> torch.Tensor:
     num_rows, k = x.shape
     n = len(weight)
-    w, scales = (weight.values, weight.scales) if isinstance(weight, Fp8Matrix) else (weight, None)
+    w, scales = (weight.values, weight.scales) if isinstance(weight, ScaledMatrix) else (weight, None)
     assert w.shape[1] == k
     num_warps = _NUM_WARPS
     tile_n = 2 if num_rows == 1 and not is_gated else 4  # measured on an H200
@@ -50,7 +50,7 @@ def _gemv(
     is_gated: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(is_overlapped)
-    column = _weight_rows(tl.program_id(0), tile_n, n, is_gated)
+    column = weight_rows(tl.program_id(0), tile_n, n, is_gated)
     # A thread has as many neighbours of e4m3 as of bf16, or the weights would have to change hands to meet x.
     i = tl.max_contiguous(tl.arange(0, tile_k), lane)
     at = w + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + i[None, :]
@@ -66,7 +66,7 @@ def _gemv(
             following = _load_tile(at + begin + tile_k, begin + tile_k + i, k, is_even)
         total += _products(part, at_x + begin, is_row & (begin + i < k)[None, :], lane)
         part = following
-    _finish(tl.sum(tl.sum(total, 3), 2), scales, bias, out, row, is_row, column, n, is_gated)
+    finish(tl.sum(tl.sum(total, 3), 2), scales, bias, out, row, is_row, column, n, is_gated)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _load_tile(at, i, k: tl.constexpr, is_even: tl.constexpr):
 
 
 @triton.jit
-def _weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
+def weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
     """The rows of the weights that a tile has. If gated, every second one is of the second half:
 
     g0 u0 g1 u1 g2 u2 ...
@@ -101,7 +101,7 @@ def _weight_rows(tile, tile_n: tl.constexpr, n, is_gated: tl.constexpr):
 
 
 @triton.jit
-def _finish(total, scales, bias, out, row, is_row, column, n, is_gated: tl.constexpr):
+def finish(total, scales, bias, out, row, is_row, column, n, is_gated: tl.constexpr):
     """Scale the sums [rows, tile_n] float32, add the bias, pass the gate if there is one, and store."""
     is_column = column < n
     if scales is not None:

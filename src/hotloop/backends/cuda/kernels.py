@@ -111,6 +111,7 @@ def rotate_and_store(
     q_norm: torch.Tensor | None,  # [head_dim]
     k_norm: torch.Tensor | None,
     eps: float,
+    kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> None:
     """Normalise each head of q and k (if there are weights for that), rotate them, and put k and v into their block.
 
@@ -119,17 +120,23 @@ def rotate_and_store(
     num_rows, num_heads, head_dim = q_out.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
     assert (q_norm is None) == (k_norm is None)
+    if kv_scales is not None and not qkv.is_cuda and k_cache.dtype != torch.float32:
+        wide = k_cache.float(), v_cache.float()  # the interpreter forgets a carry when it rounds to e4m3
+        rotate_and_store(qkv, q_out, *wide, positions, slots, cos_sin, q_norm, k_norm, eps, kv_scales)
+        k_cache.copy_(wide[0])
+        v_cache.copy_(wide[1])
+        return
     grid = (num_rows, triton.cdiv(num_heads + 2 * num_kv_heads, _HEAD_TILE))
     _rotate_and_store[grid](
-        qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, eps,
+        qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps,
         num_heads, num_kv_heads, head_dim, block_size, _HEAD_TILE, triton.next_power_of_2(head_dim // 2), num_warps=1,
         **overlap(qkv.device),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots", "kv_scales"])
 def _rotate_and_store(
-    qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, eps,
+    qkv, q_out, k_cache, v_cache, positions, slots, cos_sin, q_norm, k_norm, kv_scales, eps,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     head_tile: tl.constexpr, half_tile: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
@@ -159,8 +166,8 @@ def _rotate_and_store(
         y *= scale * tl.where(is_q, _load_half(q_norm + half, i, half), _load_half(k_norm + half, i, half))
     angles = cos_sin + tl.load(positions + row).to(tl.int64) * head_dim
     cos, sin = _load_half(angles, i, half), _load_half(angles + half, i, half)
-    first = tl.where(is_v, first, x * cos - y * sin).to(q_out.dtype.element_ty)
-    second = tl.where(is_v, second, y * cos + x * sin).to(q_out.dtype.element_ty)
+    first = tl.where(is_v, first, x * cos - y * sin)
+    second = tl.where(is_v, second, y * cos + x * sin)
 
     q_at = (row * num_heads + head)[:, None] * head_dim + i[None, :]
     _store_halves(q_out + q_at, first, second, half, is_in & is_q)
@@ -168,6 +175,9 @@ def _rotate_and_store(
     if slot < 0:
         return
     kv_head = (head - first_k) % num_kv_heads
+    if kv_scales is not None:
+        scale = tl.load(kv_scales + head - first_k, mask=(head >= first_k) & (head < end), other=1.0)[:, None]
+        first, second = first / scale, second / scale
     kv_at = ((slot // block_size * num_kv_heads + kv_head) * block_size + slot % block_size)[:, None] * head_dim
     _store_halves(k_cache + kv_at + i[None, :], first, second, half, is_in & is_k)
     _store_halves(v_cache + kv_at + i[None, :], first, second, half, is_in & is_v)
@@ -180,8 +190,8 @@ def _load_half(source, i, half: tl.constexpr):
 
 @triton.jit
 def _store_halves(target, first, second, half: tl.constexpr, mask):
-    tl.store(target, first, mask=mask)
-    tl.store(target + half, second, mask=mask)
+    tl.store(target, first.to(target.dtype.element_ty), mask=mask)
+    tl.store(target + half, second.to(target.dtype.element_ty), mask=mask)
 
 
 def copy_blocks_out(caches: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -11,19 +11,24 @@ from typing import TypeAlias
 
 import torch
 
-from hotloop.backends.cuda.fp8 import Fp8Matrix, multiply
+from hotloop.backends.cuda.fp8 import ScaledMatrix, multiply
 from hotloop.backends.cuda.gemv import gemv
+from hotloop.backends.cuda.head import int8_logits
+from hotloop.backends.cuda.int4 import MAX_GEMV_ROWS, Int4Matrix
+from hotloop.backends.cuda.int4 import multiply as multiply_int4
 from hotloop.backends.cuda.kernels import silu_mul
 
-Matrix: TypeAlias = torch.Tensor | Fp8Matrix
-_MAX_GEMV_ROWS = {torch.bfloat16: 1, torch.float32: 1, torch.float8_e4m3fn: 2}
+Matrix: TypeAlias = torch.Tensor | ScaledMatrix | Int4Matrix
+_MAX_GEMV_ROWS = {torch.bfloat16: 1, torch.float32: 1, torch.float8_e4m3fn: 2, torch.int8: 2}
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[rows, out] of x [rows, in] and a weight [out, in]."""
+    if isinstance(weight, Int4Matrix):
+        return multiply_int4(x, weight, bias)
     if _is_few(x, weight):
         return gemv(x, weight, x.new_empty(len(x), len(weight)), bias=bias)
-    if isinstance(weight, Fp8Matrix):
+    if isinstance(weight, ScaledMatrix):
         out = multiply(x, weight)
         return out if bias is None else out.add_(bias)
     return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
@@ -31,22 +36,26 @@ def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) ->
 
 def gated(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     """[rows, size]: silu(gate) * up, of x [rows, in] and a weight [gate | up, in]."""
+    if isinstance(gate_up, Int4Matrix) and 0 < len(x) <= MAX_GEMV_ROWS:
+        return multiply_int4(x, gate_up, is_gated=True)
     out = x.new_empty(len(x), len(gate_up) // 2)
-    if _is_few(x, gate_up):
+    if not isinstance(gate_up, Int4Matrix) and _is_few(x, gate_up):
         return gemv(x, gate_up, out, is_gated=True)
     return silu_mul(linear(x, gate_up), out)
 
 
-def logits(x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def logits(x: torch.Tensor, head: torch.Tensor | ScaledMatrix) -> torch.Tensor:
     """[rows, vocabulary] in float32: rounded to bf16 many tokens would be equally likely."""
     if _is_few(x, head):
         return gemv(x, head, x.new_empty(len(x), len(head), dtype=torch.float32))
+    if isinstance(head, ScaledMatrix):
+        return int8_logits(x, head)
     if x.dtype == torch.float32 or not x.is_cuda:
         return (x @ head.t()).float()
     return torch.mm(x, head.t(), out_dtype=torch.float32)
 
 
-def _is_few(x: torch.Tensor, weight: Matrix) -> bool:
+def _is_few(x: torch.Tensor, weight: torch.Tensor | ScaledMatrix) -> bool:
     """Whether reading the weights is all there is to it. A step that wants no token has no row at all."""
-    values = weight.values if isinstance(weight, Fp8Matrix) else weight
+    values = weight.values if isinstance(weight, ScaledMatrix) else weight
     return 0 < len(x) <= _MAX_GEMV_ROWS[values.dtype]

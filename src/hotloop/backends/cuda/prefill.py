@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hotloop.backends.cuda.attention import _meet_keys, _weighed
+
 TILE_ROWS = 64
 
 
@@ -30,21 +32,22 @@ def prefill_attention(
     num_sequences: int,
     max_rows: int,
     scale: float,
+    kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> torch.Tensor:
     """Sequence s owns rows [row_begins[s], row_begins[s + 1]), the last of its lens[s] keys."""
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
     _prefill[(triton.cdiv(max_rows, TILE_ROWS), num_heads, num_sequences)](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, out, scale * math.log2(math.e),
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, out, scale * math.log2(math.e),
         num_heads, num_kv_heads, head_dim, block_size, TILE_ROWS, triton.next_power_of_2(head_dim),
         num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins"])
+@triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "kv_scales"])
 def _prefill(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, out, scale_log2,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, out, scale_log2,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     tile_rows: tl.constexpr, dim_tile: tl.constexpr,
 ):  # fmt: skip
@@ -62,11 +65,13 @@ def _prefill(
     is_row = (row < num_rows)[:, None] & is_dim
     at_row = ((row_begin + row).to(tl.int64) * num_heads + head)[:, None] * head_dim + d[None, :]
     queries = tl.load(q + at_row, mask=is_row, other=0.0)
+    kv_head = head // (num_heads // num_kv_heads)
+    queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
 
     blocks = block_ids + tl.load(block_begins + sequence)
     block_stride: tl.constexpr = num_kv_heads * block_size * head_dim
     in_block = tl.arange(0, block_size)[:, None] * head_dim + d[None, :]
-    in_block += head // (num_heads // num_kv_heads) * block_size * head_dim
+    in_block += kv_head * block_size * head_dim
     num_whole = (past + tile * tile_rows + 1) // block_size
     end = past + tl.minimum(num_rows, (tile + 1) * tile_rows)
 
@@ -78,17 +83,18 @@ def _prefill(
         at = block * block_stride + in_block
         block = tl.load(blocks + i + 1, mask=(i + 1) * block_size < end, other=0).to(tl.int64)
         k, v = _load_block(k_cache + at, v_cache + at, is_dim, head_dim == dim_tile)
-        logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
-        peak, total, found = _take(logit, v, peak, total, found)
+        logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
+        peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
     for i in range(num_whole, tl.cdiv(end, block_size)):
         key = i * block_size + tl.arange(0, block_size)
         at = tl.load(blocks + i).to(tl.int64) * block_stride + in_block
         is_key = (key < end)[:, None] & is_dim
         k, v = tl.load(k_cache + at, mask=is_key, other=0.0), tl.load(v_cache + at, mask=is_key, other=0.0)
-        logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
+        logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= past + row[:, None], logit, -1e30)
-        peak, total, found = _take(logit, v, peak, total, found)
-    tl.store(out + at_row, (found / total[:, None]).to(out.dtype.element_ty), mask=is_row)
+        peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
+    value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
+    tl.store(out + at_row, value.to(out.dtype.element_ty), mask=is_row)
 
 
 @triton.jit

@@ -8,32 +8,39 @@ All that is enqueued here, copies of blocks included, is in the order of the one
 back have streams of their own (`hostmemory`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Literal
 
 import numpy as np
 import torch
 
-from hotloop.backends.backend import Allowed, Batch, HostMemory, Sampling
-from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
-from hotloop.backends.cuda.graphs import Graphs
+from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait, synchronize
+from hotloop.backends.cuda.fp8 import E4M3, check_device
+from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
 from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
-from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, capacity, num_looked_up, pack, shape_of, view_parts
+from hotloop.backends.cuda.step import (
+    MAX_SHORT_ROWS,
+    Packed,
+    Shape,
+    capacity,
+    num_looked_up,
+    pack,
+    shape_of,
+    view_parts,
+)
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
-from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
-from hotloop.core.errors import BackendError, ConfigError, RequestError
-from hotloop.core.request import TokenLogprob
+from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
 from hotloop.models.memory import fit_kv_gpu, kv_token_bytes
@@ -44,8 +51,6 @@ BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
 _NOBODY = nullcontext()
-Wait = Callable[[Event], None]
-"""Until the device got that far."""
 
 
 def open_cuda(
@@ -64,9 +69,12 @@ def open_cuda(
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
     is_fp8 = weight_format == "fp8"
     if is_fp8:
-        _check_fp8(precision)
-    if config.kv_precision not in ("auto", own):
-        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: the KV cache is {own} there")
+        check_device("weights", precision)
+    if config.kv_precision == "fp8":
+        check_device("kv_precision", precision)
+    elif config.kv_precision not in ("auto", own):
+        raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
+    kv_dtype = kv_dtype_for(config, dtype)
     share = share_of(model.spec, config.gpus)
 
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
@@ -79,7 +87,7 @@ def open_cuda(
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
             weight_format="fp8" if is_fp8 else own,
-            kv_item_bytes=dtype.itemsize,
+            kv_item_bytes=kv_dtype.itemsize,
             companion=companion,
             num_gpus=config.gpus,
         )
@@ -91,14 +99,14 @@ def open_cuda(
                 at_failure.callback(workers.close)
                 first, *others = workers.memory
                 kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
-                flash = find_flash(share, BLOCK_SIZE, dtype)
+                flash = find_flash(share, BLOCK_SIZE, kv_dtype)
                 backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
                 warm_up(backend)
                 at_failure.pop_all()
                 return backend
-        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, dtype.itemsize)
+        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, kv_dtype.itemsize)
         kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
-        flash = find_flash(share, BLOCK_SIZE, dtype)
+        flash = find_flash(share, BLOCK_SIZE, kv_dtype)
         backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
         warm_up(backend)
         return backend
@@ -109,15 +117,9 @@ def open_cuda(
         ) from None
 
 
-def _check_fp8(precision: Precision) -> None:
-    if precision == "exact":
-        raise ConfigError("weights fp8 do not go with precision exact: eight bits are not")
-    capability = torch.cuda.get_device_capability()
-    if capability < (8, 9):
-        name = torch.cuda.get_device_name()
-        raise ConfigError(
-            f"weights fp8 need a GPU of compute capability 8.9; {name} has {'.'.join(map(str, capability))}"
-        )
+def kv_dtype_for(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are held in where `dtype` is computed in."""
+    return E4M3 if config.kv_precision == "fp8" else dtype
 
 
 def open_ranks(
@@ -191,32 +193,36 @@ class CudaBackend:
         self.spec = model.spec
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
-        self._wait: Wait = workers.wait if workers else _synchronize
+        self._wait: Wait = workers.wait if workers else synchronize
         self.timeline: list[CudaFlight] | None = None
         """Whoever wants to see when the device was busy puts a list here."""
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
-        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, dtype.itemsize)
+        kv_dtype = kv_dtype_for(config, dtype)
+        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
         weight_format = "fp8" if has_fp8_weights else dtype
-        layout = f"cuda {dtype} {weight_format} {BLOCK_SIZE} {group.size} {torch.__version__}"
+        layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        weights = load_weights(model, device, dtype, is_fp8=has_fp8_weights, rank=group.rank, num_ranks=group.size)
+        formats = {"is_fp8": has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
+        weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-        kv = torch.zeros(kv_shape, dtype=dtype, device=device)
+        kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._sharing = self._decoder.sharing if config.shared_attention else None
-        num_ints = capacity(config.max_running, max_rows, max_blocks, self._decoder.sharing.num_items(max_rows))
-        self._indexes = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
+        largest = Shape(config.max_running, max_rows, max_rows, num_items, max(MAX_LONG, config.max_running), 0, width)
+        self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
         if has_graphs:
-            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, config.max_running, self._sharing)
+            shapes = shapes_for(config.max_running, max_rows, table_width=width, sharing=self._sharing)
+            self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
         self.host_memory: HostMemory | None = self._host
 
@@ -236,12 +242,12 @@ class CudaBackend:
 
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
-        shape = shape_of(batch, groups)
+        has_table, has_groups = self._decoder.flash is not None, bool(groups)
+        shape = shape_of(batch, BLOCK_SIZE, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
-        has_table = self._decoder.flash is not None
-        packed = pack(batch, BLOCK_SIZE, graph, has_table=has_table, sharing=self._sharing, groups=groups)
+        ints = pack(batch, BLOCK_SIZE, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = num_looked_up(batch) if self._workers else 0
-        return Packed(*packed, shape, graph, len(batch.wanted), num_chosen)
+        return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
         """A step of every rank. The logits are all there on rank 0."""
@@ -250,12 +256,11 @@ class CudaBackend:
             begun.record()
         if step.num_chosen:
             self._group.broadcast(self._chosen[: step.num_chosen])
-        if self._graphs and step.graph:
-            hidden = self._graphs.replay(step.graph)[: step.num_wanted]
+        if self._graphs and step.is_graph:
+            hidden = self._graphs.replay(step.shape)[: step.num_wanted]
         else:
-            size = step.size
-            views = view_parts(self._indexes, size.num_sequences, size.num_rows, step.extent.num_items)
-            hidden = self._decoder.forward(views.with_wanted(step.num_wanted), self._chosen, step.extent)
+            views = view_parts(self._indexes, step.shape).with_wanted(step.num_wanted)
+            hidden = self._decoder.forward(views, self._chosen, step.shape)
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
@@ -263,14 +268,14 @@ class CudaBackend:
             gathered = self.gather_blocks(block_ids)
             if self._host:
                 self._host.after_step(np.array(block_ids, np.int32))
-            return CudaCopy(gathered.view(torch.uint8), self._wait)
+            return CudaCopy(gathered, self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
         kv = self._decoder.kv
-        share = torch.empty(self._shape_of(block_ids), dtype=kv.dtype, device=kv.device)
-        copy_blocks_out(kv, ids, share)
+        share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
+        copy_blocks_out(kv, ids, share.view(kv.dtype))
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
@@ -286,12 +291,12 @@ class CudaBackend:
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
         kv = self._decoder.kv
-        copy_blocks_in(kv, ids, self._group.scatter(raw.view(kv.dtype), self._shape_of(block_ids)))
+        copy_blocks_in(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype))
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """Of a copy of what this rank has of these blocks."""
+        """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
         kv = self._decoder.kv
-        return (len(block_ids), *kv.shape[:2], *kv.shape[3:])
+        return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
 
     def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
         """Have the other ranks, if there are any, do the same."""
@@ -312,83 +317,3 @@ class CudaBackend:
         with suppress(BackendError), hardware():
             if torch.cuda.is_available() and not is_waiting:
                 torch.cuda.empty_cache()
-
-
-class CudaFlight:
-    """A step on the stream. Its tokens are copied to the host as soon as they are chosen."""
-
-    logits: torch.Tensor
-
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
-        self.num_rows = num_rows
-        self._wait = wait
-        self._chosen = chosen[:num_wanted]
-        self._staging = staging
-        self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
-        self._logprobs: Logprobs | None = None
-        self.begun, self.ended = staging.event(), staging.event()
-
-    def sample(self, sampling: Sampling) -> None:
-        with hardware():
-            asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
-            num_tops = {i: num_top for i, num_top in asked if num_top is not None}
-            if num_tops:
-                self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
-            if sampling.rows:
-                choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
-                self._result.copy_(self._chosen, non_blocking=True)
-            if self._logprobs:
-                self._logprobs.measure(self._chosen)
-            self.ended.record()
-            del self.logits
-
-    def wait(self) -> "CudaChosen":
-        with hardware():
-            self._wait(self.ended)
-            device_s = self.begun.elapsed_time(self.ended) / 1000
-            return CudaChosen(self._result.tolist(), self._logprobs, device_s)
-
-
-class CudaChosen:
-    """Tokens, on the host."""
-
-    def __init__(self, token_ids: list[int], logprobs: Logprobs | None, device_s: float) -> None:
-        self.device_s = device_s
-        self._token_ids = token_ids
-        self._logprobs = logprobs
-
-    def token(self, row: int, allowed: Allowed | None = None) -> int:
-        token_id = self._token_ids[row]
-        if token_id >= 0:
-            return token_id
-        if allowed is not None and allowed.error:
-            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
-        raise BackendError(NOT_NUMBERS)
-
-    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
-        assert self._logprobs is not None
-        with hardware():
-            return self._logprobs.of(row, token_id, num_top)
-
-
-class CudaCopy:
-    """Blocks on their way to the host, on the same stream."""
-
-    def __init__(self, gathered: torch.Tensor, wait: Wait) -> None:
-        self._wait = wait
-        is_cuda = gathered.is_cuda
-        self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
-        self._host.copy_(gathered, non_blocking=True)
-        self._arrived = torch.cuda.Event() if is_cuda else None
-        if self._arrived:
-            self._arrived.record()
-
-    def wait(self) -> memoryview:
-        with hardware():
-            if self._arrived:
-                self._wait(self._arrived)
-        return memoryview(self._host.numpy().reshape(-1))
-
-
-def _synchronize(event: Event) -> None:
-    event.synchronize()

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.attention import Workspace
+from hotloop.backends.cuda.attention import Workspace, _meet_keys, _weighed
 from hotloop.backends.cuda.groups import ITEM_INTS
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.backends.cuda.prefill import _load_block, _take
@@ -40,6 +40,7 @@ def shared_attention(
     num_splits: int,
     num_parts: int,
     scale: float,
+    kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> None:
     """Of `num_parts` parts that each row has room for, the first `num_splits` are for its own keys."""
     num_rows, num_heads, head_dim = q.shape
@@ -47,18 +48,19 @@ def shared_attention(
     assert num_rows * num_heads * num_parts <= workspace.lses.numel()
     tile_pairs = max(TILE_PAIRS, triton.next_power_of_2(num_heads // num_kv_heads))
     _attend_shared[(len(items) // ITEM_INTS, num_kv_heads)](
-        q, k_cache, v_cache, block_ids, folded, items, workspace.outs, workspace.lses, scale * math.log2(math.e),
-        num_splits, num_parts, num_heads, num_kv_heads, head_dim, block_size, ITEM_INTS, tile_pairs,
-        triton.next_power_of_2(head_dim), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
+        q, k_cache, v_cache, block_ids, folded, items, kv_scales, workspace.outs, workspace.lses,
+        scale * math.log2(math.e), num_splits, num_parts, num_heads, num_kv_heads, head_dim, block_size, ITEM_INTS,
+        tile_pairs, triton.next_power_of_2(head_dim), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
         **overlap(q.device),
     )  # fmt: skip
 
 
 @triton.jit(
-    do_not_specialize=["num_splits", "num_parts"], do_not_specialize_on_alignment=["block_ids", "folded", "items"]
+    do_not_specialize=["num_splits", "num_parts"],
+    do_not_specialize_on_alignment=["block_ids", "folded", "items", "kv_scales"],
 )
 def _attend_shared(
-    q, k_cache, v_cache, block_ids, folded, items, outs, lses, scale_log2, num_splits, num_parts,
+    q, k_cache, v_cache, block_ids, folded, items, kv_scales, outs, lses, scale_log2, num_splits, num_parts,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     item_ints: tl.constexpr, tile_pairs: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
@@ -80,6 +82,7 @@ def _attend_shared(
     is_dim = d < head_dim
     is_in = is_pair[:, None] & is_dim
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_in, other=0.0)
+    queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
 
     block_stride: tl.constexpr = num_kv_heads * block_size * head_dim
     in_block = (kv_head * block_size + tl.arange(0, block_size))[:, None] * head_dim + d
@@ -91,8 +94,9 @@ def _attend_shared(
         at = block * block_stride + in_block
         block = tl.load(block_ids + i + 1, mask=i + 1 < end, other=0).to(tl.int64)
         k, v = _load_block(k_cache + at, v_cache + at, is_dim, head_dim == dim_tile)
-        logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
-        peak, total, found = _take(logit, v, peak, total, found)
+        logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
+        peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
     target = row_head * num_parts + num_splits + part
-    tl.store(outs + target[:, None] * head_dim + d, found / total[:, None], mask=is_in)
+    value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
+    tl.store(outs + target[:, None] * head_dim + d, value, mask=is_in)
     tl.store(lses + target, (peak + tl.log2(total)) * 0.6931471805599453, mask=is_pair)

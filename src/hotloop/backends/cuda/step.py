@@ -1,14 +1,15 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | shared | block_ids | table ]
-      rows, 8 bytes each                                 sequences                             as many as there are
+    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | shared | table | block_ids ]
+      rows, 8 bytes each                                 sequences                                  as many as there are
 
-What is shared (groups.py) is there if anything is. The table repeats the blocks of the sequences with many rows, each
-as wide as the longest: FlashAttention wants it so.
+Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
+than there are sequences. What is shared (groups.py) is there if anything is. The table repeats the blocks of the
+sequences with many rows, a line each: FlashAttention wants it so.
 
-Where each part lies depends on the number of rows, sequences and items alone, so a CUDA graph that was captured for
-those finds the parts of every later step in the same place. A graph's step is padded: rows that are stored nowhere,
-sequences that have no keys, tokens that nobody wanted.
+Where each part lies depends on the shape alone, so a CUDA graph that was captured for it finds the parts of every later
+step in the same place. A graph's step is padded: rows at the end that are stored nowhere, sequences of either kind that
+have no rows and no keys, tokens that nobody wanted.
 """
 
 from dataclasses import dataclass, replace
@@ -25,14 +26,30 @@ MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one tha
 
 
 class Shape(NamedTuple):
-    """What a CUDA graph is captured for."""
+    """The numbers of a step that are fixed when it is launched, and what a CUDA graph is captured for."""
 
-    num_sequences: int
+    num_short: int
+    """Sequences with few rows."""
     num_rows: int
-    max_rows: int
-    """Most rows of one sequence."""
+    """Of all sequences."""
+    max_short_rows: int
+    """Most of one sequence that has few."""
     num_items: int = 0
-    """Room for what sequences share; of a step: whether they do."""
+    """Room for what sequences share."""
+    num_long: int = 0
+    """Sequences with many rows."""
+    max_long_rows: int = 0
+    """Most of one of these."""
+    table_width: int = 0
+    """Blocks that there is room for in a line of the table; 0: there is none."""
+
+    @property
+    def num_short_rows(self) -> int:
+        """The most that the sequences with few can have in all."""
+        return min(self.num_rows, self.num_short * self.max_short_rows)
+
+    def fits(self, step: "Shape") -> bool:
+        return all(room >= needed for room, needed in zip(self, step, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +68,12 @@ class Views:
     num_parts: torch.Tensor
     folded: torch.Tensor
     items: torch.Tensor
+    table: torch.Tensor  # [num_long, table_width]
     block_ids: torch.Tensor
 
     def with_wanted(self, count: int) -> "Views":
         """So many rows are wanted, not as many as there are."""
         return replace(self, wanted=self.wanted[:count])
-
-    def table(self, extent: "Extent") -> torch.Tensor:
-        """[num_long, table_width]"""
-        begin, width = extent.table_begin, extent.table_width
-        return self.block_ids[begin : begin + extent.num_long * width].view(extent.num_long, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +81,45 @@ class Packed:
     """All that a rank has to know of a step."""
 
     ints: NDArray[np.int32]
-    extent: "Extent"
-    size: Shape
-    graph: Shape | None
-    """The graph it is padded to."""
+    shape: Shape
+    is_graph: bool
+    """Whether it is padded to the shape of a graph."""
     num_wanted: int
     num_chosen: int
     """Of the tokens that rank 0 chose last, how many the others have to be told: those up to the last it looks up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The numbers of a step that are fixed when it is launched: sequences with few rows come first."""
-
-    num_short: int
-    num_short_rows: int
-    max_short_rows: int
-    num_long: int = 0
-    max_long_rows: int = 0
-    table_begin: int = 0
-    """Where in `block_ids` the table of the long ones begins: a row each, of `table_width` blocks."""
-    table_width: int = 0
-    num_items: int = 0
-
-
-def view_parts(buffer: torch.Tensor, num_sequences: int, num_rows: int, num_items: int = 0) -> Views:
-    """Where the parts of a step of that size lie in an int32 buffer."""
-    sizes = _sizes(num_sequences, num_rows, num_items)
-    begins = np.cumsum([0, *sizes]).tolist()
+def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:
+    """Where the parts of a step of that shape lie in an int32 buffer."""
+    begins = np.cumsum([0, *_sizes(shape)]).tolist()
     parts = [buffer[begin:end] for begin, end in zip(begins, [*begins[1:], len(buffer)], strict=True)]
-    return Views(parts[0].view(torch.int64), *parts[1:])
+    parts[0] = parts[0].view(torch.int64)
+    parts[-2] = parts[-2].view(shape.num_long, shape.table_width)
+    return Views(*parts)
 
 
-def capacity(max_sequences: int, max_rows: int, max_blocks: int, max_items: int) -> int:
+def capacity(largest: Shape, max_blocks: int) -> int:
     """Integers that the largest step takes, where each sequence has up to `max_blocks`."""
-    return sum(_sizes(max_sequences, max_rows, max_items)) + 2 * max_sequences * max_blocks
+    return sum(_sizes(largest)) + (largest.num_short + largest.num_long) * max_blocks
 
 
-def shape_of(batch: Batch, groups: list[Group]) -> Shape:
+def shape_of(
+    batch: Batch, block_size: int, *, has_table: bool = False, sharing: Sharing | None = None, has_groups: bool = False
+) -> Shape:
+    """Of a step that is not padded."""
     rows = np.diff(batch.begins)
-    return Shape(len(rows), int(batch.begins[-1]), int(rows.max()), 1 if groups else 0)
+    is_long = rows > MAX_SHORT_ROWS
+    short, long = rows[~is_long], rows[is_long]
+    max_keys = int((batch.past_lens[is_long] + long).max(initial=0))
+    shape = Shape(
+        num_short=len(short),
+        num_rows=int(batch.begins[-1]),
+        max_short_rows=int(short.max(initial=0)),
+        num_long=len(long),
+        max_long_rows=int(long.max(initial=0)),
+        table_width=-(-max_keys // block_size) if has_table else 0,
+    )
+    return shape._replace(num_items=sharing.num_items(shape.num_short_rows)) if sharing and has_groups else shape
 
 
 def num_looked_up(batch: Batch) -> int:
@@ -116,37 +128,22 @@ def num_looked_up(batch: Batch) -> int:
 
 
 def pack(
-    batch: Batch,
-    block_size: int,
-    pad_to: Shape | None = None,
-    *,
-    has_table: bool = False,
-    sharing: Sharing | None = None,
-    groups: list[Group] | None = None,
-) -> tuple[NDArray[np.int32], Extent]:
-    """All of a step as integers, padded to a shape where there is one. `groups` are those that `sharing` has found."""
+    batch: Batch, block_size: int, shape: Shape, *, sharing: Sharing | None = None, groups: list[Group] | None = None
+) -> NDArray[np.int32]:
+    """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
     is_long = np.diff(batch.begins) > MAX_SHORT_ROWS
     wanted = batch.wanted
     if is_long.any() and not (np.sort(is_long) == is_long).all():
         batch, wanted, groups = _short_first(batch, is_long, groups or [])
         is_long = np.sort(is_long)
     num_rows_of = np.diff(batch.begins)
-    num_sequences, num_rows = len(num_rows_of), int(batch.begins[-1])
-    extent = _extent(num_rows_of, is_long)
-    shape = pad_to or Shape(num_sequences, num_rows, 0)
-    plan = None
-    if sharing and groups:
-        num_folding = pad_to.num_rows if pad_to else extent.num_short_rows
-        plan = sharing.plan(groups, batch.begins, batch.block_begins, num_folding)
-        extent = replace(extent, num_items=len(plan.items))
-    all_lens = batch.past_lens + num_rows_of
-    table = _table(batch, all_lens[is_long], block_size) if has_table else np.empty((0, 0), np.int32)
-    sizes = [*_sizes(shape.num_sequences, shape.num_rows, extent.num_items), len(batch.block_ids), table.size]
+    num_short, num_rows = int((~is_long).sum()), int(batch.begins[-1])
+    sizes = [*_sizes(shape), len(batch.block_ids)]
     ints = np.zeros(sum(sizes), np.int32)
-    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, *shared, block_ids, last, _ = (
+    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, *shared, table, block_ids, _ = (
         np.split(ints, np.cumsum(sizes))
     )
-    owner = np.repeat(np.arange(num_sequences), num_rows_of)
+    owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
     block_of = batch.block_ids[batch.block_begins[owner] + batch.positions // block_size].astype(np.int64)
     slots[:] = -1
     slots.view(np.int64)[:num_rows] = block_of * block_size + batch.positions % block_size
@@ -156,36 +153,43 @@ def pack(
         sources[:num_rows] = batch.sources
     positions[:num_rows] = batch.positions
     wanted_rows[: len(wanted)] = wanted
-    row_begins[:] = num_rows
-    row_begins[: num_sequences + 1] = batch.begins
-    lens[:num_sequences] = all_lens
-    block_begins[: num_sequences + 1] = batch.block_begins
-    if plan:
-        values = (plan.num_skipped, plan.num_parts, plan.folded, plan.items.reshape(-1))
+    all_lens = batch.past_lens + num_rows_of
+    for part, each in ((lens, all_lens), (block_begins, batch.block_begins[:-1])):
+        part[:num_short] = each[:num_short]
+        part[shape.num_short :][: len(each) - num_short] = each[num_short:]
+    begins_of_long = shape.num_short + 1
+    for part, each in (
+        (row_begins[:begins_of_long], batch.begins[: num_short + 1]),
+        (row_begins[begins_of_long:], batch.begins[num_short:]),
+    ):
+        part[:] = each[-1]
+        part[: len(each)] = each
+    if sharing and groups and shape.num_items:
+        plan = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
+        values = (plan.num_skipped[:num_short], plan.num_parts[:num_short], plan.folded, plan.items.reshape(-1))
         for part, value in zip(shared, values, strict=True):
             part[: len(value)] = value
+    if shape.table_width:
+        _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
     block_ids[:] = batch.block_ids
-    last[:] = table.reshape(-1)
-    return ints, replace(extent, table_begin=len(block_ids), table_width=table.shape[1])
+    return ints
 
 
-def _table(batch: Batch, lens: NDArray[np.int32], block_size: int) -> NDArray[np.int32]:
-    """The blocks of the last sequences, a row each; what is past a sequence's end is never read."""
+def _fill_table(table: NDArray[np.int32], batch: Batch, lens: NDArray[np.int32], block_size: int) -> None:
+    """The blocks of the last sequences, a line each; what is past a sequence's end is never read."""
     num_blocks = -(-lens // block_size)
     column = np.arange(num_blocks.max(initial=0))
     begins = batch.block_begins[len(batch.past_lens) - len(lens) : len(batch.past_lens)]
     at = np.where(column < num_blocks[:, None], begins[:, None] + column, 0)
-    return batch.block_ids[at].astype(np.int32)
+    table[: len(lens), : len(column)] = batch.block_ids[at]
 
 
-def _extent(num_rows_of: NDArray[np.int32], is_long: NDArray[np.bool_]) -> Extent:
-    short, long = num_rows_of[~is_long], num_rows_of[is_long]
-    return Extent(len(short), int(short.sum()), int(short.max(initial=0)), len(long), int(long.max(initial=0)))
-
-
-def _sizes(num_sequences: int, num_rows: int, num_items: int) -> list[int]:
-    shared = [num_sequences, num_sequences, num_rows, num_items * ITEM_INTS] if num_items else [0] * 4
-    return [2 * num_rows, *[num_rows] * 4, num_sequences + 1, num_sequences, num_sequences + 1, *shared]
+def _sizes(shape: Shape) -> list[int]:
+    """Of all parts but `block_ids`."""
+    num_sequences, num_rows = shape.num_short + shape.num_long, shape.num_rows
+    shared = [shape.num_short] * 2 + [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0] * 4
+    table = shape.num_long * shape.table_width
+    return [2 * num_rows, *[num_rows] * 4, num_sequences + 2, num_sequences, num_sequences, *shared, table]
 
 
 def _short_first(

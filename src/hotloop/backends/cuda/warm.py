@@ -5,6 +5,7 @@ that does not fit into the GPU's memory fails while the engine is loaded, not un
 import numpy as np
 
 from hotloop.backends.backend import Backend, Batch, Mask, Row, Sampling
+from hotloop.backends.cuda.head import TILE_ROWS
 from hotloop.core.request import Request, SamplingParams
 
 _WAYS = (
@@ -19,13 +20,16 @@ def warm_up(backend: Backend) -> None:
     """Read and choose in every way there is. Whatever ends up in the blocks, nobody has them yet."""
     for params in _WAYS:
         _run(backend, min(backend.block_size, backend.max_context), params)
-    _run(backend, min(backend.block_size, backend.max_context), _WAYS[0], num_wanted=2)
-    _run(backend, min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context), _WAYS[0])
+    largest = min(backend.step_tokens, backend.num_blocks * backend.block_size, backend.max_context)
+    for num_wanted in (2, *TILE_ROWS):
+        _run(backend, min(max(backend.block_size, num_wanted), largest), _WAYS[0], num_wanted=num_wanted)
+    _run(backend, largest, _WAYS[0])
     backend.write_blocks([0], backend.read_blocks([0]).wait())
 
 
 def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_wanted: int = 1) -> None:
     """One prompt of so many tokens, and the tokens after the last of them under a grammar that allows everything."""
+    num_wanted = min(num_wanted, num_tokens)
     num_blocks = -(-num_tokens // backend.block_size)
     batch = Batch(
         token_ids=np.zeros(num_tokens, np.int64),

@@ -9,7 +9,7 @@ share of a tensor is shows in the place that was made for it.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
-from hotloop.backends.cuda.fp8 import Fp8Matrix, quantise
+from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
+from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
+from hotloop.backends.cuda.repack import repack, room_for, widen_stored
+from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.fetch import Progress
 from hotloop.models.gguf_file import widen
 from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import ModelSpec, Stored, Weights
+from hotloop.models.spec import Int4Stored, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
@@ -32,7 +35,7 @@ _NUM_READERS = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3."""
+    """One layer. Matrices are [out, in]; all are contiguous. Those of the products may be in e4m3 or in four bits."""
 
     attn_norm: Tensor  # [hidden]
     qkv: Matrix  # [(heads + 2 * kv heads) * head_dim, hidden]: all of q, then k, then v
@@ -43,16 +46,17 @@ class LayerWeights:
     mlp_norm: Tensor  # [hidden]
     gate_up: Matrix  # [2 * intermediate, hidden]: all of gate, then up
     down: Matrix  # [hidden, intermediate]
+    kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied."""
+    """All of a model. `head` is `embed` itself, or rows of it, where the two are tied and in one type."""
 
     embed: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; of several ranks each has some rows
+    head: Matrix  # [vocab, hidden]; of several ranks each has some rows
 
 
 def load_weights(
@@ -62,18 +66,25 @@ def load_weights(
     progress: Progress | None = None,
     *,
     is_fp8: bool = False,
+    has_fp8_kv: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> DeviceWeights:
     """The weights of a model on a device. `progress` is told how many of the device's bytes are filled.
 
-    If fp8, the layers' matrices are in e4m3. The head stays as it is: its errors would go straight into the logits.
+    If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
+    has a fifth of them. The embedding, of which a step reads a few rows, stays as it is. If not, matrices that the
+    files hold in four bits are held so here.
     """
     device = torch.device(device)
     share = share_of(model.spec, num_ranks)
-    layers = tuple(_allocate_layer(share, device, dtype, is_fp8=is_fp8) for _ in range(share.num_layers))
-    weights = _allocate(share, layers, device, dtype, rank, num_ranks)
+    if is_fp8:
+        _check_sizes(share)
+    layers = tuple(
+        _allocate_layer(share, model.weights, layer, device, dtype, is_fp8=is_fp8) for layer in range(share.num_layers)
+    )
+    weights = _allocate(share, layers, device, dtype, rank, num_ranks, is_fp8=is_fp8)
     places = dict(_places(share, weights))
     total_bytes = sum(place.nbytes for place in places.values())
     done_bytes = 0
@@ -81,7 +92,42 @@ def load_weights(
         done_bytes += places[name].nbytes
         if progress:
             progress(done_bytes, total_bytes)
+    if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
+        quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
+    if has_fp8_kv:
+        layers = tuple(replace(layer, kv_scales=_kv_scales(share, layer)) for layer in layers)
+        weights = replace(weights, layers=layers)
     return weights
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    """Refuse a matrix that cannot be multiplied in e4m3."""
+    for name, shape in layer_shapes(spec).items():
+        if len(shape) > 1 and any(size % ALIGNMENT for size in shape):
+            sizes = " x ".join(map(str, shape))
+            raise ConfigError(
+                f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
+                " on each GPU"
+            )
+
+
+def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
+    """Of what the norm in front of a layer and its weights make, whatever the prompt."""
+    size = spec.num_kv_heads * spec.head_dim
+    made = layer.qkv[-2 * size :]
+    rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
+    keys, values = (rows * layer.attn_norm.float()).view(2, spec.num_kv_heads, spec.head_dim, -1)
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    if layer.qkv_bias is not None:
+        key_bias, value_bias = layer.qkv_bias[-2 * size :].float().view(2, spec.num_kv_heads, spec.head_dim)
+        biases = key_bias, value_bias
+    return kv_scales(keys, values, *biases, layer.k_norm)
+
+
+def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
+    """A rank's rows of a head that is the embedding as well."""
+    begin = share_begin(len(embed), num_tokens, rank)
+    return embed[begin : begin + num_tokens]
 
 
 def _allocate(
@@ -91,23 +137,27 @@ def _allocate(
     dtype: torch.dtype,
     rank: int,
     num_ranks: int,
+    *,
+    is_fp8: bool,
 ) -> DeviceWeights:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
     embed = empty(spec.vocab_size, spec.hidden_size)
     num_tokens = -(-spec.vocab_size // num_ranks)
-    if not spec.has_tied_head:
+    head: Matrix
+    if is_fp8:
+        head = ScaledMatrix.empty(num_tokens, spec.hidden_size, device, torch.int8)
+    elif not spec.has_tied_head:
         head = empty(num_tokens, spec.hidden_size)
-    elif num_ranks == 1:
-        head = embed
     else:
-        begin = share_begin(spec.vocab_size, num_tokens, rank)
-        head = embed[begin : begin + num_tokens]
+        head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
     return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
 
 
-def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_fp8: bool) -> LayerWeights:
+def _allocate_layer(
+    spec: ModelSpec, weights: Weights, layer: int, device: torch.device, dtype: torch.dtype, *, is_fp8: bool
+) -> LayerWeights:
     shapes = layer_shapes(spec)
 
     def stacked(*names: str) -> Matrix | None:
@@ -116,10 +166,26 @@ def _allocate_layer(spec: ModelSpec, device: torch.device, dtype: torch.dtype, *
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
         if is_fp8 and row_shape:
-            return Fp8Matrix.empty(num_rows, row_shape[0], device)
+            return ScaledMatrix.empty(num_rows, row_shape[0], device)
+        if spec.int4 and row_shape:
+            full_names = [f"layers.{layer}.{name}" for name in names]
+            int4 = _allocate_int4(spec, weights, full_names, num_rows, row_shape[0], device)
+            if int4 is not None:
+                return int4
         return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
 
     return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
+
+
+def _allocate_int4(
+    spec: ModelSpec, weights: Weights, names: list[str], num_rows: int, num_columns: int, device: torch.device
+) -> Int4Matrix | None:
+    """Room for these; None if the files do not hold all of them in four bits."""
+    assert spec.int4
+    if isinstance(weights, DummyWeights):
+        return Int4Matrix.empty(num_rows, num_columns, spec.int4.group_size, device=device)
+    stored = [each for each in map(weights.stored, names) if isinstance(each, Int4Stored)]
+    return room_for(stored, num_rows, num_columns, device) if len(stored) == len(names) else None
 
 
 _LAYER_PARTS = {
@@ -163,15 +229,23 @@ def _fill(
     with ThreadPoolExecutor(_NUM_READERS) as readers:
         staging = _Staging(device, chunk_bytes, readers)
         for name, place in places.items():
-            staging.send(weights.stored(name), place, rank)
+            stored = weights.stored(name)
+            if isinstance(stored, Int4Stored):
+                staging.send_int4(stored, place, rank)
+            else:
+                staging.send(stored, place, rank)
             yield name
         staging.wait()
 
 
 def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
-    if isinstance(place, Fp8Matrix):
+    if isinstance(place, ScaledMatrix):
         drawn = torch.empty(place.values.shape, dtype=torch.bfloat16, device=place.values.device)
         quantise(drawn.normal_(0, STD, generator=generator), place)
+    elif isinstance(place, Int4Matrix):
+        torch.randint(-(1 << 31), 1 << 31, place.words.shape, generator=generator, out=place.words)
+        place.zeros.fill_(8)
+        place.scales.fill_(STD / 4.6)  # the deviation of the numbers 0 to 15
     elif place.ndim == 1:
         place.fill_(dummy_value(name))
     else:
@@ -194,8 +268,9 @@ class _Staging:
 
     def send(self, stored: Stored, place: Matrix, rank: int) -> None:
         """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
+        assert not isinstance(place, Int4Matrix)
         rows = stored.data.reshape(-1, stored.data.shape[-1])
-        room = place if isinstance(place, Fp8Matrix) else place.view(-1, place.shape[-1])
+        room = place if isinstance(place, ScaledMatrix) else place.view(-1, place.shape[-1])
         num_columns, width = stored.shape[-1], room.shape[1]
         row, column = share_begin(len(rows), len(room), rank), share_begin(num_columns, width, rank)
         rows, columns = rows[row : row + len(room)], slice(column, column + width)
@@ -212,14 +287,36 @@ class _Staging:
             if not is_known:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
             numbers = dequantise(self._upload(part), kind)[:, columns]
-            if isinstance(room, Fp8Matrix):
+            if isinstance(room, ScaledMatrix):
                 quantise(numbers.contiguous(), room[begin : begin + step])
             else:
                 room[begin : begin + step].copy_(numbers)
 
+    def send_int4(self, stored: Int4Stored, place: Matrix, rank: int) -> None:
+        """The same for a matrix in four bits, which is wider where it is to be held so."""
+        if isinstance(place, Int4Matrix):
+            repack(stored, place, rank, self._upload_all)
+            return
+        numbers = widen_stored(stored, self._upload_all, self._device.device)
+        row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
+        numbers = numbers[row : row + len(place), column : column + place.shape[1]]
+        if isinstance(place, ScaledMatrix):
+            quantise(numbers.contiguous(), place)
+        else:
+            place.copy_(numbers)
+
     def wait(self) -> None:
         for event in self._is_copied:
             event.synchronize()
+
+    def _upload_all(self, rows: NDArray[np.uint8]) -> Tensor:
+        """These rows on the device, to keep."""
+        kept = torch.empty(rows.shape, dtype=torch.uint8, device=self._device.device)
+        step = len(self._device) // rows.shape[1]
+        assert step > 0, "a row fits into a buffer"
+        for begin in range(0, len(rows), step):
+            kept[begin : begin + step].copy_(self._upload(rows[begin : begin + step]))
+        return kept
 
     def _upload(self, rows: NDArray[np.uint8]) -> Tensor:
         """These rows on the device, until the next call."""

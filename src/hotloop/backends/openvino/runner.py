@@ -32,6 +32,8 @@ def open_cpu(
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
     kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
+    if kv == "fp8":
+        raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     if not _has_paged_attention():
         portable = find_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")

@@ -8,7 +8,8 @@ computed for them is still good; all other text is cut by the tokenizer, and onc
     piece                 |          |            |   |              | assistant⏎ hel lo |
 
 Special tokens cut a text into pieces that do not touch each other. An answer is kept under the hash of all tokens
-before the piece it stands in, so that it is only ever found where it was written.
+before the piece it stands in, so that it is only ever found where it was written. One that goes on a text of many
+thousand tokens without a special one is not kept.
 
 Invariant: the text of the tokens is the text that was given (after the model's own normalisation).
 """
@@ -28,6 +29,7 @@ from hotloop.models.tokenizer import Tokenizer, readable
 MAX_TOKENS = 4_000_000
 _MAX_TURNS = 64  # answers kept for one place: as many agents may have begun in the same words
 _MAX_NEWS = 64  # answers that wait to be looked into
+_MAX_LEAD = 4096  # tokens between the last special one and an answer: no chat has so many
 _NUM_CHECKED = 8  # prompts on which it is seen that pieces do not touch each other
 
 log = logging.getLogger("hotloop.chat")
@@ -107,7 +109,10 @@ class Splicer:
 
     def _keep_answer(self, scope: str, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         is_special = self._tokenizer.is_special
-        begin = next((i for i in range(len(prompt_ids), 0, -1) if is_special(prompt_ids[i - 1])), 0)
+        farthest = max(0, len(prompt_ids) - _MAX_LEAD)
+        begin = next((i for i in range(len(prompt_ids), farthest, -1) if is_special(prompt_ids[i - 1])), farthest)
+        if begin == farthest > 0:
+            return
         chain = _Chain(scope, prompt_ids[:begin])
         run: list[int] = []
         for token_id in (*prompt_ids[begin:], *output_ids):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
 from hotloop.core.errors import BackendError
 from hotloop.engine.disk.folder import HEADER_BYTES, KEY_BYTES, Folder
@@ -86,6 +87,7 @@ class KvStore:
         max_bytes: int,
         segment_tokens: int = SEGMENT_TOKENS,
         max_queued_bytes: int = _MAX_QUEUED_BYTES,
+        make_worker: "Callable[[str], Worker] | None" = None,
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
@@ -102,7 +104,8 @@ class KvStore:
         self._paused_until = 0.0
         self._is_closing = False
         self._open()
-        self._writer, self._reader = _Worker("hotloop-kv-writer"), _Worker("hotloop-kv-reader")
+        make_worker = make_worker or ThreadWorker
+        self._writer, self._reader = make_worker("hotloop-kv-writer"), make_worker("hotloop-kv-reader")
 
     def stats(self) -> DiskStats:
         totals, file_bytes = self.totals, HEADER_BYTES + self.segment_bytes
@@ -268,8 +271,18 @@ def _use_of(depth: int) -> float:
     return time.time() - depth
 
 
-class _Worker:
-    """A thread that does one job after the other, and dies with the process."""
+class Worker(Protocol):
+    """Does one job after the other, and keeps nobody waiting."""
+
+    def put(self, job: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        """No more after what was asked for."""
+        ...
+
+
+class ThreadWorker:
+    """A thread that dies with the process."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -279,7 +292,7 @@ class _Worker:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """No more after what was asked for. It is not waited for: a disk may never answer."""
+        """It is not waited for: a disk may never answer."""
         self._jobs.put(None)
 
     def _run(self) -> None:

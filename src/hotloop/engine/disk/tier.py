@@ -6,6 +6,9 @@ tree does waits here, outside the scheduler, until the tree has it:
     tokens   [ known to the tree ...... | read from disk ......................... | computed ]
     segments [ 0           | 1          | begin       | ...         |
 
+What the tree has in host memory comes back from there (`HostTier`). What the disk alone has beyond that cannot be on
+the device without it, so it is worth reading only if it is more: then all that is not on the device is read.
+
 Of those who want the same segments one reads and the others follow. Whatever goes wrong, a request that waits here is
 handed to the scheduler, at the latest when the disk says nothing for a while: then it computes what it did not get.
 """
@@ -104,8 +107,9 @@ class DiskTier:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn, once what is known of its prefix is in memory."""
         self._progress[request.id] = _Progress(self.store.keys(request.salt))
-        if not self._restore(request):
-            self._scheduler.add(request)
+        self._scheduler.add(request)
+        if self._restore(request):
+            del self._scheduler.waiting[request.id]
 
     def let_go(self, request_id: str) -> None:
         """If that request waits here, let it wait for its turn instead."""
@@ -114,12 +118,12 @@ class DiskTier:
             self._end(load)
         elif load:
             del self._loads[request_id]
-            self._scheduler.add(load.followers.pop(request_id))
+            self._scheduler.waiting[request_id] = load.followers.pop(request_id)
 
     def let_all_go(self) -> None:
         for request in self.waiting:
             del self._loads[request.id]
-            self._scheduler.add(request)
+            self._scheduler.waiting[request.id] = request
         self._loading.clear()
 
     def poll(self, now: float) -> None:
@@ -183,9 +187,11 @@ class DiskTier:
         num_stored = self.store.num_leading(wanted)
         if self._is_stalled or num_stored == 0:
             return False
-        known = self._scheduler.tree.peek(request.token_ids[: num_stored * size], request.salt)
-        begin = len(known) // self._segment_blocks
-        if begin >= num_stored:
+        token_ids, tree = request.token_ids[: num_stored * size], self._scheduler.tree
+        num_known, num_hosted = (len(tree.peek(token_ids, request.salt, is_hosted=tier)) for tier in (False, True))
+        begin = num_known // self._segment_blocks
+        num_gained = num_stored * self._segment_blocks - num_known - num_hosted
+        if begin >= num_stored or num_gained < num_hosted:
             return False
         load = self._loading.get(wanted[begin])
         if load:
@@ -236,7 +242,7 @@ class DiskTier:
         block_ids = self._allocate(self._segment_blocks, request)
         if block_ids is not None:
             self._backend.write_blocks(block_ids, data)
-            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.session_id)
+            tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.line)
             pool.release(block_ids)
             load.num_placed += 1
             request.num_restored += (end - len(known)) * self._scheduler.block_size
@@ -244,14 +250,11 @@ class DiskTier:
         return block_ids is not None
 
     def _allocate(self, count: int, request: Request) -> list[int] | None:
-        """Room for a request that may not run for long: not that of those who are away and more urgent."""
-        pool, tree = self._scheduler.pool, self._scheduler.tree
-        num_missing = count - pool.num_free
-        if num_missing > 0:
-            num_awaited = tree.num_awaited(request.priority - 1, request.token_ids, request.salt)
-            if num_missing > pool.num_idle - num_awaited:
-                return None
-            tree.evict(num_missing, request.id)
+        """Room for a request that may not run for long."""
+        pool = self._scheduler.pool
+        if count > pool.num_free:
+            most = self._scheduler.retention.most_for_waiting(request.priority)
+            self._scheduler.tree.evict(count - pool.num_free, request.id, most)
         return pool.allocate(count)
 
     def _end(self, load: _Load) -> None:
@@ -259,7 +262,9 @@ class DiskTier:
         self._loading = {key: other for key, other in self._loading.items() if other is not load}
         for request in (load.request, *load.followers.values()):
             del self._loads[request.id]
-        self._scheduler.add(load.request)
+        if load.request.is_awaited:
+            self._scheduler.seating.keep(load.request)
+        self._scheduler.waiting[load.request.id] = load.request
         for request in load.followers.values():
             if not self._restore(request):
-                self._scheduler.add(request)
+                self._scheduler.waiting[request.id] = request

@@ -3,14 +3,18 @@
 Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
 last seen in the ring. What the ring has overwritten the table still points to, and two hashes may share a place in it;
 so what is found is compared token by token before it is believed, and neither does more harm than a guess not made.
+Where things are depends on nothing but what was learned: the same requests have the same guesses in every process.
 
-One store serves everybody, a session's own past first, then that of all with the same salt. Every guess is verified by
+One store serves everybody, a session's own past first, then that of all with the same salt: the tokens in the ring are
+masked by their salt, so that under another one they are not the same tokens. Every guess is verified by
 the model, so no text passes from one session to another; how fast an answer comes can tell those who share a salt that
 something like it was seen before.
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +30,6 @@ _SLOTS_PER_TOKEN = 8  # three runs, each for all and for its session, and room s
 _FACTOR = 0x9E3779B97F4A7C15  # odd, and its bits well mixed
 _MASK = (1 << 64) - 1
 
-Owner = tuple[str, str]
-
 
 class SuffixHistory:
     """Remembers the last `max_tokens` tokens, at 36 to 68 bytes each."""
@@ -40,13 +42,14 @@ class SuffixHistory:
 
     def guess(self, token_ids: "array[int]", max_tokens: int, session_id: str = "", salt: str = "") -> Guess:
         """What followed the longest run that is known; among runs of one size, the session's own first."""
-        tail = token_ids[-MAX_MATCH:]
+        tail, mask, owners = token_ids[-MAX_MATCH:], _mask(salt), _owners(session_id, salt)
+        masked = _masked(tail, mask)
         for size, run in reversed([*_last_runs(tail)]):
-            for owner in _owners(session_id, salt):
-                begin = int(self._places[_slot(run, owner, self._bits)])
-                match = _count_match(self._ring[max(0, begin - MAX_MATCH) : begin], tail)
+            for owner in owners:
+                begin = int(self._places[(((run ^ owner) * _FACTOR) & _MASK) >> (64 - self._bits)])
+                match = _count_match(self._ring[max(0, begin - MAX_MATCH) : begin], masked)
                 if match >= size:
-                    return Guess(self._read(begin, max_tokens), match)
+                    return Guess([token_id ^ mask for token_id in self._read(begin, max_tokens)], match)
         return Guess()
 
     def learn(self, request: Request) -> None:
@@ -56,17 +59,17 @@ class SuffixHistory:
         tokens = request.token_ids[begin:][-room:] if room else array("i")
         head = self._head if self._head + len(tokens) < len(self._ring) else MAX_MATCH
         end = head + len(tokens)
-        self._ring[head:end] = tokens
+        self._ring[head:end] = _masked(tokens, _mask(request.salt))
         self._ring[end] = _NOTHING
         self._head = end + 1
         for size, runs in _all_runs(tokens):
             places = np.arange(head + size, end + 1, dtype=np.int32)
             for owner in _owners(request.session_id, request.salt):
-                slots = (runs ^ np.uint64(hash(owner) & _MASK)) * np.uint64(_FACTOR) >> np.uint64(64 - self._bits)
+                slots = (runs ^ np.uint64(owner)) * np.uint64(_FACTOR) >> np.uint64(64 - self._bits)
                 self._places[slots] = places  # of equal runs the last stays
 
-    def _read(self, begin: int, max_tokens: int) -> list[int]:
-        token_ids = self._ring[begin : begin + max_tokens].tolist()
+    def _read(self, begin: int, max_tokens: int) -> "array[int]":
+        token_ids = self._ring[begin : begin + max_tokens]
         return token_ids[: token_ids.index(_NOTHING)] if _NOTHING in token_ids else token_ids
 
 
@@ -121,13 +124,26 @@ def _last_runs(token_ids: "array[int]") -> Iterator[tuple[int, int]]:
             yield size, run
 
 
-def _owners(session_id: str, salt: str) -> Iterable[Owner]:
+def _owners(session_id: str, salt: str) -> Iterable[int]:
     """Whose past it is, or may be guessed from: the session's first, then that of all who share."""
-    return dict.fromkeys(((salt, session_id), (salt, "")))
+    return [_digest(salt, name) for name in dict.fromkeys((session_id, ""))]
 
 
-def _slot(run: int, owner: Owner, bits: int) -> int:
-    return (((run ^ (hash(owner) & _MASK)) * _FACTOR) & _MASK) >> (64 - bits)
+@lru_cache(1024)
+def _digest(*parts: str) -> int:
+    """Of 64 bits; unlike that of `hash`, the same in every process."""
+    data = "\0".join(parts).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
+
+
+def _mask(salt: str) -> int:
+    """What leaves a token of this salt what it is and makes it another under any other."""
+    return _digest(salt) >> 33 if salt else 0
+
+
+def _masked(token_ids: "array[int]", mask: int) -> "array[int]":
+    """Masked or, if they are, as they were; never negative."""
+    return array("i", (np.array(token_ids, np.int32) ^ np.int32(mask)).tobytes()) if mask else token_ids
 
 
 def _count_match(one: "array[int]", other: "array[int]") -> int:

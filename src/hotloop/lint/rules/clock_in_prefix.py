@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, changes_by, is_volatile
+from hotloop.lint.cause import Cause, is_volatile
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
 from hotloop.lint.run import Run
@@ -10,7 +10,7 @@ from hotloop.lint.volatile import find_suspects, widen
 
 
 def check(run: Run) -> Iterator[Finding]:
-    for step, change in changes_by(run, Cause.VOLATILE):
+    for step, change in run.changes_by(Cause.VOLATILE):
         assert change.old and change.new
         begin, end = widen(change.new.text, change.begin, change.end)
         was = change.old.text[slice(*widen(change.old.text, change.begin, change.old_end))]

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
 from hotloop.lint.run import Run
 
 
 def check(run: Run) -> Iterator[Finding]:
-    for step, change in changes_by(run, Cause.REWRITTEN):
+    for step, change in run.changes_by(Cause.REWRITTEN):
         if change.kind == "edited":
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
         else:

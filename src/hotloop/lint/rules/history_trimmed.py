@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
@@ -12,7 +12,7 @@ from hotloop.lint.run import Run, Step
 def check(run: Run) -> Iterator[Finding]:
     """Parts that are gone from one place are one finding."""
     trimmed: dict[tuple[int, int], list[tuple[Step, Change]]] = {}
-    for step, change in changes_by(run, Cause.TRIMMED):
+    for step, change in run.changes_by(Cause.TRIMMED):
         trimmed.setdefault((step.asked.index, change.position), []).append((step, change))
     for group in trimmed.values():
         step, first = group[0]

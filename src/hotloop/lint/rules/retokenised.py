@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import gcd
 
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.part import Part
 from hotloop.lint.rules.rule import Rule
@@ -16,7 +16,7 @@ _SLACK = 8  # tokens that end a turn are the template's to write
 
 
 def check(run: Run) -> Iterator[Finding]:
-    for step, change in changes_by(run, Cause.REWORDED):
+    for step, change in run.changes_by(Cause.REWORDED):
         assert change.old and change.new
         what = "arguments" if change.part.kind == "call" else "words"
         begin = max(0, change.begin - _SHOWN)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
@@ -10,7 +10,7 @@ from hotloop.lint.run import Run, Step
 
 
 def check(run: Run) -> Iterator[Finding]:
-    for step, change in changes_by(run, Cause.THINKING):
+    for step, change in run.changes_by(Cause.THINKING):
         severity = None if _is_in_loop(step, change) else Severity.NOTE
         words = f"thinking that began with {quote(change.old_words)} was not sent back"
         yield RULE.found(step.place_of(change), words, step.waste_of(change), severity=severity)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, changes_by
+from hotloop.lint.cause import Cause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.likeness import Texts
@@ -13,7 +13,7 @@ _MIN_KEPT = 0.2  # of a system text that is still the same agent's
 
 
 def check(run: Run) -> Iterator[Finding]:
-    for step, change in changes_by(run, Cause.UNSTABLE):
+    for step, change in run.changes_by(Cause.UNSTABLE):
         if change.kind == "removed":
             words = f"the prompt began with {quote(change.old_words)} before, and no longer does"
         elif change.kind == "inserted":

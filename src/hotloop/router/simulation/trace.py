@@ -5,7 +5,6 @@ session) and single requests (`timestamp` in ms, `hash_ids` of 512-token blocks)
 its sessions again as other people's: nothing of theirs was read before.
 """
 
-import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_lines
 from hotloop.router.placement.index import PrefixIndex
 
 Runs = tuple[tuple[int, int], ...]
@@ -56,15 +56,11 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Raises ConfigError where the file is none of the shapes above."""
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(line) for _, line in read_lines(path)]
         if not rows:
             raise ConfigError(f"{path} is empty")
         return _read_singles(rows) if "hash_ids" in rows[0] else _read_sessions(rows)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is not a trace: {error!r}") from None
 

@@ -2,7 +2,8 @@
 
 Invalid is what a client could not use: cut off, empty, JSON that does not parse or lacks what its schema requires, a
 call that nobody offered. Values are not judged, and schemas only by type, `required` and `enum`: a server that
-constrains its answers sees to the rest, and one that does not fails mostly at these.
+constrains its answers sees to the rest, and one that does not fails mostly at these. Not a whole validator: schemas are
+the client's, and one with patterns, branches or references could hold up everybody; this is linear in the answer.
 """
 
 import json

@@ -1,15 +1,11 @@
-"""Where a replica is, read from its URL. Refuses what it cannot honour: credentials, queries, other schemes."""
+"""Where a replica is, read from its URL."""
 
-import re
 from dataclasses import dataclass
 from typing import Self
-from urllib.parse import SplitResult, urlsplit
 
-from hotloop.core.errors import ConfigError
+from hotloop.border.url import split_url
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_CREDENTIALS = re.compile(r"[^/]*//[^/]*@")
-_PLAIN = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +22,8 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Self:
         """Raises ConfigError if a replica cannot live there."""
-        if _CREDENTIALS.match(url):
-            raise ConfigError("an address of a replica holds credentials: they belong in its api_key")
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not an address: {error}") from None
-        _check(url, parts)
-        host = parts.hostname or ""
+        parts = split_url(url)
+        host, port = parts.hostname or "", parts.port
         name = f"[{host}]" if ":" in host else host
         default_port = _DEFAULT_PORTS[parts.scheme]
         return cls(
@@ -47,12 +36,3 @@ class Address:
 
     def __str__(self) -> str:
         return f"{'https' if self.is_encrypted else 'http'}://{self.authority}{self.prefix}"
-
-
-def _check(url: str, parts: SplitResult) -> None:
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-        raise ConfigError(f"{url!r} is not an address: it should look like http://host:port")
-    if parts.query or parts.fragment:
-        raise ConfigError(f"{url!r} is not a replica's address: it holds a query or a fragment")
-    if not _PLAIN.fullmatch(parts.netloc + parts.path):
-        raise ConfigError(f"{url!r} is not an address: it holds a space or a letter beyond ASCII")

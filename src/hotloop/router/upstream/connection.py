@@ -12,10 +12,11 @@ from typing import Self, cast
 
 import httptools
 
+from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.deadline import Deadline
 from hotloop.router.upstream.pool import Pool
 from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, end_to_end
+from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256

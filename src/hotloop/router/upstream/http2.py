@@ -17,11 +17,12 @@ from typing import Any, Self, cast
 import h2.exceptions
 import httpx
 
+from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import describe
 from hotloop.router.upstream.pool import MAX_IDLE_S
 from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Ask, Headers, Stage, Timeouts, UpstreamFailed, check_ask, end_to_end
+from hotloop.router.upstream.wire import Ask, Headers, Stage, Timeouts, UpstreamFailed, check_ask
 
 
 class Lane:

@@ -6,7 +6,7 @@ Nothing here knows what the bytes mean, or which replica was chosen and why.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, Protocol
@@ -15,20 +15,6 @@ from hotloop.core.errors import HotloopError, RequestError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Stage = Literal["connect", "send", "head", "body"]
-
-_BETWEEN_NEIGHBOURS = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
 
 _LINE_BREAK = re.compile(rb"[\0\r\n]")
 _TARGET = re.compile(r"/[!-~]*")
@@ -111,13 +97,6 @@ class UpstreamFailed(HotloopError):
         super().__init__(f"{_WHAT_FAILED[stage]}: {reason}")
         self.stage: Stage = stage
         self.is_timeout = is_timeout
-
-
-def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers meant for whoever asked, names in lower case: those between two neighbours are left out."""
-    lowered = [(name.lower(), value) for name, value in headers]
-    named = {option.strip().lower() for name, value in lowered if name == b"connection" for option in value.split(b",")}
-    return [header for header in lowered if header[0] not in _BETWEEN_NEIGHBOURS and header[0] not in named]
 
 
 def check_ask(ask: Ask) -> None:

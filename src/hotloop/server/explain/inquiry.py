@@ -20,8 +20,8 @@ from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
 from hotloop.core.request import FinishReason, Request
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.account import Account, account_for
 from hotloop.server.errors import UnknownExplanation
-from hotloop.server.explain.account import Account, account_for
 from hotloop.server.explain.past import Past, Reading
 from hotloop.server.metrics import Metrics
 from hotloop.server.tenants import Asker

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
-from hotloop.server.explain.account import Account, Cause
+from hotloop.server.account import Account, Cause
 from hotloop.server.explain.inquiry import Explainer, Explanation, Inquiry, unix_time
 from hotloop.server.tenants import Asker
 

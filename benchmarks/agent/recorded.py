@@ -1,0 +1,120 @@
+"""Recorded agent runs, to be run again: the model's answers and the tools' results are those of the record.
+
+A job is a conversation: each of its episodes begins with words of the user's and goes on until there are no
+more calls. How long a tool takes is drawn from a log-normal, the same for the same call whoever asks.
+"""
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import Traits
+from hotloop.bench.transcripts import Transcript, read_transcripts
+from hotloop.core.message import Message, Tool
+
+READ_ONLY = ("get_", "search_", "list_", "find_", "calculate", "think")
+"""How the names of tools begin that change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    prompt: str
+    answers: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJob:
+    """One agent's run."""
+
+    id: str
+    system: str
+    tools: tuple[Tool, ...]
+    episodes: tuple[Episode, ...]
+    results: Mapping[tuple[str, str], str]
+    """By the tool's name and its arguments."""
+
+    @property
+    def num_turns(self) -> int:
+        return sum(len(episode.answers) for episode in self.episodes)
+
+    @property
+    def num_calls(self) -> int:
+        return sum(len(answer.tool_calls) for episode in self.episodes for answer in episode.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long tools take: a log-normal."""
+
+    median_s: float = 0.4
+    sigma: float = 0.5
+
+    def of(self, job_id: str, name: str, arguments: str) -> float:
+        dice = random.Random(f"{job_id}/{name}/{arguments}")
+        return self.median_s * math.exp(dice.gauss(0.0, self.sigma))
+
+
+class RecordedTool:
+    """A tool of a job: takes its time, and gives what it gave then."""
+
+    def __init__(self, job: AgentJob, spec: Tool, latency: Latency) -> None:
+        self.spec = spec
+        self.traits = Traits(read_only=spec.name.startswith(READ_ONLY), timeout_s=None)
+        self._job = job
+        self._latency = latency
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        key = (self.spec.name, canonical(arguments))
+        await asyncio.sleep(self._latency.of(self._job.id, *key))
+        return self._job.results.get(key, "nothing was found")
+
+
+def canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments
+
+
+def read_agent_jobs(path: Path, *, max_chars: int, skip: int = 0) -> Iterator[AgentJob]:
+    """The jobs of a transcript file that have fewer characters, all in all; the first `skip` runs are left out."""
+    for number, row in enumerate(read_transcripts(path)):
+        if number >= skip and row.num_chars < max_chars:
+            job = _parse_job(f"job-{number}", row)
+            if job.episodes:
+                yield job
+
+
+def _parse_job(job_id: str, row: Transcript) -> AgentJob:
+    messages = [each.message for each in row.messages]
+    calls = {call.id: call for message in messages for call in message.tool_calls}
+    results = {
+        (call.name, canonical(call.arguments)): message.content
+        for message in messages
+        if (call := calls.get(message.tool_call_id or ""))
+    }
+    tools = tuple(
+        Tool(each["function"]["name"], each["function"].get("description", ""), each["function"].get("parameters", {}))
+        for each in row.tools
+    )
+    return AgentJob(job_id, row.system, tools, tuple(_episodes(messages)), results)
+
+
+def _episodes(messages: Sequence[Message]) -> Iterator[Episode]:
+    """Split at the user's words. A last answer with calls whose results are missing is left out."""
+    prompt: str | None = None
+    answers: list[Message] = []
+    for message in [*messages, Message("user")]:
+        if message.role == "user":
+            while answers and answers[-1].tool_calls:
+                answers.pop()
+            if prompt is not None and answers:
+                yield Episode(prompt, tuple(answers))
+            prompt, answers = message.content, []
+        elif message.role == "assistant":
+            answers.append(message)

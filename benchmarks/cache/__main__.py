@@ -1,0 +1,133 @@
+"""What breaks a prefix, what that costs, and whether the server says so."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from benchmarks.cache.gaps import GapReport, compare_gaps, read_errands
+from benchmarks.cache.measure import GROUPS, UNPROTECTED, count_runs, measure
+from benchmarks.cache.report import Measured, cache_json, cache_tables
+from benchmarks.cache.run import Company
+from benchmarks.cache.script import Script, generate_scripts, read_scripts
+from benchmarks.cache.wire import Wire
+from benchmarks.command import main
+from hotloop.bench.serving import exit_on_sigterm
+from hotloop.cli.loading import lend_server, pull_model
+from hotloop.cli.output import progress, show
+from hotloop.cli.settings import ApiKey, Json, pick_names
+from hotloop.core.config import DEFAULT_MODEL
+from hotloop.core.errors import ConfigError
+
+GAPS = "gaps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFlags:
+    """Which conversations are held, and how."""
+
+    data: Path | None = None
+    """Recorded transcripts, .jsonl or .jsonl.gz; generated workflows if not given."""
+    scenario: str = "round-trips,timestamp,tools,late-system,retokenised"
+    """What is measured, separated by commas; `gaps`, which takes minutes, only if it is named."""
+    agents: PositiveInt = 1
+    """How many conversations take a turn at a time."""
+    conversations: PositiveInt = 2
+    """How many conversations are held."""
+    turns: PositiveInt = 3
+    """Most turns of a conversation."""
+    max_out: PositiveInt = 16
+    """Most tokens of an answer; calls have a few more."""
+    skip_chars: PositiveInt = 28_000
+    """Leave out transcripts with as many characters."""
+    model: str | None = None
+    """The model to ask for or, without --url, to serve."""
+
+
+_DEFAULTS = CacheFlags()
+
+
+def cache(
+    *,
+    url: Annotated[
+        str | None, Parameter(help="A running hotloop; without it one is started with its protections, one without.")
+    ] = None,
+    flags: Annotated[CacheFlags, Parameter(name="*")] = _DEFAULTS,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Hold conversations whose prompts are broken as clients break them: what is read again, and is the cause named?"""
+    groups = pick_names(flags.scenario, (*GROUPS, GAPS), "scenario")
+    gaps = _measure_gaps(url, flags) if GAPS in groups else []
+    measured = _measure_all(url, api_key, [name for name in groups if name != GAPS], flags)
+    errors = [error for part in measured.values() for error in part.errors] + [e for gap in gaps for e in gap.errors]
+    show(cache_json(measured, gaps), cache_tables(measured, gaps), as_json, errors)
+
+
+def _load_scripts(flags: CacheFlags) -> list[Script]:
+    if flags.turns < 2:
+        raise ConfigError("a conversation of one turn reads nothing again: --turns must be at least 2")
+    limits = {"max_scripts": flags.conversations, "max_turns": flags.turns}
+    return (
+        generate_scripts(**limits)
+        if flags.data is None
+        else read_scripts(flags.data, max_chars=flags.skip_chars, **limits)
+    )
+
+
+def _measure_gaps(url: str | None, flags: CacheFlags) -> list[GapReport]:
+    """Agents that are away while their tools run, with room for a third of them, kept for and not."""
+    if url is not None or flags.data is None:
+        raise ConfigError(f"{GAPS}: needs --data, and servers of its own with little room, so no --url")
+    exit_on_sigterm()
+    model = flags.model or DEFAULT_MODEL
+    pull_model(model)
+    errands = read_errands(flags.data)
+    num_turns = 2 * sum(len(errand.results) for errand in errands)
+    with progress() as bar:
+        task = bar.add_task(GAPS, total=num_turns)
+        return compare_gaps(errands, flags=("--model", model), watch=lambda _: bar.advance(task))
+
+
+def _measure_all(
+    url: str | None, api_key: str | None, groups: Collection[str], flags: CacheFlags
+) -> dict[str, Measured]:
+    """By setting of the server."""
+    if not groups:
+        return {}
+    scripts = _load_scripts(flags)
+    measured: dict[str, Measured] = {}
+    for setting, server_flags in _settings(url).items():
+        with lend_server(url, flags.model, server_flags) as address:
+            # One that we serve may be a file, and its name on the server another.
+            wire = partial(Wire, address, model=flags.model if url else None, api_key=api_key)
+            measured[setting] = asyncio.run(_measure(setting, wire, scripts, groups, flags))
+    return measured
+
+
+def _settings(url: str | None) -> dict[str, Sequence[str]]:
+    return {"protected": (), "unprotected": UNPROTECTED} if url is None else {"as it is": ()}
+
+
+async def _measure(
+    setting: str,
+    open_wire: Callable[[], Wire],
+    scripts: Sequence[Script],
+    groups: Collection[str],
+    flags: CacheFlags,
+) -> Measured:
+    num_turns = sum(len(script.beats) for script in scripts) * count_runs(groups)
+    async with open_wire() as wire:
+        with progress() as bar:
+            task = bar.add_task(setting, total=num_turns)
+            company = Company(wire, scripts, flags.agents, partial(bar.advance, task))
+            return await measure(company, groups, flags.max_out)
+
+
+if __name__ == "__main__":
+    main(cache)

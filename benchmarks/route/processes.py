@@ -1,0 +1,165 @@
+"""Stubs and routers as child processes: ready when their context is entered, gone when it is left."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import httpx
+import uvloop
+
+from benchmarks.route.stub import CONTROL, Fault, Manner, Stub
+from hotloop.bench.serving import Child, ChildServer
+from hotloop.core.errors import RemoteError
+
+_MAX_START_S = 30.0
+_POLL_S = 0.02
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class StubProcess(Child):
+    """A stub that can be killed, and started again where it was."""
+
+    def __init__(self, name: str, manner: Manner | None = None) -> None:
+        self.name = name
+        self.url = ""
+        self._manner = manner or Manner()
+        self._port = 0
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        assert self._process.pid
+        return self._process.pid
+
+    def start(self) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        arguments = (self.name, self._port, self._manner, theirs)
+        self._process = _SPAWN.Process(target=run_stub, args=arguments, name=self.name, daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._port = self._pipe.recv()
+        except EOFError:
+            raise RemoteError(f"{self.name} did not start") from None
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """At once, in the middle of whatever it says."""
+        if self._process is None or self._pipe is None:
+            return
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+        self._process = None
+
+    async def set_fault(self, fault: Fault | None) -> None:
+        given = {"kind": fault.kind, "for_s": fault.for_s, "delay_s": fault.delay_s} if fault else None
+        async with httpx.AsyncClient() as http:
+            (await http.post(f"{self.url}{CONTROL}", json=given)).raise_for_status()
+
+    async def wait_until_well(self) -> None:
+        """Until it listens, and the fault that it had is over by its own clock."""
+        deadline = time.monotonic() + _MAX_START_S
+        async with httpx.AsyncClient() as http:
+            while time.monotonic() < deadline:
+                with suppress(httpx.TransportError):
+                    if not (await http.get(f"{self.url}{CONTROL}")).json()["fault"]:
+                        return
+                await asyncio.sleep(_POLL_S)
+        raise RemoteError(f"{self.name} is still not well")
+
+
+def run_stub(name: str, port: int, manner: Manner, pipe: Connection) -> None:
+    """The child's side: tells its port, and ends when whoever holds the other end of the pipe does."""
+
+    async def run() -> None:
+        stub = Stub(name, manner)
+        await stub.start(port)
+        over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), over.set)
+        pipe.send(stub.port)
+        await over.wait()
+        await stub.close()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    uvloop.run(run())
+
+
+class RouterProcess(Child):
+    """`hotloop route` in front of replicas, which can be others after a reload."""
+
+    def __init__(self, urls: Iterable[str], flags: Sequence[str] = ()) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hotloop-bench-")
+        self._file = Path(self._folder.name) / "fleet.toml"
+        self._file.write_text(render_fleet(urls), encoding="utf-8")
+        self._server = ChildServer(flags, command="route", config=str(self._file))
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def pid(self) -> int:
+        assert self._server.pid
+        return self._server.pid
+
+    def start(self) -> None:
+        self._server.start()
+        self._wait_until_up()
+
+    def close(self) -> None:
+        self._server.close()
+        self._folder.cleanup()
+
+    def _wait_until_up(self) -> None:
+        """It listens before it knows its replicas."""
+        deadline = time.monotonic() + _MAX_START_S
+        while time.monotonic() < deadline:
+            replicas = httpx.get(f"{self.url}/router/replicas").json()["replicas"]
+            if all(replica["state"] == "up" for replica in replicas):
+                return
+            time.sleep(_POLL_S)
+        raise RemoteError(f"not all replicas are up: {replicas}")
+
+    def reload(self, urls: Iterable[str]) -> None:
+        """Returns at once; the router does not see half a file."""
+        draft = self._file.with_suffix(".new")
+        draft.write_text(render_fleet(urls), encoding="utf-8")
+        draft.replace(self._file)
+        os.kill(self.pid, signal.SIGHUP)
+
+
+def render_fleet(urls: Iterable[str]) -> str:
+    return "".join(f'[[replicas]]\nurl = "{url}"\n' for url in urls)
+
+
+def rss_bytes_of(pid: int) -> int:
+    """Memory a process has now."""
+    return int(_read_proc(pid, "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s_of(pid: int) -> float:
+    """Processor time a process has had, its own and the system's for it."""
+    fields = _read_proc(pid, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_proc(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError as error:
+        raise RemoteError(f"the system does not tell of process {pid}: {error.strerror}") from None

@@ -1,0 +1,270 @@
+"""A replica without a model: it says the same words to everybody, at once or piece by piece, and fails when told to.
+
+So fast that what is measured is whoever stands in front of it. It speaks OpenAI's chat completions and Anthropic's
+messages, whole and streamed, and has hotloop's metrics. Its name stands in the id of every answer, so that a client can
+tell who answered through any router. Faults are set over the control path, which no fault but `refuse` touches.
+"""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import httptools
+import msgspec
+
+from benchmarks.route.answers import (
+    CHAT,
+    MESSAGES,
+    numbered,
+    render_error,
+    render_models,
+    render_response,
+    streams,
+    whole_answers,
+)
+
+CONTROL = "/stub"
+"""GET tells what was asked so far; POST a `Fault` sets one, POST `null` ends it."""
+
+FaultKind = Literal["error", "hang", "slow", "half", "refuse"]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is wrong with it, and for how long.
+
+    `error`: every completion is a 500; health is fine. `hang`: nothing is answered until it is over, health neither.
+    `slow`: an answer begins `delay_s` late and takes as long again. `half`: half an answer, then the connection is
+    closed. `refuse`: no connections; those with a request are left alone.
+    """
+
+    kind: FaultKind
+    for_s: float
+    delay_s: float = 1.0
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What was asked since it started: `num_running` have not been answered to the end, `paths` are all."""
+
+    name: str
+    num_running: int
+    num_connections: int
+    fault: FaultKind | None
+    paths: dict[str, int]
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How it answers when nothing is wrong."""
+
+    num_events: int = 8
+    """At least two, or there is no half of a stream."""
+    gap_s: float = 0.0
+    """Between two events of a stream; none: all are written at once."""
+
+
+class _Asked(msgspec.Struct):
+    stream: bool = False
+
+
+class Stub:
+    """Listens once it is started. Belongs to one event loop."""
+
+    def __init__(self, name: str, manner: Manner | None = None) -> None:
+        self.name = name
+        self.url = ""
+        self.port = 0
+        self.fault: Fault | None = None
+        self.connections: set[_Connection] = set()
+        self._manner = manner or Manner()
+        self._paths: Counter[str] = Counter()
+        self._wholes = whole_answers(name, self._manner.num_events)
+        self._streams = streams(name, self._manner.num_events)
+        self._server: asyncio.AbstractServer | None = None
+        self._cure: asyncio.TimerHandle | None = None
+        self._hung: list[tuple[_Connection, str, bytes]] = []
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_refusing(self) -> bool:
+        return self._server is None
+
+    async def start(self, port: int = 0) -> None:
+        """Raises OSError where the port is taken."""
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), "127.0.0.1", port, backlog=1024
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        self._server = server
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def close(self) -> None:
+        if self._cure:
+            self._cure.cancel()
+        self._refuse()
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    async def set_fault(self, fault: Fault | None) -> None:
+        """In force until its time is over, another is set, or it is ended."""
+        if self._cure:
+            self._cure.cancel()
+            self._cure = None
+        self.fault = fault
+        if fault:
+            self._cure = asyncio.get_running_loop().call_later(fault.for_s, self.set_fault_soon, None)
+        if fault and fault.kind == "refuse":
+            self._refuse()
+        elif self.is_refusing:
+            await self.start(self.port)
+        hung, self._hung = self._hung, []
+        for connection, path, body in hung:
+            if not connection.transport.is_closing():
+                self._answer(connection, path, body)
+
+    def set_fault_soon(self, fault: Fault | None) -> None:
+        task = asyncio.get_running_loop().create_task(self.set_fault(fault))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _refuse(self) -> None:
+        if self._server:
+            self._server.close()
+            self._server = None
+        for connection in list(self.connections):
+            if not connection.is_busy:
+                connection.transport.close()
+
+    def counts(self) -> Counts:
+        num_running = sum(connection.is_busy for connection in self.connections)
+        kind = self.fault.kind if self.fault else None
+        return Counts(self.name, num_running, len(self.connections), kind, dict(self._paths))
+
+    def hear(self, connection: "_Connection", path: str, body: bytes) -> None:
+        self._paths[path] += 1
+        if path == CONTROL:
+            self._control(connection, body)
+        elif self.fault and self.fault.kind == "hang":
+            self._hung.append((connection, path, body))
+        else:
+            self._answer(connection, path, body)
+
+    def _answer(self, connection: "_Connection", path: str, body: bytes) -> None:
+        if path in self._wholes:
+            self._complete(connection, path, body)
+        elif path == "/v1/models":
+            connection.send(render_response(200, render_models()))
+        elif path == "/health":
+            connection.send(render_response(200, b'{"status":"ok"}'))
+        elif path == "/metrics":
+            connection.send(render_response(200, self._metrics(), b"text/plain; version=0.0.4"))
+        else:
+            connection.send(render_response(404, render_error(f"there is no {path}")))
+
+    def _control(self, connection: "_Connection", body: bytes) -> None:
+        if not body:
+            connection.send(render_response(200, msgspec.json.encode(self.counts())))
+            return
+        try:
+            fault = msgspec.json.decode(body, type=Fault | None)
+        except msgspec.MsgspecError as error:
+            connection.send(render_response(400, render_error(str(error))))
+        else:
+            connection.send(render_response(200, b"{}"))
+            self.set_fault_soon(fault)
+
+    def _complete(self, connection: "_Connection", path: str, body: bytes) -> None:
+        try:
+            is_stream = msgspec.json.decode(body, type=_Asked).stream
+        except msgspec.MsgspecError as error:
+            connection.send(render_response(400, render_error(str(error))))
+            return
+        whole = self._wholes[path]
+        halves = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+        pieces = numbered(self._streams[path] if is_stream else halves, self._paths.total())
+        gap_s = self._manner.gap_s if is_stream else 0.0
+        match self.fault:
+            case Fault("error"):
+                connection.send(render_response(500, render_error("told to fail")))
+            case Fault("slow", _, delay_s):
+                connection.send_pieces(pieces, delay_s, gap_s + delay_s / len(pieces))
+            case Fault("half"):
+                connection.send_pieces(pieces[: len(pieces) // 2], 0.0, gap_s, is_cut=True)
+            case _:
+                connection.send_pieces(pieces, 0.0, gap_s)
+
+    def _metrics(self) -> bytes:
+        num_asked = self._paths[CHAT] + self._paths[MESSAGES]
+        num_running = self.counts().num_running - 1  # whoever asks for this
+        metrics = {"requests_running": num_running, "requests_waiting": 0, "requests_total": num_asked}
+        return "".join(f"hotloop_{name} {value}\n" for name, value in metrics.items()).encode()
+
+
+class _Connection(asyncio.Protocol):
+    """One client, a request at a time. The `on_` methods are the parser's."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.transport: asyncio.Transport
+        self.is_busy = False
+        self._stub = stub
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._body: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stub.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stub.connections.discard(self)
+        if self._timer:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._target, self._body, self.is_busy = b"", [], True
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        path = self._target.partition(b"?")[0].decode("latin-1")
+        self._stub.hear(self, path, b"".join(self._body))
+
+    def send(self, response: bytes) -> None:
+        self.transport.write(response)
+        self._end()
+
+    def send_pieces(self, pieces: Sequence[bytes], delay_s: float, gap_s: float, *, is_cut: bool = False) -> None:
+        if delay_s:
+            self._later(delay_s, lambda: self._send_from(0, pieces, gap_s, is_cut))
+        else:
+            self._send_from(0, pieces, gap_s, is_cut)
+
+    def _send_from(self, index: int, pieces: Sequence[bytes], gap_s: float, is_cut: bool) -> None:
+        if gap_s and index < len(pieces) - 1:
+            self.transport.write(pieces[index])
+            self._later(gap_s, lambda: self._send_from(index + 1, pieces, gap_s, is_cut))
+            return
+        self.transport.write(b"".join(pieces[index:]))
+        if is_cut:
+            self.transport.close()
+        self._end()
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, act)
+
+    def _end(self) -> None:
+        self.is_busy = False
+        if self._stub.is_refusing or not self._parser.should_keep_alive():
+            self.transport.close()

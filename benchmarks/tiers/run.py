@@ -1,0 +1,191 @@
+"""A mixed set of tasks, asked always of the large model, always of the small one, by rules, and with a cascade.
+
+Fair by construction: all ways are asked each question before the next one comes, in an order drawn anew, and each with
+a `cache_salt` of its own, so none reads what another had cached. Answers are whole, and greedy.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+
+from benchmarks.tiers.questions import TierQuestion
+from hotloop.border.client import open_client
+from hotloop.core.errors import RemoteError
+from hotloop.router.tiers.cascade import cascade
+from hotloop.router.tiers.config import Tier, TiersConfig, Tokens, parse_tiers
+from hotloop.router.tiers.features import Features, look_at
+from hotloop.router.tiers.saved import tokens_of
+from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+
+LARGE, SMALL, RULES, CASCADE = "always large", "always small", "tiers, rules", "tiers, cascade"
+WAYS = (LARGE, SMALL, RULES, CASCADE)
+
+_BYTES_PER_TOKEN = 4
+
+_RULES = [
+    {"tier": "small", "tasks": ["classification", "extraction", "qa"]},
+    {"tier": "large", "tasks": ["reasoning"]},
+    {"tier": "small", "min_tools": 1},
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the ways are compared under."""
+
+    price_ratio: float = 10.0
+    """How many times the small model's price the large one's is."""
+    min_logprob: float = -0.3
+    min_margin: float = 0.3
+    """Below either the cascade asks the large model."""
+
+    def config(self, models: Mapping[str, str]) -> TiersConfig:
+        """Two tiers with the models as their servers call them, and a route for each way that has rules."""
+        prices = {"input_price": 1.0, "cached_price": 0.1, "output_price": 4.0}
+        small = {name: price / self.price_ratio for name, price in prices.items()}
+        doubts = {"on": ["low_confidence", "invalid_output"]}
+        thresholds = {"min_logprob": self.min_logprob, "min_margin": self.min_margin}
+        return parse_tiers(
+            {
+                "tiers": [
+                    {"name": "small", "model": models["small"], **small},
+                    {"name": "large", "model": models["large"], **prices},
+                ],
+                "routes": [
+                    {"name": RULES, "rules": _RULES},
+                    {"name": CASCADE, "rules": _RULES, "cascade": {**doubts, **thresholds}},
+                ],
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question, asked one way: all that was sent for it."""
+
+    question: TierQuestion
+    is_right: bool
+    latency_s: float
+    spent: tuple[tuple[Tier, Tokens], ...]
+    choice: TierChoice
+
+    @property
+    def cost(self) -> float:
+        return sum(tier.cost(tokens) for tier, tokens in self.spent)
+
+
+@dataclass(slots=True)
+class Measured:
+    """By way, in the order of the questions. A question that failed one way counts for none."""
+
+    asked: dict[str, list[Asked]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    errors: list[str] = field(default_factory=list)
+
+
+class TierServers:
+    """The address of each tier, by its name. `failures` says what went wrong, newest last. An async context manager."""
+
+    def __init__(self, urls: Mapping[str, str], *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.failures: list[str] = []
+        self._urls = {name: url.rstrip("/").removesuffix("/v1") for name, url in urls.items()}
+        self._http = open_client(transport=transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def find_models(self) -> dict[str, str]:
+        """What each server calls its model, by tier."""
+        models = {}
+        for name, url in self._urls.items():
+            try:
+                models[name] = (await self._http.get(f"{url}/v1/models")).json()["data"][0]["id"]
+            except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                raise RemoteError(f"{url} does not list its model: {str(error) or type(error).__name__}") from None
+        return models
+
+    async def ask(self, tier: Tier, body: dict[str, Any]) -> Reply:
+        began_at = time.perf_counter()
+        url = f"{self._urls[tier.name]}/v1/chat/completions"
+        try:
+            response = await self._http.post(url, json=body)
+            answer = response.json() if response.status_code == 200 else None
+            if answer is None:
+                self.failures.append(f"{url} answered {response.status_code}: {response.text[:200]}")
+        except (httpx.HTTPError, ValueError) as error:
+            answer = None
+            self.failures.append(f"{url}: {str(error) or type(error).__name__}")
+        return Reply(answer, time.perf_counter() - began_at)
+
+
+async def measure_tiers(
+    servers: TierServers,
+    config: TiersConfig,
+    questions: Sequence[TierQuestion],
+    *,
+    watch: Callable[[], None] = lambda: None,
+) -> Measured:
+    """Ask every question all ways; `watch` is called after each question."""
+    asker = _Asker(servers, config)
+    measured = Measured()
+    dice = random.Random(0)
+    for question in questions:
+        ways = dice.sample(WAYS, len(WAYS))
+        answered = {way: each for way in ways if (each := await asker.ask(way, question))}
+        if len(answered) == len(WAYS):
+            for way, each in answered.items():
+                measured.asked[way].append(each)
+        else:
+            measured.errors.append(f"{question.id}: {servers.failures[-1]}")
+        watch()
+    if questions and not measured.asked[LARGE]:
+        raise RemoteError(measured.errors[0])
+    return measured
+
+
+class _Asker:
+    """Plays the router: chooses, cascades, and asks."""
+
+    def __init__(self, servers: TierServers, config: TiersConfig) -> None:
+        self._servers = servers
+        self._config = config
+        self._tiers = Tiers(config)
+
+    async def ask(self, way: str, question: TierQuestion) -> Asked | None:
+        """None where no answer came."""
+        began_at = time.perf_counter()
+        body = {**question.body, "cache_salt": way}
+        spent: list[tuple[Tier, Tokens]] = []
+        choice = self._choose(way, body, question)
+        answer = None
+        route = self._config.route(way)
+        if route and route.cascade:
+            cascaded = await cascade(self._config, route.cascade, choice, body, self._servers.ask)
+            choice, answer = cascaded.choice, cascaded.answer
+            spent += [(each.tier, tokens_of(each.reply.answer or {})) for each in cascaded.attempts]
+        if answer is None:
+            tier = self._config.tier(choice.tier)
+            answer = (await self._servers.ask(tier, {**body, "model": choice.model})).answer
+            spent.append((tier, tokens_of(answer or {})))
+        latency_s = time.perf_counter() - began_at
+        if answer is None:
+            return None
+        is_right = question.is_right(answer["choices"][0]["message"])
+        return Asked(question, is_right, latency_s, tuple(spent), choice)
+
+    def _choose(self, way: str, body: Mapping[str, Any], question: TierQuestion) -> TierChoice:
+        if way in (LARGE, SMALL):
+            tier = self._config.tiers[-1 if way == LARGE else 0]
+            return TierChoice(tier.name, tier.model, way)
+        return self._tiers.choose(way, _features_of(body, question))
+
+
+def _features_of(body: Mapping[str, Any], question: TierQuestion) -> Features:
+    size = len(str(body["messages"])) + len(str(body.get("tools", "")))
+    return look_at(body, num_tokens=size // _BYTES_PER_TOKEN, hint=question.task or "")

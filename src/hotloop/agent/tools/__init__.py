@@ -1,0 +1,1 @@
+"""Functions and agents as tools: a call of the model, from its arguments to its result."""

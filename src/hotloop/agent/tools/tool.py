@@ -1,0 +1,201 @@
+"""Functions as tools: a typed function becomes a schema for the model, and a call of the model a call of the function.
+
+    @tool(read_only=True)
+    async def weather(city: str, days: Literal[1, 3, 7] = 1) -> Forecast:
+        \"\"\"The weather of the next days.
+
+        Args:
+            city: its English name
+        \"\"\"
+
+A tool fails in words: whatever goes wrong inside raises `ToolError`, whose text is for the model to read. Nothing here
+knows when a tool is run, or beside what.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, get_args, get_origin, get_type_hints, overload
+
+import docstring_parser
+import pydantic
+from pydantic.json_schema import GenerateJsonSchema
+
+from hotloop.agent.tools.context import FromContext, Surroundings
+from hotloop.agent.tools.threads import in_thread
+from hotloop.core.errors import ConfigError
+from hotloop.core.message import Tool
+
+
+class ToolError(Exception):
+    """A tool could not do it; `str(error)` tells the model why. Tools may raise it themselves."""
+
+
+class ToolCrashed(ToolError):
+    """A tool failed in a way it did not mean to: another try may go better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What may be done with a tool."""
+
+    read_only: bool = False
+    """Calling it changes nothing, so that it may run before the model has asked for it."""
+    idempotent: bool = False
+    """Calling it twice is as good as once, so that it may be tried again."""
+    timeout_s: float | None = 60.0
+    max_concurrency: int | None = None
+    """How many calls of it run at once, in a run."""
+    cost: float = 0.0
+    """Money a call costs."""
+    needs_approval: bool = False
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s must be above zero, not {self.timeout_s}")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ConfigError(f"max_concurrency must be at least 1, not {self.max_concurrency}")
+
+    @property
+    def can_retry(self) -> bool:
+        return self.idempotent or self.read_only
+
+
+class AgentTool(Protocol):
+    """A tool that can be run."""
+
+    @property
+    def spec(self) -> Tool:
+        """What the model is told about it."""
+        ...
+
+    @property
+    def traits(self) -> Traits: ...
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
+        """The result, whatever it is. `arguments` is JSON as the model wrote it. Raises ToolError."""
+        ...
+
+
+class FunctionTool:
+    """A function as a tool; still callable as the function it is."""
+
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None, traits: Traits | None = None) -> None:
+        self.function = function
+        self.traits = traits or Traits()
+        self._arguments, self._wanted = _read_signature(function)
+        described = docstring_parser.parse(inspect.getdoc(function) or "")
+        parameters = _schema_of(self._arguments, {p.arg_name: p.description or "" for p in described.params})
+        words = "\n\n".join(filter(None, (described.short_description, described.long_description)))
+        self.spec = Tool(name or function.__name__, words, parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> Any:
+        values = self._parse(arguments) | {name: surroundings.find(kind) for name, kind in self._wanted.items()}
+        try:
+            return await _call(self.function, values)
+        except ToolError:
+            raise
+        except Exception as error:
+            raise ToolCrashed(f"{type(error).__name__}: {error}") from error
+
+    def _parse(self, arguments: str) -> dict[str, Any]:
+        try:
+            parsed = self._arguments.model_validate_json(arguments or "{}")
+        except pydantic.ValidationError as error:
+            raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
+        return {name: getattr(parsed, field) for field, name in _python_names(self._arguments).items()}
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    read_only: bool = False,
+    idempotent: bool = False,
+    timeout_s: float | None = 60.0,
+    max_concurrency: int | None = None,
+    cost: float = 0.0,
+    needs_approval: bool = False,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **traits: Any
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Make a function a tool: `@tool`, or `@tool(read_only=True)`; see `Traits` for what can be said about it."""
+    if function is not None:
+        return FunctionTool(function)
+    return lambda function: FunctionTool(function, name=name, traits=Traits(**traits))
+
+
+async def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """A function that does not await runs in a thread, so that it blocks nobody."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**values)
+    result = await in_thread(lambda: function(**values))
+    return await result if isinstance(result, Awaitable) else result
+
+
+def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:
+    """The model's part of the parameters, as one type, and the run's part, by name."""
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    wanted: dict[str, type] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ConfigError(f"{function.__name__}: the parameter {parameter.name!r} cannot be written by a model")
+        hint = hints.get(parameter.name, Any)
+        if any(isinstance(extra, FromContext) for extra in get_args(hint)[1:]):
+            wanted[parameter.name] = get_origin(get_args(hint)[0]) or get_args(hint)[0]
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # A field may have a name pydantic keeps for itself, such as `schema` or `_id`: so it is known by a number.
+        fields[f"p{len(fields)}"] = (hint, pydantic.Field(default, alias=parameter.name))
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    try:
+        return pydantic.create_model(function.__name__, __config__=config, **fields), wanted
+    except pydantic.PydanticUserError as error:
+        raise ConfigError(f"{function.__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _python_names(arguments: type[pydantic.BaseModel]) -> dict[str, str]:
+    return {field: info.alias or field for field, info in arguments.model_fields.items()}
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """Without the titles, which only repeat the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def plain_schema(described: "type[pydantic.BaseModel] | pydantic.TypeAdapter[Any]") -> dict[str, Any]:
+    """A type's JSON schema, by the names on the wire."""
+    make = described.json_schema if isinstance(described, pydantic.TypeAdapter) else described.model_json_schema
+    schema = make(by_alias=True, schema_generator=_PlainSchema)
+    for definition in (schema, *schema.get("$defs", {}).values()):
+        definition.pop("title", None)
+    return schema
+
+
+def summarise(error: pydantic.ValidationError) -> str:
+    """One line, without a link: where and what, for each of the first few."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in found[:5]]
+    return "; ".join(lines) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def _schema_of(arguments: type[pydantic.BaseModel], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    schema = plain_schema(arguments)
+    schema.setdefault("properties", {})
+    for name, parameter in schema["properties"].items():
+        if descriptions.get(name):
+            parameter.setdefault("description", descriptions[name])
+    return schema

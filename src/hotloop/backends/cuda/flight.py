@@ -1,0 +1,97 @@
+"""What was launched, and what comes back of it: a step's tokens, and copies of blocks."""
+
+from collections.abc import Callable
+
+import torch
+
+from hotloop.backends.backend import Allowed, Sampling
+from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.cuda.failure import hardware
+from hotloop.backends.cuda.logprobs import Logprobs
+from hotloop.backends.cuda.staging import Event, Staging
+from hotloop.backends.host import NOT_NUMBERS
+from hotloop.core.errors import BackendError, RequestError
+from hotloop.core.request import TokenLogprob
+
+Wait = Callable[[Event], None]
+"""Until the device got that far."""
+
+
+class CudaFlight:
+    """A step on the stream. Its tokens are copied to the host as soon as they are chosen."""
+
+    logits: torch.Tensor
+
+    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
+        self.num_rows = num_rows
+        self._wait = wait
+        self._chosen = chosen[:num_wanted]
+        self._staging = staging
+        self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
+        self._logprobs: Logprobs | None = None
+        self.begun, self.ended = staging.event(), staging.event()
+
+    def sample(self, sampling: Sampling) -> None:
+        with hardware():
+            asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
+            num_tops = {i: num_top for i, num_top in asked if num_top is not None}
+            if num_tops:
+                self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
+            if sampling.rows:
+                choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
+                self._result.copy_(self._chosen, non_blocking=True)
+            if self._logprobs:
+                self._logprobs.measure(self._chosen)
+            self.ended.record()
+            del self.logits
+
+    def wait(self) -> "CudaChosen":
+        with hardware():
+            self._wait(self.ended)
+            device_s = self.begun.elapsed_time(self.ended) / 1000
+            return CudaChosen(self._result.tolist(), self._logprobs, device_s)
+
+
+class CudaChosen:
+    """Tokens, on the host."""
+
+    def __init__(self, token_ids: list[int], logprobs: Logprobs | None, device_s: float) -> None:
+        self.device_s = device_s
+        self._token_ids = token_ids
+        self._logprobs = logprobs
+
+    def token(self, row: int, allowed: Allowed | None = None) -> int:
+        token_id = self._token_ids[row]
+        if token_id >= 0:
+            return token_id
+        if allowed is not None and allowed.error:
+            raise RequestError(f"the grammar failed: {allowed.error}", param="grammar")
+        raise BackendError(NOT_NUMBERS)
+
+    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        assert self._logprobs is not None
+        with hardware():
+            return self._logprobs.of(row, token_id, num_top)
+
+
+class CudaCopy:
+    """Blocks on their way to the host, on the same stream."""
+
+    def __init__(self, gathered: torch.Tensor, wait: Wait) -> None:
+        self._wait = wait
+        is_cuda = gathered.is_cuda
+        self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
+        self._host.copy_(gathered, non_blocking=True)
+        self._arrived = torch.cuda.Event() if is_cuda else None
+        if self._arrived:
+            self._arrived.record()
+
+    def wait(self) -> memoryview:
+        with hardware():
+            if self._arrived:
+                self._wait(self._arrived)
+        return memoryview(self._host.numpy().reshape(-1))
+
+
+def synchronize(event: Event) -> None:
+    event.synchronize()

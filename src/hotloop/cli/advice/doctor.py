@@ -1,0 +1,63 @@
+"""`hotloop doctor`: is a deployment fit for agents?"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cyclopts.types import NonNegativeFloat, PositiveFloat
+
+from hotloop.cli.output import show
+from hotloop.cli.settings import ApiKey, Json
+from hotloop.core.config import ServerConfig
+
+if TYPE_CHECKING:
+    from hotloop.doctor.examine import Examination, Pace
+
+
+def doctor(
+    url: str | None = None,
+    /,
+    *,
+    model: str | None = None,
+    idle: NonNegativeFloat = 6.0,
+    timeout: PositiveFloat = 60.0,
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> int:
+    """Go through the production checklist with a live deployment: what was measured, and what to do about it.
+
+    Ends with 1 if a check failed. It sends some 50 requests, and begins a few that it gives up.
+
+    Parameters
+    ----------
+    url
+        A hotloop, vLLM, SGLang, TGI, hosted API or gateway; where `hotloop serve` listens if not given.
+    model
+        The model to ask for; the first that is listed if not given.
+    idle
+        Seconds for which a connection should stay open between two turns, as if a tool ran.
+    timeout
+        Seconds that one check may take.
+    """
+    from hotloop.doctor.examine import Pace
+    from hotloop.doctor.report import examination_json, examination_table
+
+    pace = Pace(idle_s=idle, check_s=timeout)
+    examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))
+    show(examination_json(examination), examination_table(examination), as_json)
+    return int(examination.has_failed)
+
+
+def default_url() -> str:
+    """Where `hotloop serve` listens unless told otherwise."""
+    server = ServerConfig()
+    return f"http://{server.host}:{server.port}"
+
+
+async def _examine(url: str, model: str | None, api_key: str | None, pace: "Pace") -> "Examination":
+    from hotloop.cli.loading import console
+    from hotloop.doctor.examine import examine
+    from hotloop.doctor.wire.deployment import Deployment
+
+    with console.status(f"meeting {url} ...") as status:
+        async with Deployment(url, model=model, api_key=api_key) as deployment:
+            return await examine(deployment, pace=pace, watch=lambda check: status.update(f"{check} ..."))

@@ -1,0 +1,273 @@
+"""`hotloop run`: an agent from a file, watched while it works.
+
+The answer goes to stdout and everything else to stderr, so that `hotloop run agent.py QUESTION > answer` works. An
+agent whose model is at the usual address of `hotloop serve`, where nobody is, gets a server of its own while it runs.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+from cyclopts import Parameter
+
+from hotloop.cli.agent.approval import Approval, choose_approval
+from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
+from hotloop.cli.tracing import trace_flags, tracing
+from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
+from hotloop.core.errors import ConfigError, HotloopError
+
+if TYPE_CHECKING:
+    from hotloop.agent.agent import Agent
+    from hotloop.agent.conversation import Conversation
+    from hotloop.agent.events import RunEnded
+    from hotloop.cli.agent.file import AgentFile
+    from hotloop.cli.agent.view import View
+    from hotloop.trace.tracer import Tracer
+
+_MAX_KNOCK_S = 1.0
+
+
+def run_agent(
+    file: Annotated[Path, Parameter(help="A Python file that makes an Agent.")],
+    prompt: Annotated[str | None, Parameter(help="What to ask; else stdin, or a conversation on a terminal.")] = None,
+    /,
+    *,
+    agent: Annotated[str | None, Parameter(help="The agent's name in the file, if it has several.")] = None,
+    url: Annotated[str | None, Parameter(help="Where the model is, such as http://localhost:8700/v1.")] = None,
+    model: Annotated[
+        str | None, Parameter(help="The model's name at --url; without that, a model to load here, as for `serve`.")
+    ] = None,
+    api_key: ApiKey = None,
+    approve: Annotated[
+        Approval | None,
+        Parameter(help="Calls that need approval: ask you, let all run, or none."),
+    ] = None,
+    record: Annotated[Path | None, Parameter(help="Write down all that the model and the tools say.")] = None,
+    replay: Annotated[Path | None, Parameter(help="Answer from such a record instead of the model and tools.")] = None,
+    save: Annotated[Path | None, Parameter(help="Keep the conversation in this file.")] = None,
+    resume: Annotated[Path | None, Parameter(help="Go on with the conversation in this file.")] = None,
+    trace: TraceFlags = TRACED,
+    json: Json = False,
+) -> None:
+    """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
+    from hotloop.cli.agent.file import load_agent_file
+    from hotloop.cli.agent.view import make_view
+
+    if record and replay:
+        raise ConfigError("--record and --replay exclude each other")
+    stopping = Stopping()
+    found = load_agent_file(file, agent)
+    conversation = _load_conversation(resume)
+    prompts = _prompts(prompt)
+    view = make_view(is_json=json)
+    if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
+        found.agent.settings = replace(found.agent.settings, approve=approval)
+    with contextlib.ExitStack() as stack:
+        _set_tracer(found.agent, file, stack.enter_context(tracing(trace)))
+        if replay is None:
+            stack.enter_context(_model(found.agent, url, model, api_key, trace))
+        running = _taped(found.agent, record, replay)
+        talk = Talk(replace(found, agent=running), conversation, view, stopping, save=save, is_json=json)
+        talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
+
+
+class Stopping:
+    """SIGTERM ends a run as Ctrl-C does; where none is under way, the program, by an exception that closes all."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        signal.signal(signal.SIGTERM, self._stop)
+
+    @contextlib.contextmanager
+    def ending_this(self) -> Iterator[None]:
+        self._task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._task = None
+
+    def _stop(self, *_: object) -> None:
+        if self._task is None:
+            sys.exit(128 + signal.SIGTERM)
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+class Talk:
+    """One prompt after another, in one conversation."""
+
+    def __init__(
+        self,
+        found: "AgentFile",
+        conversation: "Conversation",
+        view: "View",
+        stopping: Stopping,
+        *,
+        save: Path | None,
+        is_json: bool,
+    ) -> None:
+        self._found = found
+        self._conversation = conversation
+        self._view = view
+        self._stopping = stopping
+        self._save = save
+        self._is_json = is_json
+
+    def run(self, prompts: Iterator[str], *, is_interactive: bool) -> None:
+        """Until there are no more. Alone with a person a run that fails, or is interrupted, is not the end."""
+        agent = self._found.agent
+        with asyncio.Runner() as runner:
+            runner.run(agent.__aenter__())
+            try:
+                for prompt in prompts:
+                    self._one(runner, prompt, is_interactive)
+            finally:
+                runner.run(agent.__aexit__())
+
+    def _one(self, runner: asyncio.Runner, prompt: str, is_interactive: bool) -> None:
+        try:
+            ended = runner.run(self._watch(prompt))
+            if ended.error:
+                raise ended.error
+            self._print(ended.output)
+        except asyncio.CancelledError:
+            sys.exit(128 + signal.SIGTERM)
+        except KeyboardInterrupt:
+            if not is_interactive:
+                raise
+        except HotloopError as error:
+            if not is_interactive:
+                raise
+            print(f"hotloop: {error}", file=sys.stderr)
+        finally:
+            if self._save:
+                _save_conversation(self._conversation, self._save)
+
+    async def _watch(self, prompt: str) -> "RunEnded":
+        from hotloop.agent.events import RunEnded
+
+        ended: RunEnded | None = None
+        events = self._found.agent.stream(prompt, conversation=self._conversation, context=self._found.context)
+        with self._view, self._stopping.ending_this():
+            try:
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        self._view.push(event)
+                        ended = event if isinstance(event, RunEnded) else None
+            except asyncio.CancelledError:
+                self._view.cancel()
+                raise
+        assert ended, "a run did not end"
+        return ended
+
+    def _print(self, output: Any) -> None:
+        from hotloop.cli.agent.view import print_output
+
+        if not self._is_json:  # the last event has it
+            print_output(output)
+
+
+def _prompts(prompt: str | None) -> Iterator[str]:
+    """What to ask: the argument, all of stdin, or line after line from a person."""
+    if prompt is not None:
+        yield prompt
+    elif not sys.stdin.isatty():
+        text = sys.stdin.read().strip()
+        if not text:
+            raise ConfigError("there is nothing to ask: give a prompt, or write one to stdin")
+        yield text
+    else:
+        import readline  # noqa: F401 - gives `input` its line editing and history
+
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                return
+            if line:
+                yield line
+
+
+@contextlib.contextmanager
+def _model(
+    agent: "Agent[Any]", url: str | None, model: str | None, api_key: str | None, trace: TraceConfig
+) -> Iterator[None]:
+    """Give an agent the model it should have: the one asked for, its own, or where that is missing one of ours."""
+    from hotloop.agent.open_model import open_model
+
+    if url is not None:
+        _set_model(agent, open_model(f"{url}#{model}" if model else url, api_key=api_key))
+        yield
+    elif model is None and not _is_usual_and_absent(agent.address):
+        if agent.address and api_key:
+            _set_model(agent, open_model(agent.address, api_key=api_key))
+        yield
+    else:
+        from hotloop.bench.serving import ChildServer
+        from hotloop.cli.loading import console, pull_model
+
+        name = model or urlsplit(agent.address).fragment or DEFAULT_MODEL
+        if not Path(name).exists():
+            pull_model(name)
+        with contextlib.ExitStack() as stack:
+            with console.status(f"starting {name} ..."):
+                server = stack.enter_context(ChildServer(("--model", name, *trace_flags(trace))))
+            _set_model(agent, open_model(f"{server.url}/v1"))
+            yield
+
+
+def _is_usual_and_absent(address: str) -> bool:
+    """Whether a model is at the address `hotloop serve` has by itself, and nobody is there."""
+    usual = ServerConfig()
+    parts = urlsplit(address)
+    if parts.hostname not in ("localhost", usual.host) or parts.port != usual.port:
+        return False
+    try:
+        socket.create_connection((usual.host, usual.port), _MAX_KNOCK_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
+    """What the agent's own file asks for stands."""
+    settings = agent.settings
+    agent.settings = replace(
+        settings,
+        name=settings.name or file.stem,
+        tracer=settings.tracer if settings.tracer.is_on else tracer,
+    )
+
+
+def _set_model(agent: "Agent[Any]", model: Any) -> None:
+    agent.settings = replace(agent.settings, model=model)
+
+
+def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[Any]":
+    from hotloop.agent.record import record, replay
+
+    if to:
+        return record(agent, to)
+    return replay(agent, source) if source else agent
+
+
+def _load_conversation(path: Path | None) -> "Conversation":
+    from hotloop.agent.conversation import Conversation
+
+    try:
+        return Conversation.load(path) if path else Conversation()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _save_conversation(conversation: "Conversation", path: Path) -> None:
+    try:
+        conversation.save(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,173 @@
+"""A run as rows over time: what the model wrote, and which tools ran meanwhile. Told events, it draws.
+
+turn 2  model                     ━━━━━━━━━━━━                  0.9 s  1,203 tokens, 87% cached, 41 written
+        weather {"city":"Paris"}  ··━━━━━━━━━━━━━━━━            1.2 s  18 degrees
+        weather {"city":"Rome"}       ····━━━━━━━━━━━━━━━━━━━━  1.6 s  24 degrees
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.agent.events import (
+    CallArguments,
+    CallDispatched,
+    CallFinished,
+    CallOpened,
+    Event,
+    RunEnded,
+    TurnFinished,
+    TurnStarted,
+)
+from hotloop.agent.events import Text as Words
+from hotloop.agent.limits import Spent
+from hotloop.agent.model import ModelUsage
+from hotloop.cli.text import count, shorten
+
+BAR_CELLS = 30
+LABEL_CHARS = 36
+_NOTE_CHARS = 60
+
+
+@dataclass(slots=True)
+class CallRow:
+    """One call: opened, begun (which may be before the model had finished writing), ended."""
+
+    name: str
+    opened_at: float
+    arguments: str = ""
+    began_at: float | None = None
+    ended_at: float | None = None
+    result: str = ""
+    is_error: bool = False
+    was_foreseen: bool = False
+
+    @property
+    def label(self) -> str:
+        return shorten(f"{self.name} {self.arguments}", LABEL_CHARS)
+
+    @property
+    def note(self) -> str:
+        if self.ended_at is None:
+            return "being written" if self.began_at is None else "running"
+        return ("foreseen; " if self.was_foreseen else "") + shorten(self.result, _NOTE_CHARS)
+
+
+@dataclass(slots=True)
+class TurnRow:
+    number: int
+    began_at: float
+    said_at: float
+    """When the model last said anything."""
+    ended_at: float | None = None
+    words: str = ""
+    usage: ModelUsage | None = None
+    calls: dict[str, CallRow] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        return describe_usage(self.usage) if self.usage else shorten(self.words[-200:], _NOTE_CHARS, tail=True)
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for justify in ("left", "left", "left", "right", "left"):
+            grid.add_column(justify=justify, no_wrap=True)
+        end = self.ended_at or time.monotonic()
+        self._add(grid, f"turn {self.number}", "model", [(self.began_at, self.said_at, "━", "cyan")], self.note, end)
+        for call in list(self.calls.values()):  # drawn by another thread than the one that tells
+            began_at = call.began_at or end
+            color = "red" if call.is_error else "green"
+            spans = [(call.opened_at, began_at, "·", "dim"), (began_at, call.ended_at or end, "━", color)]
+            self._add(grid, "", call.label, spans, call.note, end)
+        return grid
+
+    def _add(
+        self, grid: Table, title: str, label: str, spans: list[tuple[float, float, str, str]], note: str, end: float
+    ) -> None:
+        _, last, _, _ = spans[-1]
+        length_s = last - spans[-1][0]
+        bar = draw_bar(spans, self.began_at, end)
+        grid.add_row(Text(title, "bold"), Text(label), bar, f"{length_s:.1f} s", Text(note, "dim"))
+
+
+class Timeline:
+    """A run so far. `turn` is the one that is under way."""
+
+    def __init__(self) -> None:
+        self.turn: TurnRow | None = None
+        self.ended: RunEnded | None = None
+        self.num_turns = 0
+        self.num_calls = 0
+        self.num_errors = 0
+        self._calls: dict[str, CallRow] = {}
+
+    def push(self, event: Event) -> TurnRow | None:
+        """Take an event; gives the turn that is over with it, if one is."""
+        match event:
+            case TurnStarted():
+                self.num_turns = event.turn
+                self.turn = TurnRow(event.turn, event.at, event.at)
+            case TurnFinished() if self.turn:
+                turn, self.turn = self.turn, None
+                turn.ended_at, turn.usage = event.at, event.usage
+                return turn
+            case RunEnded():
+                self.ended = event
+            case CallDispatched() | CallFinished():
+                self._push_call(event)
+            case Words() | CallOpened() | CallArguments() if self.turn:
+                self._push_words(event, self.turn)
+        return None
+
+    def describe_cancelled(self) -> str:
+        """What was done when it was given up, and what was not."""
+        stopped = [call.label for call in self.turn.calls.values() if not call.ended_at] if self.turn else []
+        done = f"cancelled in turn {self.num_turns}: {count(self.num_calls, 'call')} finished"
+        return done + (f"; stopped: {', '.join(stopped)}" if stopped else "")
+
+    def describe_end(self, spent: Spent) -> str:
+        money = f", {spent.money:.4g} of money" if spent.money else ""
+        failed = f" ({self.num_errors} failed)" if self.num_errors else ""
+        calls = count(self.num_calls, "call") + failed
+        return f"{count(spent.num_turns, 'turn')}, {calls}, {describe_usage(spent.usage)}, {spent.time_s:.1f} s{money}"
+
+    def _push_words(self, event: Words | CallOpened | CallArguments, turn: TurnRow) -> None:
+        turn.said_at = event.at
+        match event:
+            case Words():
+                turn.words += event.text
+            case CallOpened():
+                turn.calls[event.call_id] = CallRow(event.name, event.at)
+            case CallArguments() if event.call_id in turn.calls:
+                turn.calls[event.call_id].arguments += event.arguments
+
+    def _push_call(self, event: CallDispatched | CallFinished) -> None:
+        calls = self.turn.calls if self.turn else self._calls
+        call = calls.setdefault(event.call_id, CallRow(event.name, event.at))
+        if isinstance(event, CallDispatched):
+            call.began_at, call.arguments, call.was_foreseen = event.at, event.arguments, event.was_foreseen
+            return
+        self.num_calls += 1
+        self.num_errors += event.is_error
+        call.began_at, call.ended_at = event.at - event.duration_s, event.at
+        call.result, call.is_error = event.result, event.is_error
+
+
+def draw_bar(spans: list[tuple[float, float, str, str]], begin: float, end: float) -> Text:
+    """Spans of time as runs of characters; whatever took time at all takes a cell."""
+    cell_s = max(end - begin, 1e-6) / BAR_CELLS
+    cells = [(" ", "")] * BAR_CELLS
+    for first, last, character, style in spans:
+        if last <= first:
+            continue
+        left = min(max(int((first - begin) / cell_s), 0), BAR_CELLS - 1)
+        right = max(left + 1, min(round((last - begin) / cell_s), BAR_CELLS))
+        cells[left:right] = [(character, style)] * (right - left)
+    return Text.assemble(*cells)
+
+
+def describe_usage(usage: ModelUsage) -> str:
+    share = usage.num_cached / usage.num_prompt if usage.num_prompt else 0.0
+    return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"

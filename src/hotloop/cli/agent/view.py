@@ -1,0 +1,191 @@
+"""How a run is shown: live on a terminal, a line at a time elsewhere, or as JSON for a program.
+
+All but the JSON goes to stderr. A view may be paused, so that a person can be asked something.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
+from hotloop.cli.agent.timeline import Timeline, TurnRow, describe_usage
+from hotloop.cli.text import shorten
+
+_REFRESH_PER_S = 10
+_RESULT_CHARS = 100
+
+
+class View(Protocol):
+    """Told every event of a run, in order."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def push(self, event: Event) -> None: ...
+
+    def cancel(self) -> None:
+        """The run was given up."""
+        ...
+
+    def pause(self) -> AbstractContextManager[None]:
+        """A context in which the terminal belongs to somebody else."""
+        ...
+
+
+def make_view(*, is_json: bool) -> View:
+    if is_json:
+        return JsonView()
+    console = Console(stderr=True, highlight=False, soft_wrap=False)
+    return LiveView(console) if console.is_terminal else PlainView(console)
+
+
+class LiveView:
+    """The turn that is under way is drawn again and again; those that are over stay above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._timeline = Timeline()
+        self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=_REFRESH_PER_S)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def push(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._timeline = Timeline()
+        if turn := self._timeline.push(event):
+            self._console.print(turn)
+        if isinstance(event, Compacted):
+            self._console.print(_describe_compacted(event), style="dim")
+        if isinstance(event, RunEnded) and event.end != "cancelled":
+            self._console.print(self._timeline.describe_end(event.spent), style="dim")
+
+    def cancel(self) -> None:
+        if self._timeline.turn:
+            self._console.print(self._timeline.turn)
+        self._console.print(self._timeline.describe_cancelled())
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
+
+    def _draw(self) -> RenderableType:
+        turn: TurnRow | None = self._timeline.turn
+        return turn or ""
+
+
+class _Lines:
+    """A view that only writes: it holds nothing of the terminal that it would have to give back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        yield
+
+
+class PlainView(_Lines):
+    """A line for what begins and ends, with the seconds since the run began."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._timeline = Timeline()
+        self._began_at = 0.0
+
+    def push(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._timeline, self._began_at = Timeline(), event.at
+        turn = self._timeline.push(event)
+        match event:
+            case CallDispatched():
+                foreseen = " (foreseen)" if event.was_foreseen else ""
+                self._say(event.at, f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began{foreseen}")
+            case CallForeseen():
+                self._say(event.at, f"  {event.name} {shorten(event.arguments, _RESULT_CHARS)} began ahead of time")
+            case CallFinished():
+                result = shorten(event.result, _RESULT_CHARS)
+                self._say(event.at, f"  {event.name} took {event.duration_s:.2f} s: {result}")
+            case Compacted():
+                self._say(event.at, _describe_compacted(event))
+            case RunEnded() if event.end != "cancelled":
+                self._say(event.at, self._timeline.describe_end(event.spent))
+        if turn and turn.usage and turn.ended_at:
+            self._say(turn.ended_at, f"turn {turn.number}: {describe_usage(turn.usage)}")
+
+    def cancel(self) -> None:
+        self._console.print(self._timeline.describe_cancelled(), markup=False, soft_wrap=True)
+
+    def _say(self, at: float, text: str) -> None:
+        self._console.print(f"{at - self._began_at:7.2f} s  {text}", markup=False, soft_wrap=True)
+
+
+class JsonView(_Lines):
+    """An object a line on stdout: `event` says which, `at_s` when since the run began, the rest as `events.py` does."""
+
+    def __init__(self) -> None:
+        self._began_at = 0.0
+
+    def push(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._began_at = event.at
+        print(json.dumps(render_event(event, self._began_at), ensure_ascii=False, default=str), flush=True)
+
+    def cancel(self) -> None:
+        print(json.dumps({"event": "run_ended", "end": "cancelled"}), flush=True)
+
+
+def render_event(event: Event, began_at: float) -> dict[str, Any]:
+    """An event as JSON has it: snake case names, times since the run began, an error as its line."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
+    at = fields.pop("at")
+    if isinstance(event, RunEnded):
+        fields["error"] = str(event.error) if event.error else None
+        fields["output"] = plain(event.output)
+        spent = event.spent
+        fields["spent"] = {"num_turns": spent.num_turns, "time_s": spent.time_s, "money": spent.money}
+        fields["usage"] = spent.usage
+    if "usage" in fields:
+        fields["usage"] = dataclasses.asdict(fields["usage"])
+    return {"event": name, "at_s": round(at - began_at, 4), **fields}
+
+
+def plain(value: Any) -> Any:
+    """A value of any type a final answer may have, in JSON's words."""
+    import pydantic_core
+
+    return pydantic_core.to_jsonable_python(value, fallback=str)
+
+
+def print_output(output: Any) -> None:
+    text = output if isinstance(output, str) else json.dumps(plain(output), ensure_ascii=False, indent=2)
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _describe_compacted(event: Compacted) -> str:
+    before, after = event.num_messages_before, event.num_messages_after
+    return f"shortened from {before} messages to {after}: {describe_usage(event.usage)}"

@@ -1,0 +1,41 @@
+"""The one place where errors become a line and an exit code.
+
+0  done     1  it failed     2  it was asked wrongly     130  interrupted
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from hotloop.core.errors import ConfigError, HotloopError
+
+
+def run_app(app: App, argv: Sequence[str]) -> int:
+    """Run one command line; the exit code. What the caller or the world did wrong is one line on stderr."""
+    try:
+        code = app(list(argv), print_error=False, exit_on_error=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (CycloptsError, ConfigError) as error:
+        return _fail(error, 2)
+    except HotloopError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `| head`. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _fail(error: Exception, code: int) -> int:
+    complain(" ".join(str(error).split()))
+    return code
+
+
+def complain(*lines: str) -> None:
+    """What went wrong, on stderr."""
+    for line in lines:
+        print(f"hotloop: {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""`hotloop models` and `pull`."""

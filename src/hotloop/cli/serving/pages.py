@@ -1,0 +1,145 @@
+"""The page at /ui, put together: the store it reads, and what goes on right now in a server or a router."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from hotloop.cli.advice.lint import lint_spans
+from hotloop.cli.tracing import load_prices, store_path
+from hotloop.core.config import TraceConfig
+from hotloop.core.errors import ConfigError, Overloaded
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from hotloop.core.request import Request
+    from hotloop.engine.engine import Engine
+    from hotloop.engine.look import Look
+    from hotloop.router.app import RouterApp
+    from hotloop.trace.store import TraceStore
+    from hotloop.ui.source import KvUse, Live, LiveRequest
+
+_MAX_LISTED = 200
+"""How many requests are listed, and how many sessions; those that have the most of the memory."""
+_PATIENCE_S = 10.0
+"""How long the step may take after which it is seen what goes on."""
+
+
+@contextmanager
+def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
+    """What is recorded, to be looked at; None where nothing is."""
+    from hotloop.trace.store import TraceStore
+
+    path, prices = store_path(config), load_prices(None)
+    try:
+        store = TraceStore(path, prices=prices) if path else None
+    except ConfigError:
+        store = None
+    with store or nullcontext():
+        yield store
+
+
+def page_of(
+    store: "TraceStore",
+    title: str,
+    live: "Callable[[], Awaitable[Live]]",
+    *,
+    model: str = "",
+    api_key: str | None = None,
+    host: str = "",
+) -> "ASGIApp":
+    """`host` is the name it is served at."""
+    from hotloop.ui.app import create_ui
+    from hotloop.ui.store_source import StoreSource
+
+    source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
+    return create_ui(source, api_key=api_key, host=host)
+
+
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
+    from hotloop.ui.source import Live, TokenTotals
+
+    seen = asyncio.shield(asyncio.wrap_future(engine.look()))  # others may wait for the same
+    try:
+        look = await asyncio.wait_for(seen, patience_s)
+    except TimeoutError:
+        raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
+    stats, totals = look.stats, look.totals
+    return Live(
+        at_s=look.at_s,
+        num_running=stats.num_running,
+        max_running=max_running,
+        waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
+        totals=TokenTotals(
+            num_prompt=totals.num_prompt,
+            num_cached=totals.num_cached,
+            num_output=totals.num_output,
+            num_sampled=totals.num_sampled,
+            num_forced=totals.num_forced,
+            num_drafted=totals.num_drafted,
+            num_accepted=totals.num_accepted,
+        ),
+        kv=_kv_use(look, engine.block_size),
+        requests=tuple(map(_live_request, look.requests[:_MAX_LISTED])),
+    )
+
+
+def _kv_use(look: "Look", block_size: int) -> "KvUse":
+    from hotloop.ui.source import KvUse, SessionBlocks
+
+    sessions = sorted(
+        (
+            SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
+            for name, each in look.blocks.items()
+        ),
+        key=lambda each: (-each.num_used - each.num_cached, each.session or ""),
+    )
+    return KvUse(
+        num_blocks=look.stats.num_blocks,
+        num_used=look.stats.num_blocks_used,
+        num_cached=look.stats.num_blocks_cached,
+        block_size=block_size,
+        sessions=tuple(sessions[:_MAX_LISTED]),
+    )
+
+
+async def live_of_router(app: "RouterApp") -> "Live":
+    from hotloop.core.request import Priority
+    from hotloop.ui.source import Live, LiveReplica, TokenTotals
+
+    fleet = app.fleet
+    replicas = tuple(
+        LiveReplica(
+            name=each.name,
+            kind=each.kind.name,
+            state=each.state,
+            why=each.why,
+            models=tuple(sorted(each.models)),
+            num_running=each.num_running,
+        )
+        for each in (*fleet.replicas.values(), *fleet.leaving)
+    )
+    return Live(
+        at_s=time.monotonic(),
+        num_running=fleet.num_running,
+        waiting={priority.name.lower(): fleet.room.num_waiting(priority) for priority in Priority},
+        totals=TokenTotals(num_prompt=app.metrics.num_prompt, num_cached=app.metrics.num_cached),
+        replicas=replicas,
+    )
+
+
+def _live_request(request: "Request") -> "LiveRequest":
+    from hotloop.ui.source import LiveRequest
+
+    is_reading = request.first_token_at is None
+    return LiveRequest(
+        session=request.session_id,
+        priority=request.priority.name.lower(),
+        state="waiting" if request.first_scheduled_at is None else "reading" if is_reading else "writing",
+        num_prompt=request.num_prompt,
+        num_cached=request.num_cached,
+        num_output=request.num_output,
+        age_s=time.monotonic() - request.arrived_at,
+    )

@@ -1,0 +1,109 @@
+"""`hotloop simulate`: recorded traffic against a fleet on paper, placed by the router's own code."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
+
+from hotloop.cli.output import progress, show
+from hotloop.cli.settings import Json
+from hotloop.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from hotloop.router.simulation.simulate import Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateFlags:
+    """What is played, and on what."""
+
+    policy: str = "prefix,session,least_load,round_robin,random,consistent_hash,cache_aware"
+    """Which policies, separated by commas; the last two are for comparison only."""
+    replicas: PositiveInt = 64
+    """How many replicas there are."""
+    requests: PositiveInt | None = None
+    """How many requests are played, the trace's sessions over and over; all of the trace once if not given."""
+    sessions_per_s: PositiveFloat = 0.25
+    """How many sessions begin in a second."""
+    capacity: PositiveInt = 8_000_000
+    """How many tokens one replica keeps of what it has read."""
+    read_speed: PositiveFloat = 20_000.0
+    """Tokens a replica reads in a second."""
+    write_speed: PositiveFloat = 60.0
+    """Tokens of one answer that it writes in a second."""
+    seed: NonNegativeInt = 0
+    """The same seed gives the same figures."""
+    svg: Path | None = None
+    """Where to put a picture of it."""
+
+
+_DEFAULTS = SimulateFlags()
+
+
+def simulate(
+    trace: Annotated[Path, Parameter(help="Recorded traffic, .jsonl or .jsonl.gz: sessions of agents, or requests.")],
+    *,
+    flags: Annotated[SimulateFlags, Parameter(name="*")] = _DEFAULTS,
+    as_json: Json = False,
+) -> None:
+    """Play recorded traffic against many replicas that exist only on paper, and compare ways to place requests."""
+    from hotloop.router.simulation.plot import draw
+    from hotloop.router.simulation.simulate import SIMULATED, Fleet, Simulation
+    from hotloop.router.simulation.trace import read_trace
+
+    policies = [name.strip() for name in flags.policy.split(",") if name.strip()]
+    for name in policies or [""]:
+        if name not in SIMULATED:
+            raise ConfigError(f"there is no policy {name!r}; there are {', '.join(SIMULATED)}")
+    recorded = read_trace(trace)
+    num_requests = flags.requests or recorded.num_requests
+    fleet = Fleet(
+        num_replicas=flags.replicas,
+        capacity_tokens=flags.capacity,
+        read_tokens_per_s=flags.read_speed,
+        write_tokens_per_s=flags.write_speed,
+        sessions_per_s=flags.sessions_per_s,
+    )
+    figures: list[Figures] = []
+    with progress() as bar:
+        for name in policies:
+            task = bar.add_task(name, total=num_requests)
+            simulation = Simulation(recorded, fleet, name, seed=flags.seed)
+            figures.append(simulation.run(num_requests, partial(_advance, bar, task)))
+    if flags.svg:
+        flags.svg.write_text(draw(figures, f"{figures[0].num_requests:,} requests, {flags.replicas} replicas"))
+    show({"policies": [_as_json(each) for each in figures]}, _table(figures), as_json)
+
+
+def _advance(bar: "Progress", task: "TaskID", num_done: int) -> None:
+    bar.update(task, completed=num_done)
+
+
+def _as_json(figures: "Figures") -> dict[str, Any]:
+    return {
+        "policy": figures.policy,
+        "requests": figures.num_requests,
+        "hit_rate": round(figures.hit_rate, 5),
+        "ideal_hit_rate": round(figures.ideal_rate, 5),
+        "imbalance": round(figures.imbalance, 4),
+        "ttft_p50_s": round(figures.ttft_s(50), 4),
+        "ttft_p95_s": round(figures.ttft_s(95), 4),
+        "reasons": figures.reasons,
+    }
+
+
+def _table(figures: "list[Figures]") -> Any:
+    from rich.table import Table
+
+    table = Table("policy", "hit rate", "ideal", "busiest / mean", "TTFT p50", "TTFT p95", "why", box=None)
+    for each in figures:
+        total = max(1, each.num_requests)
+        why = ", ".join(f"{name} {count / total:.0%}" for name, count in each.reasons.items())
+        rates = (f"{each.hit_rate:.2%}", f"{each.ideal_rate:.2%}", f"{each.imbalance:.2f}")
+        table.add_row(each.policy, *rates, f"{each.ttft_s(50):.2f} s", f"{each.ttft_s(95):.2f} s", why)
+    return table

@@ -1,0 +1,1 @@
+"""`hotloop trace`: what was recorded of runs."""

@@ -1,0 +1,273 @@
+"""`hotloop trace`: look at what was recorded of runs. A run is named by how its id begins, or as `last`."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
+
+from hotloop.cli.settings import Json, Sources
+from hotloop.cli.tracing import load_prices, store_path
+from hotloop.core.config import TraceConfig
+from hotloop.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotloop.trace.ledger import RunLedger
+    from hotloop.trace.span import Span
+    from hotloop.trace.store import TraceStore
+
+trace = App(
+    name="trace", help="See where the time and the tokens of recorded runs went.", config=Sources(only=TraceConfig)
+)
+
+Format = Literal["jsonl", "perfetto", "otlp"]
+_LOOPBACK = "127.0.0.1"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFlags:
+    """Which store."""
+
+    db: Annotated[str, Parameter(name=("--trace", "--db"))] = "auto"
+    """The file runs are recorded in; `auto` is the one in `HOTLOOP_HOME`."""
+    prices: Path | None = None
+    """A TOML file of what models cost, by name, instead of the table `prices` in hotloop.toml."""
+
+
+Store = Annotated[StoreFlags, Parameter(name="*")]
+Run = Annotated[str, Parameter(help="How the run's id begins, or `last`.")]
+_DEFAULTS = StoreFlags()
+
+
+@trace.command
+def ls(
+    *,
+    session: Annotated[str | None, Parameter(help="Only runs of this session.")] = None,
+    since: Annotated[
+        str | None, Parameter(help="Only runs begun since then: 30m, 2h or 7d ago, or a date as 2026-01-31T12:00.")
+    ] = None,
+    limit: Annotated[PositiveInt, Parameter(help="Most runs to list.")] = 20,
+    store: Store = _DEFAULTS,
+    as_json: Json = False,
+) -> None:
+    """List recorded runs, the newest first."""
+    since_ns = _parse_since(since) if since else None
+    with _open(store) as opened:
+        runs = opened.runs(limit, session=session, since_ns=since_ns)
+        num_runs = opened.num_runs()
+    if as_json:
+        print(json.dumps([{**asdict(run), "wall_s": run.wall_s} for run in runs]))
+        return
+    from hotloop.cli.trace.view import list_runs, make_console
+
+    console = make_console()
+    if runs:
+        console.print(list_runs(runs, console.width))
+    console.print(f"{len(runs):,} of {num_runs:,} runs" if len(runs) < num_runs else f"{num_runs:,} runs", style="dim")
+
+
+@trace.command
+def show(
+    run: Run = "last",
+    *,
+    turns: Annotated[str | None, Parameter(help="Only these turns, as 3 or 3-7: the picture is of their time.")] = None,
+    store: Store = _DEFAULTS,
+    as_json: Json = False,
+) -> None:
+    """Show a run: what happened when, the tokens of each turn, what was read again and why, what was waited for."""
+    chosen = _parse_turns(turns) if turns else None
+    with _open(store) as opened:
+        spans, ledger = _read(opened, run, store)
+    if as_json:
+        print(json.dumps(ledger.to_json()))
+        return
+    from hotloop.cli.trace.view import make_console, show_run
+
+    if chosen and not any(turn.index in chosen for turn in ledger.turns):
+        raise ConfigError(f"the run has {len(ledger.turns)} turns, and no {turns}")
+    console = make_console()
+    console.print(show_run(spans, ledger, console.width, chosen))
+
+
+@trace.command
+def diff(old: Run, new: Run, *, store: Store = _DEFAULTS, as_json: Json = False) -> None:
+    """Compare two runs turn by turn: tokens, time, what the cache had, and why not."""
+    from hotloop.cli.trace.diff import compare, show_diff
+    from hotloop.cli.trace.view import make_console
+
+    with _open(store) as opened:
+        ledgers = [_read(opened, run, store)[1] for run in (old, new)]
+    if as_json:
+        print(json.dumps(compare(*ledgers)))
+    else:
+        make_console().print(show_diff(*ledgers))
+
+
+@trace.command
+def export(
+    run: Run = "last",
+    *,
+    format: Annotated[Format, Parameter(help="jsonl and perfetto go to a file; otlp to a collector.")] = "jsonl",  # noqa: A002
+    output: Annotated[Path | None, Parameter(alias="-o", help="The file; stdout if not given.")] = None,
+    endpoint: Annotated[
+        str, Parameter(env_var="OTEL_EXPORTER_OTLP_ENDPOINT", help="Address of the collector, for otlp.")
+    ] = "http://127.0.0.1:4318",
+    store: Store = _DEFAULTS,
+) -> None:
+    """Hand a run on: spans as JSON lines, a file for ui.perfetto.dev, or to an OpenTelemetry collector."""
+    with _open(store) as opened:
+        spans = opened.spans(opened.find(run))
+    if format == "otlp":
+        if output:
+            raise ConfigError("otlp goes to a collector (--endpoint), not to a file (--output)")
+        _send(spans, endpoint)
+    else:
+        _write(_render(spans, format), output)
+
+
+@trace.command(name="import")
+def import_file(
+    path: Annotated[Path, Parameter(help="Spans as JSON lines, as `export` writes them.")], *, store: Store = _DEFAULTS
+) -> None:
+    """Add runs from a file to the store; what is there already is not added twice."""
+    from hotloop.trace.store import add_spans
+
+    spans = _read_file(path)
+    num_new = add_spans(_path(store), spans)
+    num_runs = len({span.trace_id for span in spans})
+    runs = f"{num_runs:,} run{'' if num_runs == 1 else 's'}"
+    print(f"{runs}: {num_new:,} spans are new, {len(spans) - num_new:,} were here")
+
+
+@trace.command(name="open")
+def open_page(
+    run: Annotated[str | None, Parameter(help="How the run's id begins, or `last`; the list if not given.")] = None,
+    *,
+    url: Annotated[str | None, Parameter(help="The page of this server or router; served here if not given.")] = None,
+    port: Annotated[NonNegativeInt, Parameter(help="Port of 127.0.0.1 to serve the page on; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, Parameter(negative="", help="Open it in a browser, too.")] = False,
+    store: Store = _DEFAULTS,
+) -> None:
+    """Say where the page of recorded runs is: served from here until interrupted, or, with --url, by a server."""
+    with _open(store) as opened:
+        place = f"#/runs/{opened.find(run)}" if run else "#/runs"
+        if url:
+            _announce(f"{url.rstrip('/')}/ui{place}", browser)
+        else:
+            _serve(opened, store, port, lambda base: _announce(f"{base}/ui{place}", browser))
+
+
+def _announce(address: str, in_browser: bool) -> None:
+    print(address, flush=True)
+    if in_browser:
+        import webbrowser
+
+        webbrowser.open(address)
+
+
+def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
+    """Until interrupted, on loopback."""
+    import uvicorn
+
+    from hotloop.border.listen import bind, url_of
+    from hotloop.ui.app import create_ui
+    from hotloop.ui.store_source import StoreSource
+
+    source = StoreSource(opened, title=str(opened.path), prices=load_prices(flags.prices))
+    app = create_ui(source)
+    with bind(_LOOPBACK, port) as listener:
+        listener.listen()
+        on_ready(url_of(listener))
+        config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False)
+        uvicorn.Server(config).run([listener])
+
+
+def _send(spans: "Sequence[Span]", endpoint: str) -> None:
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--endpoint must begin with http:// or https://, not {endpoint!r}")
+    try:
+        from hotloop.trace.otel import send
+    except ImportError:
+        raise ConfigError("otlp needs the extra `otel`: pip install 'hotloop[otel]'") from None
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what goes wrong is told once, and by us
+    send(spans, endpoint)
+
+
+def _render(spans: "Sequence[Span]", wanted: Format) -> bytes:
+    from hotloop.trace.jsonl import render_line
+    from hotloop.trace.perfetto import render_perfetto
+
+    if wanted == "perfetto":
+        return json.dumps(render_perfetto(spans)).encode() + b"\n"
+    return b"".join(map(render_line, spans))
+
+
+def _write(data: bytes, path: Path | None) -> None:
+    if path is None:
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _read_file(path: Path) -> "list[Span]":
+    from hotloop.trace.jsonl import parse_lines
+
+    try:
+        with path.open("rb") as file:
+            return list(parse_lines(file))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _path(flags: StoreFlags) -> Path:
+    path = store_path(TraceConfig(trace=flags.db))
+    if path is None:
+        raise ConfigError("nothing is recorded, since `trace` is off: say with --db which file to look at")
+    return path
+
+
+@contextmanager
+def _open(flags: StoreFlags) -> "Iterator[TraceStore]":
+    from hotloop.trace.store import TraceStore
+
+    with TraceStore(_path(flags), prices=load_prices(flags.prices)) as opened:
+        yield opened
+
+
+def _read(opened: "TraceStore", run: str, flags: StoreFlags) -> "tuple[list[Span], RunLedger]":
+    from hotloop.trace.ledger import build_ledger
+
+    spans = opened.spans(opened.find(run))
+    return spans, build_ledger(spans, load_prices(flags.prices))
+
+
+def _parse_since(text: str) -> int:
+    """A moment in unix nanoseconds, from how long ago it was or from a date; one without a zone is of here."""
+    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text, re.ASCII):
+        return time.time_ns() - int(ago[1]) * _UNITS_S[ago[2]] * 10**9
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1e9)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(f"--since must be as 30m, 2h, 7d or a date, not {text!r}") from None
+
+
+def _parse_turns(text: str) -> range:
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)
+    if not found:
+        raise ConfigError(f"--turns must be as 3 or 3-7, not {text!r}")
+    return range(int(found[1]), int(found[2] or found[1]) + 1)

@@ -1,0 +1,203 @@
+"""A run as rows over time: one row a span, all on one scale.
+
+    turn 1          ───────────────────────────────    2.10 s
+     model          ·░▒▒▒███▼██▼██                      950 ms *
+     search                 ━━━━━━━━━━━━━━━━━━━━━━      1.50 s *
+     weather           ┄┄┄┄┄┄┄┄┄━━━━━━                  1.04 s
+
+What the server tells of an answer (queue, prefill, decode) is drawn into the client's row for it, and so is the moment
+a tool begins. Knows nothing of stores; the account beside the picture is `trace_view`'s.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from rich.cells import set_cell_size
+from rich.text import Text
+
+from hotloop.cli.text import shorten
+from hotloop.trace import names
+from hotloop.trace.ledger import RunLedger
+from hotloop.trace.tree import Node
+
+NETWORK, QUEUE, PREFILL, DECODE = ("·", "dim"), ("░", "yellow"), ("▒", "blue"), ("█", "cyan")
+TOOL, FAILED, FORESEEN, FRAME = ("━", "green"), ("━", "red"), ("┄", "magenta"), ("─", "dim")
+BEGINS, CRITICAL = ("▼", "bold green"), ("*", "bold red")
+LEGEND = (
+    (QUEUE, "queue"), (PREFILL, "prefill"), (DECODE, "decode"), (NETWORK, "network"), (BEGINS, "tool begins"),
+    (TOOL, "tool"), (FORESEEN, "ahead"), (CRITICAL, "waited for"),
+)  # fmt: skip
+
+MIN_SHARE = 0.01
+"""What took less of a run is not told of when it comes to what was waited for."""
+_LABEL_CELLS = 22
+_TIME_CELLS = 9
+_MARK_CELLS = 2
+_MAX_DEPTH = 8
+_SERVED = {names.QUEUE: QUEUE, names.PREFILL: PREFILL, names.DECODE: DECODE}
+_CALLS = (names.CHAT, names.ROUTE, names.REQUEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of time, and what it is drawn with."""
+
+    begin: int
+    end: int
+    glyph: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The first of its pieces is as long as the span."""
+
+    depth: int
+    label: str
+    pieces: tuple[Piece, ...]
+    moments: tuple[int, ...]
+    """When tools began."""
+    span_ids: AbstractSet[str]
+    """Whose time it is: the span's, and that of those drawn into it."""
+    is_heading: bool
+
+    @property
+    def length_s(self) -> float:
+        return (self.pieces[0].end - self.pieces[0].begin) / 1e9
+
+
+def draw(roots: Sequence[Node], ledger: RunLedger, width: int) -> Iterator[Text]:
+    """A line a row, each of so many cells at most. `roots` are all of the run, or those of its turns to be seen."""
+    begin, end = min(root.begin for root in roots), max(root.end for root in roots)
+    path_ids = _path_ids(ledger)
+    num_cells = max(width - _LABEL_CELLS - _TIME_CELLS - _MARK_CELLS - 1, 10)
+    for row in _rows(roots, {turn.span_id: turn.index for turn in ledger.turns}):
+        label = set_cell_size(" " * row.depth + row.label, _LABEL_CELLS)
+        bar = draw_bar(row.pieces, row.moments, begin, end, num_cells)
+        mark = CRITICAL if row.span_ids & path_ids else (" ", "")
+        style = "bold" if row.is_heading else ""
+        yield Text.assemble((label, style), " ", bar, f"{duration(row.length_s):>{_TIME_CELLS}} ", mark)
+
+
+def _path_ids(ledger: RunLedger) -> AbstractSet[str]:
+    """Whose time the run waited for, of those for which it did a hundredth of its time or more."""
+    sums: Counter[str] = Counter()
+    for step in ledger.critical_path:
+        sums[step.span_id] += step.end_ns - step.start_ns
+    return {span_id for span_id, num_ns in sums.items() if num_ns >= MIN_SHARE * ledger.wall_s * 1e9}
+
+
+def draw_bar(pieces: Sequence[Piece], moments: Sequence[int], begin: int, end: int, num_cells: int) -> Text:
+    """Pieces over one another, the last on top; whatever took time at all takes a cell."""
+    cells = [(" ", "")] * num_cells
+    scale = num_cells / max(end - begin, 1)
+    for piece in pieces:
+        left = min(max(int((piece.begin - begin) * scale), 0), num_cells - 1)
+        right = max(left + 1, min(round((piece.end - begin) * scale), num_cells))
+        cells[left:right] = [piece.glyph] * (right - left)
+    for moment in moments:
+        cells[min(max(int((moment - begin) * scale), 0), num_cells - 1)] = BEGINS
+    return Text.assemble(*cells)
+
+
+def draw_legend() -> Text:
+    parts = [part for glyph, word in LEGEND for part in (glyph, (f" {word} ", "dim"))]
+    return Text.assemble(*parts)
+
+
+def duration(seconds: float) -> str:
+    """Three digits, in the unit that suits."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def _rows(roots: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[Row]:
+    """Spans as they began, each before those within it."""
+    waiting = [(root, 0) for root in reversed(roots)]
+    while waiting:
+        node, depth = waiting.pop()
+        if node.name in _CALLS:
+            yield from _call_rows(node, depth, numbers)
+            continue
+        if row := _row(node, depth, numbers):
+            yield row
+        below = sorted(node.children, key=lambda child: (child.begin, child.end), reverse=True)
+        waiting.extend((child, min(depth + 1, _MAX_DEPTH)) for child in below)
+
+
+def _row(node: Node, depth: int, numbers: Mapping[str, int]) -> Row | None:
+    told = node.span.attributes
+    frame = Piece(node.begin, node.end, FAILED if node.span.error else FRAME)
+    match node.name:
+        case names.RUN:
+            return _make(node, depth, f"run {told.get(names.AGENT) or ''}", frame)
+        case names.TURN:
+            return _make(node, depth, f"turn {numbers.get(node.span.span_id, '')}", frame)
+        case names.TOOL:
+            return _make(node, depth, str(told.get(names.TOOL_NAME) or node.name), *_tool_pieces(node))
+        case names.FORESEEN if told.get(names.WAS_USED):
+            return None  # the call that used it begins where this did
+        case names.FORESEEN:
+            wasted = Piece(node.begin, node.end, FORESEEN)
+            return _make(node, depth, f"wasted {told.get(names.TOOL_NAME) or node.name}", wasted)
+    return _make(node, depth, node.name, frame)
+
+
+def _tool_pieces(node: Node) -> Iterator[Piece]:
+    is_error = node.span.attributes.get(names.IS_ERROR) or node.span.error
+    yield Piece(node.begin, node.end, FAILED if is_error else TOOL)
+    asked_at = _asked_at(node)
+    if asked_at > node.begin:
+        yield Piece(node.begin, asked_at, FORESEEN)
+
+
+def _asked_at(tool: Node) -> int:
+    return min(max(tool.moment(names.DISPATCHED_NS) or tool.begin, tool.begin), tool.end)
+
+
+def _call_rows(call: Node, depth: int, numbers: Mapping[str, int]) -> Iterator[Row]:
+    """A question to a model: a row with all that is known of it, and one for each try where there were several."""
+    below = list(call.walk())
+    number = numbers.get(call.span.span_id)
+    label = "read ahead" if call.is_reading else f"turn {number}" if number else "model"
+    replica = next((word for each in below if (word := each.span.attributes.get(names.REPLICA))), "")
+    siblings = call.parent.children if call.parent else ()
+    begun = [_asked_at(each) for each in siblings if each.name == names.TOOL]
+    moments = [] if call.is_reading else [at for at in begun if call.begin <= at < call.end]
+    label = f"{label} @{replica}" if replica else label
+    yield _make(call, depth, label, *_call_pieces(call, below), moments=moments, within=below)
+    attempts = [each for each in below if each.name == names.ATTEMPT]
+    for attempt in attempts if len(attempts) > 1 else ():
+        frame = Piece(attempt.begin, attempt.end, FAILED if attempt.span.error else FRAME)
+        yield _make(attempt, depth + 1, f"tried {attempt.span.attributes.get(names.REPLICA) or ''}", frame)
+
+
+def _call_pieces(call: Node, below: Sequence[Node]) -> Iterator[Piece]:
+    yield Piece(call.begin, call.end, FAILED if call.span.error else NETWORK)
+    if not call.is_served and not call.span.error:
+        began_at = call.moment(names.FIRST_TOKEN_NS) or call.moment(names.FIRST_BYTE_NS) or call.end
+        yield Piece(call.begin, began_at, PREFILL)
+        if began_at < call.end:
+            yield Piece(began_at, call.end, DECODE)
+    for node in below:
+        if queued_ns := node.count(names.QUEUE_NS):
+            yield Piece(node.begin, min(node.begin + queued_ns, node.end), QUEUE)
+        if node.name in _SERVED and node.end > node.begin:
+            yield Piece(node.begin, node.end, _SERVED[node.name])
+
+
+def _make(
+    node: Node, depth: int, label: str, *pieces: Piece, moments: Sequence[int] = (), within: Sequence[Node] = ()
+) -> Row:
+    return Row(
+        depth=depth,
+        label=shorten(label, max(_LABEL_CELLS - depth, 4)),
+        pieces=pieces,
+        moments=tuple(moments),
+        span_ids={each.span.span_id for each in within or (node,)},
+        is_heading=node.name in (names.RUN, names.TURN),
+    )

@@ -1,0 +1,31 @@
+"""Files that a person names: read, or said in a line why not."""
+
+import gzip
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.errors import ConfigError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """All that is in a file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line that is not empty and its number, of a text or of one compressed as .gz. Raises ConfigError."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a compressed file is called .gz") from None

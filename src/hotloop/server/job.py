@@ -1,0 +1,38 @@
+"""What the engine is asked to do, whatever API asks, and who hears when it is done."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hotloop.chat.prompt import Prompt
+from hotloop.chat.stream import CallParser
+from hotloop.core.grammar import Grammar
+from hotloop.core.request import Request, SamplingParams
+from hotloop.server.delivery import PlainText
+from hotloop.server.explain.inquiry import Inquiry
+from hotloop.server.holds import Turn
+from hotloop.server.tenants import Asker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the engine is asked to do, whatever API asks. Each prompt is answered `num_choices` times."""
+
+    endpoint: str
+    prompt_param: str
+    """The field that is at fault if a prompt is too long."""
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    grammar: Grammar | None
+    turn: Turn
+    inquiry: Inquiry
+    asker: Asker
+    num_choices: int = 1
+    parser: Callable[[], CallParser] = PlainText
+    """What makes the parser of a choice's text."""
+    is_silent: bool = False
+    """Whether there is no answer: the prompt was only to be read."""
+
+    def finish(self, request: Request) -> None:
+        """The engine is done with a request of this job. To be told before anybody who waits for its events."""
+        self.turn.finish(request)
+        self.inquiry.finish(request)

@@ -1,0 +1,179 @@
+"""How calls are carried out: so many at once, within a time, again where that does no harm, and only if approved."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.agent.runs import end_of, listen, of
+
+from hotloop.agent.agent import Agent
+from hotloop.agent.events import CallDispatched, CallFinished
+from hotloop.agent.limits import Limits
+from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.tools.carry_out import MAX_TRIES, carry_out
+from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import FunctionTool, ToolError, Traits, tool
+from hotloop.core.message import ToolCall
+
+
+class Crowd:
+    """Counts how many are inside at once. Each leaves once nobody new has come in for a while of the event loop."""
+
+    def __init__(self) -> None:
+        self.num_inside = self.num_most = 0
+
+    async def visit(self) -> None:
+        self.num_inside += 1
+        self.num_most = max(self.num_most, self.num_inside)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        self.num_inside -= 1
+
+
+@pytest.mark.parametrize(
+    ("max_concurrency", "concurrency", "most"), [(None, 16, 8), (3, 16, 3), (None, 2, 2), (5, 2, 2)]
+)
+async def test_so_many_at_once(max_concurrency: int | None, concurrency: int, most: int) -> None:
+    crowd = Crowd()
+    visit = FunctionTool(crowd.visit, traits=Traits(max_concurrency=max_concurrency))
+    agent = Agent(ScriptedModel([[Call("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
+    events = await listen(agent)
+    assert (crowd.num_most, len(of(CallFinished, events))) == (most, 8)
+
+
+async def test_a_tool_with_few_places_does_not_take_those_of_others() -> None:
+    """One of the narrow ones runs, and the others do not stand in the way of the wide one."""
+    may_end = asyncio.Event()
+
+    @tool(max_concurrency=1)
+    async def narrow() -> None:
+        await may_end.wait()
+
+    @tool
+    async def wide() -> None:
+        may_end.set()
+
+    agent = Agent(
+        ScriptedModel([[Call("narrow")] * 3 + [Call("wide")], "ok"]), [narrow, wide], limits=Limits(concurrency=2)
+    )
+    assert end_of(await listen(agent)).end == "done"
+
+
+class Flaky:
+    """Fails so many times first."""
+
+    def __init__(self, num_failures: int, error: Exception) -> None:
+        self.num_calls = 0
+        self._num_failures = num_failures
+        self._error = error
+
+    async def work(self) -> str:
+        self.num_calls += 1
+        if self.num_calls <= self._num_failures:
+            raise self._error
+        return "worked"
+
+
+@pytest.mark.parametrize(
+    ("traits", "error", "num_calls"),
+    [
+        (Traits(), OSError("gone"), 1),
+        (Traits(idempotent=True), OSError("gone"), 2),
+        (Traits(read_only=True), TimeoutError(), 2),
+        (Traits(read_only=True), ToolError("never"), 1),
+    ],
+)
+async def test_another_try_only_where_it_does_no_harm(traits: Traits, error: Exception, num_calls: int) -> None:
+    flaky = Flaky(1, error)
+    outcome = await carry_out(FunctionTool(flaky.work, traits=traits), "{}", Surroundings())
+    assert (flaky.num_calls, outcome.num_tries, outcome.is_error) == (num_calls, num_calls, num_calls == 1)
+
+
+async def test_not_for_ever() -> None:
+    flaky = Flaky(100, OSError("gone"))
+    outcome = await carry_out(FunctionTool(flaky.work, traits=Traits(read_only=True)), "{}", Surroundings())
+    assert (flaky.num_calls, outcome.text) == (MAX_TRIES, "Error: OSError: gone")
+
+
+async def test_not_again_once_it_is_cancelled() -> None:
+    """Though the tool makes an error of it that would do for another try."""
+    has_begun, num_tries = asyncio.Event(), 0
+
+    @tool(read_only=True, timeout_s=None)
+    async def stubborn() -> None:
+        nonlocal num_tries
+        num_tries += 1
+        if has_begun.is_set():
+            return
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("closed") from None
+
+    task = asyncio.create_task(carry_out(stubborn, "{}", Surroundings()))
+    await has_begun.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert num_tries == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), BaseExceptionGroup("two", [asyncio.CancelledError()])])
+async def test_a_tool_does_not_end_the_program(error: BaseException) -> None:
+    @tool
+    async def leave() -> None:
+        raise error
+
+    outcome = await carry_out(leave, "{}", Surroundings())
+    assert (outcome.text, outcome.is_error) == (f"Error: {type(error).__name__}: {error}", True)
+
+
+async def test_a_tool_that_hangs_is_given_up() -> None:
+    @tool(timeout_s=0.01)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    outcome = await carry_out(hang, "{}", Surroundings())
+    assert (outcome.text, outcome.is_error) == ("Error: hang did not answer within 0.01 s", True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "result"),
+    [
+        (True, "done"),
+        (False, "Error: the call was not approved"),
+        ("ask Ann", "Error: the call was not approved: ask Ann"),
+        (RuntimeError("no terminal"), "Error: the call could not be approved: no terminal"),
+        (None, "Error: this tool needs approval, and nobody is there to give it"),
+    ],
+)
+async def test_approval(verdict: Any, result: str) -> None:
+    asked: list[ToolCall] = []
+
+    async def approve(call: ToolCall) -> bool | str:
+        asked.append(call)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict  # type: ignore[no-any-return]
+
+    @tool(needs_approval=True)
+    def pay(amount: int) -> None: ...
+
+    @tool
+    def look() -> None: ...
+
+    script = [[Call("pay", amount=5), Call("look")], "ok"]
+    agent = Agent(ScriptedModel(script), [pay, look], approve=None if verdict is None else approve)
+    events = await listen(agent)
+    assert {event.name: event.result for event in of(CallFinished, events)} == {"pay": result, "look": "done"}
+    assert [call.arguments for call in asked] == ([] if verdict is None else ['{"amount": 5}'])
+    dispatched = {event.name for event in of(CallDispatched, events)}
+    assert dispatched == ({"pay", "look"} if verdict is True else {"look"})
+
+
+async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
+    flaky = Flaky(1, OSError("gone"))
+    work = FunctionTool(flaky.work, traits=Traits(idempotent=True, cost=0.5))
+    pay = FunctionTool(lambda: None, name="pay", traits=Traits(needs_approval=True, cost=9.0))
+    events = await listen(Agent(ScriptedModel([[Call("work"), Call("pay")], "ok"]), [work, pay]))
+    assert end_of(events).spent.money == 1.0

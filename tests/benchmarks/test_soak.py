@@ -1,0 +1,27 @@
+"""The soak's load wears the engine as it should, and the engine survives it."""
+
+import io
+import json
+
+from benchmarks.soak import rss_bytes, run_soak
+from rich.console import Console
+
+
+def test_a_short_soak_finishes_aborts_evicts_and_leaks_nothing():
+    report = run_soak(1.0)
+    assert report.num_finished > 0
+    assert report.num_aborted > 0
+    assert (report.num_failed, report.num_leaked_blocks) == (0, 0)
+    assert report.first.rss_bytes > 0
+    assert json.loads(json.dumps(report.to_json()))["num_steps"] == report.num_steps
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as capture:
+        console.print(report.to_table())
+    assert "0 leaked" in capture.get()
+
+
+def test_memory_is_what_this_process_has():
+    before = rss_bytes()
+    ballast = bytearray(b"x") * 400_000_000  # more than was freed before and may be used again
+    assert rss_bytes() - before > 200_000_000
+    del ballast
