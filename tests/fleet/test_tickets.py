@@ -7,7 +7,7 @@ from hotloop.fleet.tickets import Tickets
 from hotloop.fleet.wire import Outline, Trip
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import Choice, Placing, View
-from hotloop.router.proxy.told import Told
+from hotloop.router.told import Told
 
 KEY = bytes(range(64))
 

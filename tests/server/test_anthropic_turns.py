@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.anthropic.cache import CacheHint
 from hotloop.server.anthropic.wire import PromptBody, parse_template_variables, parse_turns
+from hotloop.server.breakpoints import CacheHint
 from hotloop.server.turns import Turns
 
 FIVE: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}

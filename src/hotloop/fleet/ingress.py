@@ -29,7 +29,7 @@ from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import Choice
 from hotloop.router.proxy.proxy import end_of_events
 from hotloop.router.proxy.relay import DROPPED
-from hotloop.router.proxy.told import END_BYTES, Told, read_end, read_id
+from hotloop.router.told import END_BYTES, Told, read_end, read_id
 from hotloop.router.upstream.wire import Ask
 
 log = logging.getLogger(__name__)

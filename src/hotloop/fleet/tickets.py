@@ -17,7 +17,7 @@ from functools import partial
 from hotloop.fleet.wire import Outline
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.told import Told
+from hotloop.router.told import Told
 
 CallSoon = Callable[[Callable[[], None]], object]
 """Calls something on the event loop, from any thread."""

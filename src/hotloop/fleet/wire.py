@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.told import Told
+from hotloop.router.told import Told
 from hotloop.router.upstream.wire import Headers
 
 

@@ -24,13 +24,13 @@ from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
 from hotloop.router.proxy.proxy import BadAnswer, Begun, Proxy, ask_whole
 from hotloop.router.proxy.relay import kept_headers, relay
-from hotloop.router.proxy.told import Told
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.status import list_models, show_model, show_replicas
 from hotloop.router.tiered import Settled, TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
+from hotloop.router.told import Told
 from hotloop.router.traced import RouteRecorder, Way
 from hotloop.router.translate import can_translate
 from hotloop.router.upstream.wire import Ask

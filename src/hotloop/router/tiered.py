@@ -14,13 +14,13 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.router.asked import Asked, parse_asked
 from hotloop.router.proxy.proxy import Proxy
-from hotloop.router.proxy.told import Told
 from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade
 from hotloop.router.tiers.config import Tier, TiersConfig, Tokens
 from hotloop.router.tiers.features import look_at
 from hotloop.router.tiers.saved import Saved, tokens_of
 from hotloop.router.tiers.stream import render_stream
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.router.told import Told
 from hotloop.router.traced import Way
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from typing import Any, Self
 from hotloop.core.request import Priority
 from hotloop.router.asked import Asked
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.told import Told, read_end, read_id
+from hotloop.router.told import Told, read_end, read_id
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
-from hotloop.server.anthropic import errors as anthropic_errors
+from hotloop.server import message_errors as anthropic_errors
 from hotloop.server.errors import HttpError, error_response
 from hotloop.server.metrics import Metrics
 

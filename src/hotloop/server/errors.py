@@ -24,7 +24,7 @@ from hotloop.core.errors import (
     RequestError,
     UnknownModel,
 )
-from hotloop.server.anthropic import errors as anthropic_errors
+from hotloop.server import message_errors as anthropic_errors
 
 CLIENT_GONE = 499
 

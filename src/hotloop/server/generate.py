@@ -15,13 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, PromptTooLong
 from hotloop.core.request import Priority, Request, SamplingParams, Usage
+from hotloop.server.decoding import decode
 from hotloop.server.delivery import Call, Piece
 from hotloop.server.job import Job
 from hotloop.server.jobs import CompletionJob, chat_job, completion_job, reading_job
 from hotloop.server.openai.chat import ChatBody
 from hotloop.server.openai.completions import CompletionBody
 from hotloop.server.openai.render import ChunkWriter, render_answer, render_usage
-from hotloop.server.openai.wire import GenerateBody, decode, parse_priority
+from hotloop.server.openai.wire import GenerateBody, parse_priority
 from hotloop.server.service import Service
 
 _SSE_HEADERS = [

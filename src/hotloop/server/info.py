@@ -11,11 +11,12 @@ from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
 from hotloop.server.calling import make_tools
+from hotloop.server.decoding import decode
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.openai.chat import Messages, parse_messages
 from hotloop.server.openai.render import Json
-from hotloop.server.openai.wire import TokenId, decode
+from hotloop.server.openai.wire import TokenId
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker, name_owner
 from hotloop.wire.chat.parse import parse_tools

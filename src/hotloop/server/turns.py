@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, Thought, ToolCall
-from hotloop.server.anthropic.cache import CacheControlBody, CacheHint, message_hint
-from hotloop.server.openai.wire import convert
+from hotloop.server.breakpoints import CacheControlBody, CacheHint, message_hint
+from hotloop.server.decoding import convert
 from hotloop.wire.part import Call, Opaque, Part, Result, Text, Turn
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.

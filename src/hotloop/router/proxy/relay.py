@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.router.errors import RouteError, render_event
 from hotloop.router.kinds import Api
 from hotloop.router.proxy.proxy import Begun, TranslatedEnd
-from hotloop.router.proxy.told import END_BYTES, Told, read_end, read_id
+from hotloop.router.told import END_BYTES, Told, read_end, read_id
 from hotloop.router.upstream.wire import Headers, UpstreamFailed
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

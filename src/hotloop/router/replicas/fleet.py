@@ -18,12 +18,12 @@ from hotloop.router.kinds import Api
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
-from hotloop.router.proxy.told import Told
 from hotloop.router.replicas.breaker import RetryBudget
 from hotloop.router.replicas.health import Watch
 from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.replicas.tokens import tokenize
+from hotloop.router.told import Told
 
 MAX_ANSWERS = 20_000
 """How many answers are remembered by where they were made."""

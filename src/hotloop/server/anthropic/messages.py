@@ -15,8 +15,6 @@ from starlette.responses import JSONResponse, Response
 from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.server.anthropic.cache import find_pins
-from hotloop.server.anthropic.errors import ThreadUnsupported
 from hotloop.server.anthropic.render import EventWriter, Frame, render_message
 from hotloop.server.anthropic.wire import (
     MessagesBody,
@@ -27,12 +25,15 @@ from hotloop.server.anthropic.wire import (
     parse_template_variables,
     parse_turns,
 )
+from hotloop.server.breakpoints import find_pins
 from hotloop.server.calling import Calling
+from hotloop.server.decoding import decode
 from hotloop.server.delivery import Silence
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.job import Job
 from hotloop.server.jobs import answer_grammar, answer_parser, shows_special
-from hotloop.server.openai.wire import decode, parse_priority
+from hotloop.server.message_errors import ThreadUnsupported
+from hotloop.server.openai.wire import parse_priority
 from hotloop.server.service import Service
 from hotloop.server.tenants import Asker
 from hotloop.server.turns import Turns

@@ -12,11 +12,11 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened, StreamEvent
-from hotloop.server.anthropic.cache import Ttl
-from hotloop.server.anthropic.errors import render_failure, translate_status
+from hotloop.server.breakpoints import Ttl
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import kind_of
 from hotloop.server.explain.inquiry import Diagnosis, Inquiry
+from hotloop.server.message_errors import render_failure, translate_status
 from hotloop.server.openai.render import Json, render_work
 from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event

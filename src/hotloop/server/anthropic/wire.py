@@ -12,10 +12,11 @@ from msgspec import Meta
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
 from hotloop.core.schema import json_schema
-from hotloop.server.anthropic.cache import CacheControlBody, tool_hint
+from hotloop.server.breakpoints import CacheControlBody, tool_hint
 from hotloop.server.calling import Calling, make_calling
+from hotloop.server.decoding import convert
 from hotloop.server.openai.structure import Constraint, blaming
-from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString, convert
+from hotloop.server.openai.wire import MAX_STOPS, CacheSalt, Count, Int64, PriorityName, StopString
 from hotloop.server.turns import Turns
 from hotloop.wire.field import Field
 from hotloop.wire.messages import parse

@@ -20,12 +20,13 @@ from starlette.types import Receive, Scope, Send
 from hotloop.chat.prompt import Conversation
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.message import Message
+from hotloop.server.decoding import convert, decode
 from hotloop.server.errors import Cancelled
 from hotloop.server.generate import EventStream, submit
 from hotloop.server.job import Job
 from hotloop.server.jobs import answer_grammar, answer_parser, shows_special, whole_prompt_pins
 from hotloop.server.openai.render import Json
-from hotloop.server.openai.wire import convert, decode, parse_priority
+from hotloop.server.openai.wire import parse_priority
 from hotloop.server.responses.items import Item, make_messages, render_items, settle_items
 from hotloop.server.responses.render import Composer, ResponseWriter, render_head
 from hotloop.server.responses.store import Ended, ResponseStore, Run

@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.router.proxy.proxy import end_of_events
-from hotloop.router.proxy.told import Told, read_end, read_id
+from hotloop.router.told import Told, read_end, read_id
 
 ENDS = [
     (b'"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":64}}', 100, 64, 7),
