@@ -289,18 +289,17 @@ class Request:
 
     @property
     def usage(self) -> Usage:
+        """Made for every token, so nothing is looked up that need not be: `waits_s` is in the order of `Wait`."""
+        num_restored = min(self.num_restored, self.num_cached)
         return Usage(
             self.num_prompt,
             self.num_cached,
             self.num_output,
-            num_forced=self.num_forced,
-            num_drafted=self.num_drafted,
-            num_accepted=self.num_accepted,
-            num_steps=self.num_steps,
-            num_restored=(num_restored := min(self.num_restored, self.num_cached)),
-            num_from_host=min(self.num_from_host, self.num_cached - num_restored),
-            turn_wait_s=self.waits_s[Wait.TURN],
-            batch_wait_s=self.waits_s[Wait.BATCH],
-            room_wait_s=self.waits_s[Wait.ROOM],
-            sessions_wait_s=self.waits_s[Wait.SESSIONS],
+            self.num_forced,
+            self.num_drafted,
+            self.num_accepted,
+            self.num_steps,
+            num_restored,
+            min(self.num_from_host, self.num_cached - num_restored),
+            *self.waits_s.values(),
         )

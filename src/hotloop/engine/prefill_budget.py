@@ -86,6 +86,12 @@ class PrefillBudget:
             debt_s = min(0.0, self._class_left_s[priority]) if share_s < math.inf else 0.0
             self._class_left_s[priority] = debt_s + share_s
 
+    def rest(self, now: float, num_decoding: int) -> None:
+        """A step begins in which nothing is prefilled, since nobody has a prompt: nothing is owed any more."""
+        if num_decoding > 1:
+            self._shared_at = now
+        self._class_left_s = [math.inf] * len(Priority)
+
     def has_room(self, rank: int) -> bool:
         """Whether this step may prefill any more for one of this rank."""
         return min(self._left_s, self._class_left_s[rank]) > 0

@@ -74,8 +74,11 @@ class RadixTree:
         """The device's blocks of the longest known prefix, in order. The caller uses them before anything else happens,
         for that session if it says so.
         """
-        nodes = [node for node in self._walk(token_ids.tobytes(), salt, session) if not node.is_hosted]
-        return [block_id for node in nodes for block_id in node.block_ids]
+        found: list[int] = []
+        for node in self._walk(token_ids.tobytes(), salt, session):
+            if not node.is_hosted:
+                found += node.block_ids
+        return found
 
     def peek(self, token_ids: "array[int]", salt: str = "", *, is_hosted: bool = False) -> list[int]:
         """As `match`, but nothing counts as used; or the blocks in host memory with which that prefix goes on."""

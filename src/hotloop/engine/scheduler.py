@@ -100,6 +100,9 @@ class Scheduler:
             elif request.id in self.running:  # it may have given way to one before it
                 self._grant(plan, request, missing)
         queue = self._queue(behind)
+        if not queue:
+            self.budget.rest(now, len(plan.slices))
+            return Step(list(plan.slices.values()))
         num_decoding = len(plan.slices)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)

@@ -1,5 +1,6 @@
 """What one step computes, in integers: a slice for each request that takes part."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.request import Request
@@ -18,8 +19,8 @@ class Slice:
     end: int
     wants_token: bool
     """Whether this brings the request level with its tokens, so that a new one can be sampled."""
-    draft_ids: list[int] = field(default_factory=list)
-    kinds: list[int | None] = field(default_factory=list)
+    draft_ids: Sequence[int] = ()
+    kinds: Sequence[int | None] = ()
     """For each draft how long a match it was copied from; None: it is no guess, but follows from those before it."""
     num_accepted: int = 0
     """How many of the drafts turned out to be the request's tokens."""
