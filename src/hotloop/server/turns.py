@@ -36,6 +36,9 @@ class Turns:
             self.add(turn)
 
     def add(self, turn: Turn) -> None:
+        if not self._joins and (message := _plain_message(turn)):
+            self.messages.append(message)
+            return
         is_answer = turn.role == "assistant"
         has_begun = is_answer or (not turn.parts and not self._joins)
         if has_begun:  # it was its turn, even if nothing of it is left
@@ -79,6 +82,23 @@ class Turns:
         content = self.messages[-1].content
         joined = _JOINERS[turn.role].join((content, text)) if content and text else content + text
         self.messages[-1] = replace(self.messages[-1], content=joined)
+
+
+def _plain_message(turn: Turn) -> Message | None:
+    """The message of a turn that has texts and calls only, or one result: most are, and histories are long."""
+    first = turn.parts[0] if turn.parts else None
+    if isinstance(first, Result) and len(turn.parts) == 1:
+        return Message("tool", _result_text(first), tool_call_id=first.call_id or None)
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in turn.parts:
+        if isinstance(part, Text):
+            texts.append(part.text)
+        elif isinstance(part, Call) and turn.role == "assistant":
+            calls.append(ToolCall(part.id, part.flat_name, part.arguments))
+        else:
+            return None
+    return Message(turn.role, _JOINERS[turn.role].join(filter(None, texts)), turn.name, tuple(calls))
 
 
 def _result_text(result: Result) -> str:
