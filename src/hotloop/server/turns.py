@@ -1,10 +1,10 @@
 """The turns of a request as messages of plain text, calls and results, and where it says it is worth keeping.
 
     user       [result, result, text, text]       ->  tool, tool, user
-    assistant  [thought, text, text, call, call]  ->  assistant, with two calls
+    assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Thoughts are dropped: they are another model's, and signed by its maker. Anything else that is not text is refused, but
-for notes that a hosted tool left for itself, where they are known to be no more than that.
+Thoughts that somebody signed are dropped: they are another model's. Anything else that is not text is refused, but for
+notes that a hosted tool left for itself, where they are known to be no more than that.
 """
 
 from collections.abc import Collection, Iterable
@@ -44,6 +44,7 @@ class Turns:
         if has_begun:  # it was its turn, even if nothing of it is left
             self._begin(turn, is_new=not self._joins)
         calls: list[ToolCall] = []
+        thoughts: list[Thought] = []
         for part in turn.parts:
             match part:
                 case Text():
@@ -54,15 +55,16 @@ class Turns:
                 case Result() if turn.role == "user":
                     self.messages.append(Message("tool", _result_text(part), tool_call_id=part.call_id or None))
                 case Thought() if is_answer:
-                    pass
+                    thoughts += [] if part.maker else [part]
                 case Opaque() if part.kind in self._dropped:
                     pass
                 case _:
                     raise _unsupported(part, turn)
             self._mark_part(part)
-        if calls:
+        if calls or thoughts:
             last = self.messages[-1]
-            self.messages[-1] = replace(last, tool_calls=(*last.tool_calls, *calls))
+            all_calls, all_thoughts = (*last.tool_calls, *calls), (*last.thoughts, *thoughts)
+            self.messages[-1] = replace(last, tool_calls=all_calls, thoughts=all_thoughts)
 
     def mark(self, control: CacheControlBody | None) -> None:
         """All there is so far is worth keeping."""
