@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import ModelError, RequestError
-from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 
 CHATML = (
@@ -55,6 +55,12 @@ def test_arguments_are_printed_as_they_were_written() -> None:
 def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
     turn = Message("assistant", tool_calls=(ToolCall("1", "f", arguments),))
     assert render("{{ messages[0].tool_calls[0].function.arguments }}", turn) == arguments
+
+
+def test_what_a_model_thought_reaches_templates_that_know_of_it() -> None:
+    source = "{% for m in messages %}{{ m.reasoning_content if m.reasoning_content is defined else '-' }}|{% endfor %}"
+    thought = Message("assistant", "Hi.", thoughts=(Thought("Hm, "), Thought("well.")))
+    assert render(source, thought, Message("user", "x")) == "Hm, well.|-|"
 
 
 def test_only_what_a_message_has_is_defined() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hotloop.core.message import Thought
 from hotloop.core.request import Priority
 from hotloop.server.openai.chat import ChatBody, parse_chat_sampling, parse_messages
 from hotloop.server.openai.wire import parse_priority, parse_session_id
@@ -76,3 +77,9 @@ def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
     given = [{"role": "assistant", "content": parts}, {"role": "user", "content": parts}]
     messages = parse_messages(given)
     assert [message.content for message in messages] == ["ab", "a\nb"]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_a_model_thought_is_not_dropped(name: str) -> None:
+    [message] = parse_messages([{"role": "assistant", "content": "Hi.", name: "Hm."}])
+    assert (message.content, message.thoughts) == ("Hi.", (Thought("Hm."),))

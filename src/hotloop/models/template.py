@@ -78,6 +78,8 @@ def _message(message: Message) -> dict[str, Any]:
         fields["name"] = message.name
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
+    if thought := "".join(thought.shown for thought in message.thoughts):
+        fields["reasoning_content"] = thought  # as templates of models that think call it
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return fields

@@ -1,10 +1,10 @@
 """The turns of a request as messages of plain text, calls and results, and where it says it is worth keeping.
 
     user       [result, result, text, text]       ->  tool, tool, user
-    assistant  [thought, text, text, call, call]  ->  assistant, with two calls
+    assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Thoughts are dropped: they are another model's, and signed by its maker. Anything else that is not text is refused, but
-for notes that a hosted tool left for itself, where they are known to be no more than that.
+Thoughts that somebody signed are dropped: they are another model's. Anything else that is not text is refused, but for
+notes that a hosted tool left for itself, where they are known to be no more than that.
 """
 
 from collections.abc import Collection, Iterable
@@ -36,11 +36,15 @@ class Turns:
             self.add(turn)
 
     def add(self, turn: Turn) -> None:
+        if not self._joins and (message := _plain_message(turn)):
+            self.messages.append(message)
+            return
         is_answer = turn.role == "assistant"
         has_begun = is_answer or (not turn.parts and not self._joins)
         if has_begun:  # it was its turn, even if nothing of it is left
             self._begin(turn, is_new=not self._joins)
         calls: list[ToolCall] = []
+        thoughts: list[Thought] = []
         for part in turn.parts:
             match part:
                 case Text():
@@ -51,15 +55,16 @@ class Turns:
                 case Result() if turn.role == "user":
                     self.messages.append(Message("tool", _result_text(part), tool_call_id=part.call_id or None))
                 case Thought() if is_answer:
-                    pass
+                    thoughts += [] if part.maker else [part]
                 case Opaque() if part.kind in self._dropped:
                     pass
                 case _:
                     raise _unsupported(part, turn)
             self._mark_part(part)
-        if calls:
+        if calls or thoughts:
             last = self.messages[-1]
-            self.messages[-1] = replace(last, tool_calls=(*last.tool_calls, *calls))
+            all_calls, all_thoughts = (*last.tool_calls, *calls), (*last.thoughts, *thoughts)
+            self.messages[-1] = replace(last, tool_calls=all_calls, thoughts=all_thoughts)
 
     def mark(self, control: CacheControlBody | None) -> None:
         """All there is so far is worth keeping."""
@@ -79,6 +84,23 @@ class Turns:
         content = self.messages[-1].content
         joined = _JOINERS[turn.role].join((content, text)) if content and text else content + text
         self.messages[-1] = replace(self.messages[-1], content=joined)
+
+
+def _plain_message(turn: Turn) -> Message | None:
+    """The message of a turn that has texts and calls only, or one result: most are, and histories are long."""
+    first = turn.parts[0] if turn.parts else None
+    if isinstance(first, Result) and len(turn.parts) == 1:
+        return Message("tool", _result_text(first), tool_call_id=first.call_id or None)
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in turn.parts:
+        if isinstance(part, Text):
+            texts.append(part.text)
+        elif isinstance(part, Call) and turn.role == "assistant":
+            calls.append(ToolCall(part.id, part.flat_name, part.arguments))
+        else:
+            return None
+    return Message(turn.role, _JOINERS[turn.role].join(filter(None, texts)), turn.name, tuple(calls))
 
 
 def _result_text(result: Result) -> str:

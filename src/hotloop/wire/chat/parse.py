@@ -19,6 +19,9 @@ _READ = {
 }
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MARKS = {"cache_control", "prompt_cache_breakpoint"}
+_BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
+"""What an answer may have beside its content and its calls, and mostly has not."""
 _MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 
@@ -104,6 +107,8 @@ def parse_mode(mode: Field) -> ChoiceMode:
 
 def parse_mark(given: Field) -> Json | None:
     """The `cache_control` that gateways' clients put into a chat, or OpenAI's own word for it."""
+    if not _MARKS & given.object().keys():
+        return None
     if control := given.get("cache_control"):
         return control.object()
     if breakpoint_ := given.get("prompt_cache_breakpoint"):
@@ -125,20 +130,21 @@ def parse_stop(stop: Field | None) -> tuple[str, ...]:
 
 
 def _parse_message(message: Field, notes: Notes) -> Turn:
-    role = message.need("role")
-    if role.text() == "tool":
+    role = message.need_text("role")
+    if role == "tool":
         return Turn("user", (_parse_result(message),), at=message)
-    if role.text() not in _ROLES:
-        raise role.refuse("expected system, developer, user, assistant or tool")
-    is_answer = role.text() == "assistant"
+    if role not in _ROLES:
+        raise message.need("role").refuse("expected system, developer, user, assistant or tool")
     content = message.get("content")
     parts = parse_content(content)
-    if is_answer:
-        parts = [*_parse_thoughts(message), *parts, *_parse_answer(message)]
+    if role == "assistant":
+        has_more = not _BESIDE.isdisjoint(message.object())
+        parts = [*_parse_thoughts(message), *parts, *_parse_beside(message)] if has_more else parts
+        parts += [_parse_call(call) for call in message.items("tool_calls")]
     if (mark := parse_mark(message)) and not _mark_last(parts, mark):
         notes.add("cache_control left out where there is nothing to keep")
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role.text()], tuple(parts), is_plain, read_text(message, "name"), message)
+    return Turn(_ROLES[role], tuple(parts), is_plain, read_text(message, "name"), message)
 
 
 def _mark_last(parts: list[Part], mark: Json) -> bool:
@@ -157,20 +163,19 @@ def _parse_thoughts(message: Field) -> list[Thought]:
     return [Thought(text)] if text else []
 
 
-def _parse_answer(message: Field) -> list[Part]:
-    """What stands beside the content: a refusal, and calls."""
+def _parse_beside(message: Field) -> list[Part]:
     parts: list[Part] = []
     if refusal := message.get("refusal"):
         parts.append(Text(refusal.text(), is_refusal=True, at=refusal))
     if old := message.get("function_call"):
         parts.append(Opaque("chat", "function_call", old.object(), at=old))
-    return parts + [_parse_call(call) for call in message.items("tool_calls")]
+    return parts
 
 
 def _parse_call(call: Field) -> Call:
     function = call.need("function")
     arguments = read_text(function, "arguments")
-    return Call(read_text(call, "id") or "", function.need("name").text(), arguments or "", at=call)
+    return Call(read_text(call, "id") or "", function.need_text("name"), arguments or "", at=call)
 
 
 def _parse_result(message: Field) -> Result:

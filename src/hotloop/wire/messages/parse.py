@@ -79,11 +79,11 @@ def _parse_system(system: Field | None) -> list[Turn]:
 
 
 def _parse_turn(turn: Field) -> Turn:
-    role, content = turn.need("role"), turn.need("content")
-    if role.text() not in _ROLES:
-        raise role.refuse("expected user, assistant or system")
+    role, content = turn.need_text("role"), turn.need("content")
+    if role not in _ROLES:
+        raise turn.need("role").refuse("expected user, assistant or system")
     parts, is_plain = _parse_content(content)
-    return Turn(_ROLES[role.text()], parts, is_plain, at=turn)
+    return Turn(_ROLES[role], parts, is_plain, at=turn)
 
 
 def _parse_content(content: Field) -> tuple[tuple[Part, ...], bool]:
@@ -104,7 +104,7 @@ def _parse_block(block: Field) -> Part:
 def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result | Opaque:
     match kind:
         case "text":
-            return Text(block.need("text").text(), at=block)
+            return Text(block.need_text("text"), at=block)
         case "image":
             return _parse_image(block)
         case "document":
@@ -116,7 +116,7 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
             )
         case "tool_use":
             arguments = write_arguments(block.get("input"))
-            return Call(block.need("id").text(), block.need("name").text(), arguments, at=block)
+            return Call(block.need_text("id"), block.need_text("name"), arguments, at=block)
         case "tool_result":
             content = block.get("content")
             parts, is_plain = _parse_content(content) if content else ((), True)
