@@ -3,7 +3,6 @@
 import random
 import threading
 from array import array
-from dataclasses import astuple
 
 import pytest
 from tests.engine.test_radix import BLOCK, Life, tokens
@@ -70,7 +69,7 @@ class TestTotals:
         """Whoever comes, ends, gives way or is broken off meanwhile."""
         rng = random.Random(seed)
         engine = Turned(num_blocks=16, max_step_tokens=12, max_running=6, admission=False)
-        before = astuple(engine.look().totals)
+        before = engine.look().totals
         for i in range(150):
             if rng.random() < 0.3:
                 prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
@@ -78,7 +77,7 @@ class TestTotals:
             if rng.random() < 0.1:
                 engine.core.abort(f"r{rng.randrange(i + 1)}")
             engine.core.step()
-            totals = astuple(engine.look().totals)
+            totals = engine.look().totals
             assert all(was <= now for was, now in zip(before, totals, strict=True))
             before = totals
         look = engine.finish()

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.grammar import Grammar
@@ -133,9 +134,11 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one request cost, in tokens. Each token of the output was sampled, forced, or sampled and as drafted."""
+class Usage(NamedTuple):
+    """What one request cost, in tokens. Each token of the output was sampled, forced, or sampled and as drafted.
+
+    One is made with every event, and a tuple takes a fifth of what a frozen dataclass does.
+    """
 
     num_prompt: int
     num_cached: int
@@ -169,8 +172,7 @@ class Usage:
         return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What one step gave one request. The last event of a request, and only that one, has a finish reason."""
 
     request_id: str

@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 from hotloop.core.request import Request, Usage
@@ -74,7 +74,7 @@ class Lookout:
         scheduler = self._core.scheduler
         requests = (*scheduler.running.values(), *self._core.waiting)
         counted = _sum(_ended(self._core.totals), *map(_so_far, requests))
-        self._totals = Usage(*map(max, astuple(self._totals), astuple(counted)))
+        self._totals = Usage._make(map(max, self._totals, counted))
         return Look(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
 
     def _answer(self, asked: Future[Look]) -> None:
@@ -130,7 +130,7 @@ def _is_fresh(asked: Future[Look]) -> bool:
 def _so_far(request: Request) -> Usage:
     """One that gave way has computed nothing; what it found in the cache was found all the same."""
     num_read = max(min(request.num_computed, request.num_prompt), request.num_cached)
-    return replace(request.usage, num_prompt=num_read, num_steps=0)
+    return request.usage._replace(num_prompt=num_read, num_steps=0)
 
 
 def _ended(totals: Totals) -> Usage:
@@ -147,4 +147,4 @@ def _ended(totals: Totals) -> Usage:
 
 
 def _sum(*usages: Usage) -> Usage:
-    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))
+    return Usage._make(map(sum, zip(*usages, strict=True)))

@@ -63,7 +63,7 @@ async def _generate(http: HttpRequest, body: GenerateBody, job: CompletionJob) -
         return EventStream(call, writer, http.state.request_id)
     async with call.attended(http.receive):
         events = await call.take_all()
-    usages = [replace(usage, num_output=0) for usage in call.usages] if job.is_silent else call.usages
+    usages = [usage._replace(num_output=0) for usage in call.usages] if job.is_silent else call.usages
     answer = render_answer(envelope, job.wording, events, render_usage(usages, job.inquiry, job.num_choices))
     return Response(answer, media_type="application/json")
 
