@@ -124,6 +124,9 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 
+    def has_special(self, token_ids: Iterable[int]) -> bool:
+        return not self._special.keys().isdisjoint(token_ids)
+
     def _is_exact(self, text: str) -> bool:
         return b"".join(map(self.token_bytes, self.encode(text))) == text.encode()
 

@@ -110,9 +110,9 @@ class Splicer:
     def _keep_answer(self, scope: str, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         is_special = self._tokenizer.is_special
         farthest = max(0, len(prompt_ids) - _MAX_LEAD)
-        begin = next((i for i in range(len(prompt_ids), farthest, -1) if is_special(prompt_ids[i - 1])), farthest)
-        if begin == farthest > 0:
+        if farthest and not self._tokenizer.has_special(prompt_ids[farthest:]):
             return
+        begin = next((i for i in range(len(prompt_ids), farthest, -1) if is_special(prompt_ids[i - 1])), 0)
         chain = _Chain(scope, prompt_ids[:begin])
         run: list[int] = []
         for token_id in (*prompt_ids[begin:], *output_ids):
