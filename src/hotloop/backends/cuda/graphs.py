@@ -20,7 +20,7 @@ _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
 _MAX_ROWS = 512
 
 # Products of other numbers of rows take cuBLAS as long as of the next larger one here, or longer: measured on an H200.
-_MIXED_ROWS = (64, 128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
+_MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
 _MIXED_COUNTS = (1, 8, 64)
 _MIXED_SHORT_ROWS = 8  # of a sequence
 _WIDE_ROWS = (128, 512, 2048)  # where one has more
