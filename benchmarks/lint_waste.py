@@ -30,6 +30,7 @@ from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.advice.lint import load_count
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
 from hotloop.lint.meter import Count, Meter, estimate
@@ -37,7 +38,6 @@ from hotloop.lint.requests import Exchange
 from hotloop.lint.rules import RULES
 from hotloop.lint.run import Run
 from hotloop.lint.shapes.answer import join_events
-from hotloop.lint.weave import weave
 
 MAX_OUT = 16
 MAX_ERROR = 0.1
@@ -84,7 +84,7 @@ async def measure(url: str, scripts: Sequence[Script], breakers: Sequence[Breake
             wire.exchanges = []
             asking = Asking(max_tokens=MAX_OUT, temperature=breaker.temperature, salt=token_hex(4))
             held = await hold(Company(wire, scripts), ChatDialogue, asking, label=breaker.name, breaks=breaker.apply)
-            rows.append(_row(breaker, held, weave(wire.exchanges, Meter(count))))
+            rows.append(_row(breaker, held, sort_into_runs(wire.exchanges, Meter(count))))
     return rows
 
 

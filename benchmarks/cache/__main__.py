@@ -81,7 +81,7 @@ def _load_scripts(flags: CacheFlags) -> list[Script]:
 
 
 def _measure_gaps(url: str | None, flags: CacheFlags) -> list[GapReport]:
-    """Agents that are away while their tools run, with room for a third of them, kept for and not."""
+    """Agents in tool gaps, with room for a third of them, with and without retention."""
     if url is not None or flags.data is None:
         raise ConfigError(f"{GAPS}: needs --data, and servers of its own with little room, so no --url")
     exit_on_sigterm()

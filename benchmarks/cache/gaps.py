@@ -1,4 +1,4 @@
-"""More agents than the cache has room for, each away between its turns while a tool runs: how long do their jobs take?
+"""More agents than the cache has room for, each in a tool gap between its turns: how long do their jobs take?
 
 Every run is the same work: prompts and tool results come from recorded transcripts, tool times from a seed, and each
 answer is one call whose arguments leave no choice, decoded token by token. The agents' prompts have nothing in common
@@ -209,7 +209,7 @@ def _longest(errand: Errand) -> Json:
 def compare_gaps(
     errands: Sequence[Errand], *, num_sessions: int = 4, flags: Sequence[str] = (), watch: Callable[[str], None] = print
 ) -> list[GapReport]:
-    """The same errands on a server that keeps prefixes for who is away, and on one that does not."""
+    """The same errands on a server that holds prefixes through tool gaps, and on one that does not."""
     sized = [*flags, "--kv-memory", size_cache(errands, num_sessions, flags)]
     settings = {"retention": sized, "plain LRU": [*sized, "--no-retention"]}
     return [_run_child(label, server_flags, errands, watch) for label, server_flags in settings.items()]

@@ -10,6 +10,7 @@ from rich.console import Console
 from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
 from hotloop.core.prices import Prices
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import choose, lint
 from hotloop.lint.finding import Waste
@@ -17,7 +18,6 @@ from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_github, render_json, render_sarif, render_text, render_waste
 from hotloop.lint.requests import parse_line
 from hotloop.lint.rules import RULES
-from hotloop.lint.weave import weave
 
 CLOCK = next(breaker for breaker in BREAKERS if breaker.name == "time, unlisted")
 
@@ -31,7 +31,7 @@ def report(words="{}", *, costs=None, source="odd, name.jsonl"):
         broken["messages"][0]["content"] = words.format(broken["messages"][0]["content"])
         rows.append({"request": broken, "response": {"choices": [{"message": answer}], "usage": usage}, "ttft_ms": 500})
     made = [each for i, row in enumerate(rows, 1) for each in parse_line(json.dumps(row), source, i)]
-    return lint(weave(made, Meter()), costs=costs)
+    return lint(sort_into_runs(made, Meter()), costs=costs)
 
 
 def shown(found):
@@ -117,7 +117,7 @@ def test_fingerprints_stay_when_other_runs_come_before():
 
     def prints(*talks):
         made = [each for talk in talks for each in exchanges(bodies(talk), CLOCK.apply, source="a", line=1)]
-        run = check_sarif(render_sarif(lint(weave(made, Meter()))))
+        run = check_sarif(render_sarif(lint(sort_into_runs(made, Meter()))))
         return [result["partialFingerprints"]["hotloopPlace/v1"] for result in run["results"]]
 
     assert len(prints(TALK)) == 1
