@@ -7,7 +7,7 @@ seated, and what they are going to grow by, fit the cache in all its tiers toget
     [ shared by several | seated | seated | seated ......... | their growth, a few turns ahead | newcomer? ]
 
 A newcomer who does not fit waits until a session is over. One who has waited long takes the seat of the session that
-had most turns, and that one waits: better one who reads all of its prompt again than many who read a part of theirs. If
+had most turns, and that one waits: better one session recomputes all of its prompt than many a part of theirs. If
 those who are seated outgrow the cache, the last who came gives its seat up.
 """
 
@@ -24,7 +24,7 @@ from hotloop.engine.lines import PREFIX, Lines
 NUM_AHEAD = 8  # turns that there is to be room for
 PATIENCE = 1.5  # times as long as it pays to wait, until a session is over
 MAX_WAIT_S = 120.0  # for a seat, until somebody else's may be taken
-SWAP_SHARE = 0.1  # of the time may be spent on reading again what had to make room
+SWAP_SHARE = 0.1  # of the time may be spent on recomputing what had to make room
 MAX_SWAP_S = 30.0  # from one seat taken to the next, if others wait as long
 
 _MAX_SESSIONS = 4096

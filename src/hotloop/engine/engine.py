@@ -135,7 +135,7 @@ class Engine:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the cache holds."""
+        """How long it takes, lately, to prefill as many tokens as the cache holds."""
         return self._core.scheduler.turnover_s
 
     def close(self) -> None:
