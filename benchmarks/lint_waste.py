@@ -64,8 +64,8 @@ class Row:
     num_prompt: int
     num_predicted: int
     num_lost: int
-    num_reread: int
-    """What the server itself says that it read again, of words that it has seen before."""
+    num_recomputed: int
+    """What the server itself says that it recomputed, of words that it has seen before."""
     rules: Sequence[str]
 
     def num_measured(self, clean: "Row") -> int:
@@ -95,19 +95,19 @@ def _row(breaker: Breaker, held: Held, runs: Sequence[Run]) -> Row:
     return Row(
         breaker.name,
         sum(taken.said.num_prompt for taken in later),
-        sum(finding.waste.num_reread for finding in again),
+        sum(finding.waste.num_recomputed for finding in again),
         sum(taken.num_lost for taken in later),
-        sum(taken.explanation.num_reread for taken in later),
+        sum(taken.explanation.num_recomputed for taken in later),
         sorted({finding.rule for finding in again}),
     )
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table("breaker", "prompt", "predicted", "measured", "error", "read again", "rules", box=None)
+    table = Table("breaker", "prompt", "predicted", "measured", "error", "recomputed", "rules", box=None)
     for row in rows:
         error = row.error(rows[0])
         numbers = (f"{number:,d}" for number in (row.num_prompt, row.num_predicted, row.num_measured(rows[0])))
-        cells = (*numbers, "" if error is None else f"{error:+.1%}", f"{row.num_reread:,d}", " ".join(row.rules))
+        cells = (*numbers, "" if error is None else f"{error:+.1%}", f"{row.num_recomputed:,d}", " ".join(row.rules))
         table.add_row(row.breaker, *cells)
     return table
 

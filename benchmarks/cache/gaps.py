@@ -99,7 +99,7 @@ def _errand(name: str, row: Transcript, results: Sequence[str], times: ToolTimes
 
 @dataclass(slots=True)
 class GapReport:
-    """What a run gave. Tokens read again were in the prompt or the answer of the agent's turn before, and were not
+    """What a run gave. Tokens recomputed were in the prompt or the answer of the agent's turn before, and were not
     cached; the incomplete block at its end is among them.
     """
 
@@ -108,7 +108,7 @@ class GapReport:
     num_turns: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_reread_tokens: int = 0
+    num_recomputed_tokens: int = 0
     wall_s: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -179,7 +179,7 @@ class _Run:
         self.report.num_turns += 1
         self.report.num_prompt_tokens += usage.num_prompt
         self.report.num_cached_tokens += usage.num_cached
-        self.report.num_reread_tokens += max(0, num_known - usage.num_cached)
+        self.report.num_recomputed_tokens += max(0, num_known - usage.num_cached)
         return usage.num_prompt + usage.num_output
 
 

@@ -71,7 +71,7 @@ def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
     last = [json.dumps(body) for body, _ in mend(pairs)]
     assert last == [json.dumps(body) for body, _ in once]
     report = lint(sort_into_runs(exchanges(once), Meter()))
-    assert not CLAIMED & {finding.rule for finding in report.findings if finding.waste.num_reread}
+    assert not CLAIMED & {finding.rule for finding in report.findings if finding.waste.num_recomputed}
     for (given_, _), (fixed, _) in zip(pairs, once, strict=True):
         then, now = (
             {**body, "tools": [*map(without_required_order, body.get("tools", ()))]} for body in (given_, fixed)

@@ -48,7 +48,7 @@ def test_hl001_words_that_change_in_front():
     finding = only(report, "HL001")
     assert (finding.severity, finding.place.path, finding.place.request) == (Severity.WARNING, "messages[0].content", 1)
     assert len(finding.others) == 2
-    assert finding.waste.num_reread > 3 * len(RULES) / 4
+    assert finding.waste.num_recomputed > 3 * len(RULES) / 4
 
 
 def test_hl001_words_that_change_at_the_end_cost_next_to_nothing():
@@ -93,7 +93,7 @@ def test_hl002_an_id_for_each_conversation():
 def test_hl003_tools_in_another_order():
     finding = only(lint_chat(shuffle_tools), "HL003")
     assert finding.place.path.startswith("tools[")
-    assert finding.waste.num_reread > 300
+    assert finding.waste.num_recomputed > 300
 
 
 def test_hl004_keys_in_another_order():
@@ -200,7 +200,7 @@ def test_hl009_a_system_text_that_grows():
 def test_hl009_a_late_system_turn():
     finding = only(lint_chat(say_late), "HL009")
     assert (finding.place.path, finding.place.request) == ("messages[5].content", 2)
-    assert finding.waste.num_reread == 0
+    assert finding.waste.num_recomputed == 0
 
 
 def test_hl010_arguments_written_anew():
@@ -229,7 +229,7 @@ def test_hl010_an_answer_that_was_not_found_again():
     numbers = [(1600, 0, 100), (1750, 1696, 120), (1900, 1744, 40), (2000, 1936, 10)]
     finding = only(lint(sort_into_runs(with_usage(numbers), Meter())), "HL010")
     assert (finding.severity, finding.place.request, finding.place.path) == (Severity.WARNING, 2, "messages[4].content")
-    assert finding.waste.num_reread == 1750 + 120 - 1744
+    assert finding.waste.num_recomputed == 1750 + 120 - 1744
 
 
 def test_hl010_a_server_that_never_keeps_answers_is_a_note():

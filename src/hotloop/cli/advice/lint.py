@@ -119,7 +119,7 @@ def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
             words=finding.words,
             mend=finding.mend,
             place=str(finding.place),
-            num_tokens=finding.waste.num_reread or finding.waste.num_carried,
+            num_tokens=finding.waste.num_recomputed or finding.waste.num_carried,
             ms=finding.waste.ms,
             money=finding.waste.money,
         )
