@@ -30,6 +30,7 @@ from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.advice.lint import load_count
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
 from hotloop.lint.meter import Count, Meter, estimate
@@ -37,7 +38,6 @@ from hotloop.lint.requests import Exchange
 from hotloop.lint.rules import RULES
 from hotloop.lint.run import Run
 from hotloop.lint.shapes.answer import join_events
-from hotloop.lint.weave import weave
 
 MAX_OUT = 16
 MAX_ERROR = 0.1
@@ -64,8 +64,8 @@ class Row:
     num_prompt: int
     num_predicted: int
     num_lost: int
-    num_reread: int
-    """What the server itself says that it read again, of words that it has seen before."""
+    num_recomputed: int
+    """What the server itself says that it recomputed, of words that it has seen before."""
     rules: Sequence[str]
 
     def num_measured(self, clean: "Row") -> int:
@@ -84,7 +84,7 @@ async def measure(url: str, scripts: Sequence[Script], breakers: Sequence[Breake
             wire.exchanges = []
             asking = Asking(max_tokens=MAX_OUT, temperature=breaker.temperature, salt=token_hex(4))
             held = await hold(Company(wire, scripts), ChatDialogue, asking, label=breaker.name, breaks=breaker.apply)
-            rows.append(_row(breaker, held, weave(wire.exchanges, Meter(count))))
+            rows.append(_row(breaker, held, sort_into_runs(wire.exchanges, Meter(count))))
     return rows
 
 
@@ -95,19 +95,19 @@ def _row(breaker: Breaker, held: Held, runs: Sequence[Run]) -> Row:
     return Row(
         breaker.name,
         sum(taken.said.num_prompt for taken in later),
-        sum(finding.waste.num_reread for finding in again),
+        sum(finding.waste.num_recomputed for finding in again),
         sum(taken.num_lost for taken in later),
-        sum(taken.explanation.num_reread for taken in later),
+        sum(taken.explanation.num_recomputed for taken in later),
         sorted({finding.rule for finding in again}),
     )
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table("breaker", "prompt", "predicted", "measured", "error", "read again", "rules", box=None)
+    table = Table("breaker", "prompt", "predicted", "measured", "error", "recomputed", "rules", box=None)
     for row in rows:
         error = row.error(rows[0])
         numbers = (f"{number:,d}" for number in (row.num_prompt, row.num_predicted, row.num_measured(rows[0])))
-        cells = (*numbers, "" if error is None else f"{error:+.1%}", f"{row.num_reread:,d}", " ".join(row.rules))
+        cells = (*numbers, "" if error is None else f"{error:+.1%}", f"{row.num_recomputed:,d}", " ".join(row.rules))
         table.add_row(row.breaker, *cells)
     return table
 

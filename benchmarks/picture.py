@@ -36,13 +36,13 @@ def draw(naive: list[Step], ours: list[Step]) -> str:
     tokens = [[float(step.usage.num_prompt - step.usage.num_cached) for step in run] for run in (naive, ours)]
     waits = [[step.ttft_s * 1000 for step in run] for run in (naive, ours)]
     panels = [
-        _panel(0, "prompt tokens read each turn", *tokens),
+        _panel(0, "prompt tokens prefilled each turn", *tokens),
         _panel(WIDTH // 2, "time to first token, ms", *waits),
     ]
     style = "text{font:12px system-ui,sans-serif;fill:#8a8a95}.title{font-weight:600;font-size:13px}"
     legend = (
         f'<rect x="{LEFT}" y="{HEIGHT - 18}" width="11" height="11" fill="{NAIVE_COLOUR}"/>'
-        f'<text x="{LEFT + 17}" y="{HEIGHT - 8}">naive loop: everything is read again</text>'
+        f'<text x="{LEFT + 17}" y="{HEIGHT - 8}">naive loop: everything is recomputed</text>'
         f'<rect x="{LEFT + 270}" y="{HEIGHT - 18}" width="11" height="11" fill="{OUR_COLOUR}"/>'
         f'<text x="{LEFT + 287}" y="{HEIGHT - 8}">hotloop: only what is new</text>'
     )

@@ -61,7 +61,7 @@ def cache(
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
-    """Hold conversations whose prompts are broken as clients break them: what is read again, and is the cause named?"""
+    """Hold conversations whose prompts are broken as clients break them: what is recomputed, and is the cause named?"""
     groups = pick_names(flags.scenario, (*GROUPS, GAPS), "scenario")
     gaps = _measure_gaps(url, flags) if GAPS in groups else []
     measured = _measure_all(url, api_key, [name for name in groups if name != GAPS], flags)
@@ -71,7 +71,7 @@ def cache(
 
 def _load_scripts(flags: CacheFlags) -> list[Script]:
     if flags.turns < 2:
-        raise ConfigError("a conversation of one turn reads nothing again: --turns must be at least 2")
+        raise ConfigError("a conversation of one turn recomputes nothing: --turns must be at least 2")
     limits = {"max_scripts": flags.conversations, "max_turns": flags.turns}
     return (
         generate_scripts(**limits)
@@ -81,7 +81,7 @@ def _load_scripts(flags: CacheFlags) -> list[Script]:
 
 
 def _measure_gaps(url: str | None, flags: CacheFlags) -> list[GapReport]:
-    """Agents that are away while their tools run, with room for a third of them, kept for and not."""
+    """Agents in tool gaps, with room for a third of them, with and without retention."""
     if url is not None or flags.data is None:
         raise ConfigError(f"{GAPS}: needs --data, and servers of its own with little room, so no --url")
     exit_on_sigterm()

@@ -1,4 +1,4 @@
-"""More agents than the cache has room for, each away between its turns while a tool runs: how long do their jobs take?
+"""More agents than the cache has room for, each in a tool gap between its turns: how long do their jobs take?
 
 Every run is the same work: prompts and tool results come from recorded transcripts, tool times from a seed, and each
 answer is one call whose arguments leave no choice, decoded token by token. The agents' prompts have nothing in common
@@ -99,7 +99,7 @@ def _errand(name: str, row: Transcript, results: Sequence[str], times: ToolTimes
 
 @dataclass(slots=True)
 class GapReport:
-    """What a run gave. Tokens read again were in the prompt or the answer of the agent's turn before, and were not
+    """What a run gave. Tokens recomputed were in the prompt or the answer of the agent's turn before, and were not
     cached; the incomplete block at its end is among them.
     """
 
@@ -108,7 +108,7 @@ class GapReport:
     num_turns: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_reread_tokens: int = 0
+    num_recomputed_tokens: int = 0
     wall_s: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -179,7 +179,7 @@ class _Run:
         self.report.num_turns += 1
         self.report.num_prompt_tokens += usage.num_prompt
         self.report.num_cached_tokens += usage.num_cached
-        self.report.num_reread_tokens += max(0, num_known - usage.num_cached)
+        self.report.num_recomputed_tokens += max(0, num_known - usage.num_cached)
         return usage.num_prompt + usage.num_output
 
 
@@ -209,7 +209,7 @@ def _longest(errand: Errand) -> Json:
 def compare_gaps(
     errands: Sequence[Errand], *, num_sessions: int = 4, flags: Sequence[str] = (), watch: Callable[[str], None] = print
 ) -> list[GapReport]:
-    """The same errands on a server that keeps prefixes for who is away, and on one that does not."""
+    """The same errands on a server that holds prefixes through tool gaps, and on one that does not."""
     sized = [*flags, "--kv-memory", size_cache(errands, num_sessions, flags)]
     settings = {"retention": sized, "plain LRU": [*sized, "--no-retention"]}
     return [_run_child(label, server_flags, errands, watch) for label, server_flags in settings.items()]

@@ -1,4 +1,4 @@
-"""Figures of conversations, and how they are shown: what was read again, how soon answers came, what was explained."""
+"""Figures of conversations, and how they are shown: what was recomputed, how soon answers came, what was explained."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,35 +16,35 @@ from hotloop.bench.report import percentile
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run in figures. All are of turns after the first of a conversation, but for `num_first_read`.
+    """One run in figures. All are of turns after the first of a conversation, but for `num_first_prefilled`.
 
-    Tokens "read again" were read before, by the server's own account; those of a last, partly filled block apart.
+    Tokens "recomputed" were computed before, by the server's own account; those of a last, partly filled block apart.
     "Lost" is counted without its help, and is more: see `Taken.num_lost`.
     """
 
     num_conversations: int
     num_turns: int
     num_errors: int
-    num_first_read: int
+    num_first_prefilled: int
     """Prompt tokens computed in the first turns of conversations."""
     num_prompt: int
-    num_read: int
-    num_reread: int
+    num_prefilled: int
+    num_recomputed: int
     num_block: int
     num_lost: int
-    reread_share: float
+    recomputed_share: float
     """Of the prompt tokens."""
     lost_share: float
     num_exact: int
     """Turns in whose prompt the answer before stands in the very tokens it was generated as."""
     num_cases: int
-    """Turns that read something again, or whose request is not the one before continued."""
+    """Turns that recomputed something, or whose request is not the one before continued."""
     num_explained: int
     """Those of them whose cause, place and words were named rightly."""
     ttft_p50_s: float
     ttft_p95_s: float
     causes: Mapping[str, int]
-    """Tokens read again, by cause."""
+    """Tokens recomputed, by cause."""
 
     def to_json(self) -> dict[str, Any]:
         return rounded(asdict(self), 5)
@@ -64,7 +64,7 @@ def figures_of(held: Held) -> Figures:
     first = [taken for taken in held.taken if not taken.number]
     ttfts = [taken.ttft_s for taken in later]
     num_prompt = sum(taken.said.num_prompt for taken in later)
-    num_reread = sum(taken.explanation.num_reread for taken in later)
+    num_recomputed = sum(taken.explanation.num_recomputed for taken in later)
     num_lost = sum(taken.num_lost for taken in later)
     judged = [taken.is_explained for taken in later if taken.is_explained is not None]
     causes: Counter[str] = Counter()
@@ -74,13 +74,13 @@ def figures_of(held: Held) -> Figures:
         num_conversations=len(first),
         num_turns=len(later),
         num_errors=len(held.errors),
-        num_first_read=sum(taken.said.num_prompt - taken.said.num_cached for taken in first),
+        num_first_prefilled=sum(taken.said.num_prompt - taken.said.num_cached for taken in first),
         num_prompt=num_prompt,
-        num_read=num_prompt - sum(taken.said.num_cached for taken in later),
-        num_reread=num_reread,
+        num_prefilled=num_prompt - sum(taken.said.num_cached for taken in later),
+        num_recomputed=num_recomputed,
         num_block=sum(taken.explanation.block_tokens for taken in later),
         num_lost=num_lost,
-        reread_share=num_reread / num_prompt if num_prompt else 0.0,
+        recomputed_share=num_recomputed / num_prompt if num_prompt else 0.0,
         lost_share=num_lost / num_prompt if num_prompt else 0.0,
         num_exact=sum(taken.is_exact for taken in later),
         num_cases=len(judged),
@@ -96,9 +96,9 @@ _ROWS = (
     ("turns after the first", "num_turns", "{:,d}"),
     ("errors", "num_errors", "{:,d}"),
     ("prompt tokens", "num_prompt", "{:,d}"),
-    ("  read", "num_read", "{:,d}"),
-    ("  read again", "num_reread", "{:,d}"),
-    ("  read again, share", "reread_share", "{:.2%}"),
+    ("  prefilled", "num_prefilled", "{:,d}"),
+    ("  recomputed", "num_recomputed", "{:,d}"),
+    ("  recomputed, share", "recomputed_share", "{:.2%}"),
     ("  of a last block", "num_block", "{:,d}"),
     ("  lost, share at most", "lost_share", "{:.2%}"),
     ("answers back in their own tokens", "num_exact", "{:,d}"),
@@ -133,7 +133,7 @@ def _trips_table(setting: str, trips: Mapping[str, Figures]) -> Table:
 
 
 def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Breakers down; for each setting across what was read, read again, waited for and explained."""
+    """Breakers down; for each setting across what was prefilled, recomputed, waited for and explained."""
     table = figures_table(
         "breaker", (title for setting in broken for title in (f"{setting}: read", "again", "TTFT", "named"))
     )
@@ -149,13 +149,13 @@ def _gaps_table(gaps: Sequence[GapReport]) -> Table:
     table.add_row("job mean", *(f"{gap.job_mean_s:.1f} s" for gap in gaps))
     table.add_row("job p95", *(f"{gap.job_p95_s:.1f} s" for gap in gaps))
     table.add_row("prompt tokens", *(f"{gap.num_prompt_tokens:,d}" for gap in gaps))
-    table.add_row("  read again", *(f"{gap.num_reread_tokens:,d}" for gap in gaps))
+    table.add_row("  recomputed", *(f"{gap.num_recomputed_tokens:,d}" for gap in gaps))
     return table
 
 
 def _cells(figures: Figures) -> Sequence[str]:
     explained = f"{figures.num_explained} of {figures.num_cases}" if figures.num_cases else ""
-    return f"{figures.num_read:,d}", f"{figures.reread_share:.2%}", f"{figures.ttft_p50_s:.3f} s", explained
+    return f"{figures.num_prefilled:,d}", f"{figures.recomputed_share:.2%}", f"{figures.ttft_p50_s:.3f} s", explained
 
 
 def _json_of(figures: Mapping[str, Figures]) -> dict[str, Any]:

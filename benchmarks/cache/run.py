@@ -54,12 +54,12 @@ class Taken:
         return num_more >= self.before.said.num_output - 1
 
     @property
-    def has_reread(self) -> bool:
+    def has_recomputed(self) -> bool:
         """By the server's account or, if it has none, because of the prompt before not all was found."""
         if self.before is None:
             return False
         num_missing = self.before.said.num_prompt - self.said.num_cached
-        return self.explanation.num_reread > 0 or num_missing > self.explanation.block_tokens
+        return self.explanation.num_recomputed > 0 or num_missing > self.explanation.block_tokens
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class _Talk:
         return taken
 
     def _judge(self, body: Json, taken: Taken) -> bool | None:
-        """None where there is nothing to name: nothing was read again, and the request goes on where one before ended.
+        """None where there is nothing to name: nothing was recomputed, and the request goes on where one before ended.
 
         Nor where the server says that it changed this request or the one before: then bodies are not what was read.
         """
@@ -150,6 +150,6 @@ class _Talk:
         before = self._told.get(explanation.compared_with or "")
         fault = find_fault(before, body) if before else None
         has_parted = fault is not None and find_fault(self._told[last.said.id], body) is not None
-        if not taken.has_reread and not has_parted:
+        if not taken.has_recomputed and not has_parted:
             return None
         return before is not None and is_explained(explanation, fault, body["messages"])

@@ -23,7 +23,7 @@ class SpanBody(msgspec.Struct):
 
 
 class CauseBody(msgspec.Struct):
-    """Why so many tokens were read again. `before` is common, then come `previous` and `current`."""
+    """Why so many tokens were recomputed. `before` is common, then come `previous` and `current`."""
 
     cause: str
     tokens: int = 0
@@ -42,16 +42,16 @@ class Explanation(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     new_tokens: int = 0
-    reread_tokens: int = 0
+    recomputed_tokens: int = 0
     block_tokens: int = 0
     exact_tokens: int = 0
     changes: list[str] = []
     causes: list[CauseBody] = []
 
     @property
-    def num_reread(self) -> int:
-        """Tokens read again that a cache of whole blocks could have had."""
-        return self.reread_tokens - self.block_tokens
+    def num_recomputed(self) -> int:
+        """Tokens recomputed that a cache of whole blocks could have had."""
+        return self.recomputed_tokens - self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Wire:
         return Streamed(events, first_at - began_at)
 
     async def explain(self, answer_id: str, salt: str) -> Explanation:
-        """Why tokens of its prompt, which had this salt, were read again."""
+        """Why tokens of its prompt, which had this salt, were recomputed."""
         try:
             response = await self._http.get(f"{self.url}/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
             if response.status_code != 200:

@@ -22,7 +22,7 @@ _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str, way: str = "") -> Served:
     """The user's turns one after the other, while the fleet, in this class, works without end. What was read the same
-    way need not be read again; what others have read is not found. Tokens are everybody's, latencies the user's alone.
+    way need not be recomputed; what others have read is not found. Tokens are everybody's, latencies the user's alone.
     """
     await client.find_model()
     shared = Served()

@@ -20,15 +20,15 @@ def measure_prefix(data: Path, num_jobs: int) -> list[Row]:
     without, with_ = (
         replay_child("", flags, jobs, num_agents=1) for flags in ((_NO_DRAFTS, "--no-prefix-cache"), (_NO_DRAFTS,))
     )
-    saved = 1 - with_.num_read_tokens / without.num_read_tokens
+    saved = 1 - with_.num_prefilled_tokens / without.num_prefilled_tokens
     what = f"the last prompts of {len(jobs)} runs, which share a system prompt and tools"
     return [
         Row(
             name=PREFIX,
             what=f"{what}; prompt tokens computed",
             unit="tokens",
-            before=without.num_read_tokens,
-            after=with_.num_read_tokens,
+            before=without.num_prefilled_tokens,
+            after=with_.num_prefilled_tokens,
             note=f"{saved:.0%} of the prefill saved",
         ),
         Row(name=PREFIX, what=f"{what}; first token, median", before=without.ttft_p50_s, after=with_.ttft_p50_s),

@@ -8,12 +8,12 @@ from random import Random
 from benchmarks.lint_breakers.contents import CONTENTS
 from benchmarks.lint_breakers.prefixes import PREFIXES
 from benchmarks.lint_breakers.talk import Breaker, Broken, Spot, Talk
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Finding, Place, Severity
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.shapes.answer import parse_answer
-from hotloop.lint.weave import weave
 
 BREAKERS = (*PREFIXES, *CONTENTS)
 
@@ -62,7 +62,7 @@ def _lint(done: Sequence[tuple[int, Broken]], *, is_named: bool) -> tuple[Found,
         exchanges += _exchanges(each, f"run {i}" if is_named else "")
         owners += [i] * len(each.talk)
     found: Found = {i: [] for i, _ in done}
-    for finding in lint(weave(exchanges, Meter())).findings:
+    for finding in lint(sort_into_runs(exchanges, Meter())).findings:
         found[owners[finding.place.request]].append(finding)
     return found, firsts
 

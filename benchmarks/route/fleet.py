@@ -27,8 +27,8 @@ from hotloop.core.errors import RemoteError
 
 _PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
 _SHOWN = (
-    "num_jobs", "num_steps", "num_errors", "num_prompt_tokens", "num_read_tokens", "num_reread_tokens", "cached_share",
-    "ttft_p50_s", "job_mean_s", "job_p95_s", "wall_s",
+    "num_jobs", "num_steps", "num_errors", "num_prompt_tokens", "num_prefilled_tokens", "num_recomputed_tokens",
+    "cached_share", "ttft_p50_s", "job_mean_s", "job_p95_s", "wall_s",
 )  # fmt: skip
 
 

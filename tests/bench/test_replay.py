@@ -83,12 +83,12 @@ async def test_the_api_key_is_sent_as_a_bearer_token():
     assert deltas[-1].usage is not None
 
 
-async def test_tokens_read_again_are_those_an_earlier_request_had_read():
+async def test_recomputed_tokens_are_those_an_earlier_request_had():
     with FakeServer() as server:
         cached = summarise("cached", await run(server, num_agents=1), JOBS)
     with FakeServer(caches=False) as server:
         naive = summarise("naive", await run(server, num_agents=1), JOBS)
-    assert cached.num_prompt_tokens == naive.num_prompt_tokens == naive.num_read_tokens
-    assert naive.num_reread_tokens > 0.7 * naive.num_prompt_tokens
-    assert cached.num_reread_tokens < 0.05 * naive.num_reread_tokens
+    assert cached.num_prompt_tokens == naive.num_prompt_tokens == naive.num_prefilled_tokens
+    assert naive.num_recomputed_tokens > 0.7 * naive.num_prompt_tokens
+    assert cached.num_recomputed_tokens < 0.05 * naive.num_recomputed_tokens
     assert cached.cached_share > 0.7

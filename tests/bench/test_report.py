@@ -33,26 +33,28 @@ def test_percentile(values: list[float], share: float, expected: float):
     assert percentile(values, share) == expected
 
 
-def test_new_tokens_are_counted_once_and_the_rest_is_read_again():
+def test_new_tokens_are_counted_once_and_the_rest_is_recomputed():
     # New: 100 and 50 of a, then 20 (the user's share of 100) and 50 of b.
     summary = summarise("x", make_run(1.0), JOBS)
-    assert summary.num_read_tokens == 500
-    assert summary.num_reread_tokens == 500 - 100 - 50 - 20 - 50
+    assert summary.num_prefilled_tokens == 500
+    assert summary.num_recomputed_tokens == 500 - 100 - 50 - 20 - 50
+    figures = summary.to_json()
+    assert (figures["num_read_tokens"], figures["num_reread_tokens"]) == (500, 280), "the old names, for one version"
 
 
-def test_a_second_round_reads_nothing_new():
+def test_a_second_round_prefills_nothing_new():
     run = make_run(1.0)
     run.merge(make_run(1.0))
     summary = summarise("x", run, JOBS)
     assert (summary.num_steps, summary.num_jobs, summary.wall_s) == (8, 4, 8.0)
-    assert summary.num_reread_tokens == 1000 - 100 - 50 - 20 - 50
+    assert summary.num_recomputed_tokens == 1000 - 100 - 50 - 20 - 50
 
 
 def test_ratios_say_how_many_times_better_the_second_is():
     times = ratios(summarise("slow", make_run(2.0), JOBS), summarise("fast", make_run(1.0, num_cached=50), JOBS))
     assert times["ttft_p50_s"] == times["job_mean_s"] == times["output_tokens_per_s"] == 2.0
-    assert times["num_read_tokens"] == round(500 / 300, 2)
-    assert "num_reread_tokens" not in times
+    assert times["num_prefilled_tokens"] == round(500 / 300, 2)
+    assert "num_recomputed_tokens" not in times
 
 
 def test_an_empty_run_has_figures_too():

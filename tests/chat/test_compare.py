@@ -85,7 +85,7 @@ def test_parts_that_changed_places_were_read_before() -> None:
 
 
 def test_what_is_common_to_both_does_not_count_again() -> None:
-    """A text that repeats itself is no reason to call it read again."""
+    """A text that repeats itself is no reason to call it recomputed."""
     comparison = compare_texts("x" * 100 + "A", "x" * 100 + "B" + "x" * 50)
     assert comparison.num_again() == 0
 
@@ -188,7 +188,7 @@ def test_plain_text_has_one_part() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.lists(st.integers(0, 3), max_size=80))
-def test_tokens_read_again_are_those_in_windows_that_both_have(one: list[int], other: list[int]) -> None:
+def test_recomputed_tokens_are_those_in_windows_that_both_have(one: list[int], other: list[int]) -> None:
     comparison = compare(token_array(one), token_array(other), lambda token_id: bytes([97 + token_id]))
     common = comparison.num_common
     assert one[:common] == other[:common]

@@ -26,7 +26,7 @@ def shown(fleet: Fleet) -> str:
 def test_the_panel_follows_every_agent():
     fleet = Fleet.of(JOBS)
     fleet.update(Progress("agent-1", 1))
-    assert "reading ..." in shown(fleet)
+    assert "prefilling ..." in shown(fleet)
     fleet.update(Progress("agent-1", 1, text="[bold] said"))
     fleet.update(Progress("agent-1", 1, text=" the\nagent"))
     assert "[bold] said the agent" in shown(fleet)
@@ -42,7 +42,7 @@ def test_without_a_terminal_every_turn_is_a_line():
     fleet.update(DONE)
     fleet.update(Progress("agent-0", 0, error="it broke [here]"))
     assert output.getvalue().splitlines() == [
-        "  agent-1 turn 2/3: read 100 of 1,000 tokens, first word after 0.25 s: ...[bold]",
+        "  agent-1 turn 2/3: prefilled 100 of 1,000 tokens, first word after 0.25 s: ...[bold]",
         "  agent-0 turn 1/3: it broke [here]",
     ]
 
@@ -52,8 +52,8 @@ def test_the_demo_ends_with_a_table(default_model_path: Path):
     result = hotloop("demo", "--agents", "2", "--turns", "1", timeout_s=280)
     assert result.returncode == 0, result.stderr
     assert "naive: nothing reused, one request at a time" in result.stdout
-    assert "agent-1 turn 1/1: read" in result.stdout
-    assert "tokens read again" in result.stdout
+    assert "agent-1 turn 1/1: prefilled" in result.stdout
+    assert "tokens recomputed" in result.stdout
     assert "times better" in result.stdout
     assert "tokens forced by the grammar" in result.stdout
     assert "of 4 answers are the same, word for word." in result.stdout

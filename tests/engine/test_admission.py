@@ -107,7 +107,7 @@ def test_where_nobody_comes_back_nobody_is_waited_for_long() -> None:
 def test_what_is_known_of_its_tools_or_its_end_counts_more() -> None:
     door = Door(num_tokens=100)
     door.turn("a", 60)
-    door.admission.expect("a", Hold(HoldKind.AWAY, until=50.0))
+    door.admission.expect("a", Hold(HoldKind.TOOL_GAP, until=50.0))
     door.admission.now = 49.0
     assert not door.may_enter(door.ask("b"), 60)
     door.admission.expect("a", Hold(HoldKind.FINISHED))
@@ -119,7 +119,7 @@ def test_the_seat_of_who_had_most_turns_is_taken_after_a_long_wait_and_then_not_
     for session, num_turns in (("few", 1), ("many", 3), ("some", 2)):
         for _ in range(num_turns):
             door.turn(session, 30)
-        door.admission.expect(session, Hold(HoldKind.AWAY, until=1e6))
+        door.admission.expect(session, Hold(HoldKind.TOOL_GAP, until=1e6))
     first, second = door.ask("first"), door.ask("second")
     door.admission.now = MAX_WAIT_S - 1
     assert not door.may_enter(first, 30)
@@ -204,7 +204,7 @@ class Life(RuleBasedStateMachine):
             self.door.admission.swap_out(0)
             self.running.append(request)
             seats = self.door.admission.seated.values()
-            assert sum(each.size for each in seats) <= 100 or not any(each.is_away for each in seats)
+            assert sum(each.size for each in seats) <= 100 or not any(each.is_in_tool_gap for each in seats)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), is_answered=st.booleans())

@@ -101,7 +101,7 @@ def test_logprobs_are_given_for_forced_tokens_too() -> None:
     assert done.usage.num_forced == 0 < without.usage.num_forced
 
 
-def test_an_answer_that_is_certain_takes_one_step() -> None:
+def test_a_forced_answer_takes_one_step() -> None:
     with make_engine() as engine:
         done = answer(engine, SamplingParams(max_tokens=50), Grammar("lark", 'start: "yes, of course"'))
     assert (done.text, done.finish_reason) == ("yes, of course", FinishReason.STOP)
@@ -110,7 +110,7 @@ def test_an_answer_that_is_certain_takes_one_step() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 14])
-def test_a_certain_answer_is_cut_where_the_room_ends(max_tokens: int) -> None:
+def test_a_forced_answer_is_cut_where_the_room_ends(max_tokens: int) -> None:
     with make_engine() as engine:
         done = answer(engine, SamplingParams(max_tokens=max_tokens), Grammar("lark", 'start: "yes, of course"'))
     assert done.text == "yes, of course"[:max_tokens]

@@ -240,11 +240,11 @@ def test_a_step_that_fails_while_blocks_are_copied() -> None:
     assert tokens_of(engine.said["again"]) == alone(tuple(PROMPT), 1, 0, 4)
 
 
-def test_those_who_are_away_are_expected_back_from_host_memory_too() -> None:
+def test_sessions_in_a_tool_gap_are_expected_back_from_host_memory_too() -> None:
     with host_engine(retention=True) as engine:
         first = engine.generate(PROMPT, greedy())
         prefix = array("i", [*PROMPT, *first.token_ids])
-        engine.hold(prefix, Hold(HoldKind.AWAY, time.monotonic() + 60, 60))
+        engine.hold(prefix, Hold(HoldKind.TOOL_GAP, time.monotonic() + 60, 60))
         for other in OTHERS:
             engine.generate(other, greedy())
         assert engine._core.scheduler.tree.is_awaited(array("i", [*prefix, 1, 2, 3]))

@@ -183,7 +183,7 @@ def test_the_least_worth_gives_way_there_too_and_what_is_worth_no_more_is_given_
     both.check()
     assert (both.where(1, 2), both.where(5, 6)) == ("", "hh"), "the longer unused gave way"
     both.remember(7, 8)
-    both.tree.hold(tokens(5, 6), Hold(HoldKind.AWAY, 50.0))
+    both.tree.hold(tokens(5, 6), Hold(HoldKind.TOOL_GAP, 50.0))
     assert both.tree.evict(2) == 2
     assert (both.where(5, 6), both.where(7, 8)) == ("hh", ""), "it is worth less than what is there"
     assert both.tree.eviction(tokens(7, 8), 0) is not None
@@ -225,13 +225,13 @@ def test_what_was_used_since_is_not_one_edge_with_what_was_not() -> None:
 def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
     both = TwoMemories(num_blocks=6)
     both.remember(1, 2, 3)
-    both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.AWAY, 50.0))
+    both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.TOOL_GAP, 50.0))
     assert both.tree.evict(1) == 1
     assert both.where(1, 2, 3) == "ddh"
     assert both.tree.is_awaited(tokens(1, 2, 3, 4))
     both.remember(7, 8)
     assert both.tree.evict(2) == 2
-    assert (both.where(1, 2, 3), both.where(7, 8)) == ("ddh", "hh"), "what is before one who is away goes after others"
+    assert (both.where(1, 2, 3), both.where(7, 8)) == ("ddh", "hh"), "what is before a held prefix goes after others"
     both.retention.now = 60.0
     both.remember(5)
     assert both.tree.evict(1) == 1
@@ -243,7 +243,7 @@ def test_holds_travel_along_and_keep_what_comes_before_them() -> None:
 def test_one_who_waits_leaves_what_the_more_urgent_in_host_memory_come_back_behind() -> None:
     both = TwoMemories()
     both.remember(1, 2, 3)
-    both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.AWAY, 50.0))
+    both.tree.hold(tokens(1, 2, 3), Hold(HoldKind.TOOL_GAP, 50.0))
     both.tree.evict(2)
     both.remember(7, 8)
     assert both.tree.evict(8, most=both.retention.most_for_waiting(1)) == 2

@@ -51,29 +51,29 @@ def prefix(family: int, num_blocks: int) -> "array[int]":
     return array("i", [family * 1000 + i for i in range(num_blocks * BLOCK_SIZE)])
 
 
-def test_the_order_is_finished_then_ordinary_then_away_then_pinned() -> None:
+def test_the_order_is_finished_then_ordinary_then_tool_gap_then_pinned() -> None:
     shelf = Shelf()
     for family in (1, 2, 3, 4):
         shelf.put(family)
     shelf.hold(1, HoldKind.PINNED, until=300, ttl_s=300)
-    shelf.hold(2, HoldKind.AWAY, until=2)
+    shelf.hold(2, HoldKind.TOOL_GAP, until=2)
     shelf.hold(4, HoldKind.FINISHED)
     assert shelf.order(1, 2, 3, 4) == [4, 3, 2, 1]
 
 
-def test_of_those_away_the_one_who_returns_last_goes_first() -> None:
+def test_in_a_tool_gap_the_one_who_returns_last_goes_first() -> None:
     shelf = Shelf()
     for family, until in ((1, 5.0), (2, 50.0), (3, 1.0)):
         shelf.put(family)
-        shelf.hold(family, HoldKind.AWAY, until)
+        shelf.hold(family, HoldKind.TOOL_GAP, until)
     assert shelf.order(1, 2, 3) == [2, 1, 3]
 
 
-def test_of_those_away_the_less_urgent_go_first() -> None:
+def test_in_a_tool_gap_the_less_urgent_go_first() -> None:
     shelf = Shelf()
     for family, until, rank in ((1, 50.0, 0), (2, 5.0, 2), (3, 5.0, 1)):
         shelf.put(family)
-        shelf.hold(family, HoldKind.AWAY, until, rank=rank)
+        shelf.hold(family, HoldKind.TOOL_GAP, until, rank=rank)
     assert shelf.order(1, 2, 3) == [2, 3, 1]
 
 
@@ -81,7 +81,7 @@ def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
     shelf = Shelf()
     for family, until in ((1, 50.0), (2, 5.0)):
         shelf.put(family, 3)
-        shelf.hold(family, HoldKind.AWAY, until)
+        shelf.hold(family, HoldKind.TOOL_GAP, until)
     assert shelf.tree.evict(1) == 1
     assert shelf.tree.evict(2) == 2
     assert not shelf.has(1)
@@ -89,11 +89,11 @@ def test_who_has_lost_a_little_loses_the_rest_before_others_lose_any() -> None:
     shelf.tree.check()
 
 
-def test_one_who_waits_takes_nothing_from_the_more_urgent_who_are_away() -> None:
+def test_one_who_waits_takes_nothing_from_the_more_urgent_in_a_tool_gap() -> None:
     shelf = Shelf()
     for family, rank in ((1, 0), (2, 1), (3, 2)):
         shelf.put(family, 2)
-        shelf.hold(family, HoldKind.AWAY, until=5, rank=rank)
+        shelf.hold(family, HoldKind.TOOL_GAP, until=5, rank=rank)
     shelf.put(4, 2)
     shelf.put(5, 2)
     shelf.hold(5, HoldKind.PINNED, until=5)
@@ -113,7 +113,7 @@ def test_what_comes_before_the_more_urgent_stays_as_well() -> None:
     block_ids += shelf.pool.allocate(2) or []
     shelf.tree.insert(branch, block_ids)
     shelf.pool.release(block_ids)
-    shelf.tree.hold(branch, Hold(HoldKind.AWAY, 9.0, rank=1))
+    shelf.tree.hold(branch, Hold(HoldKind.TOOL_GAP, 9.0, rank=1))
     assert shelf.tree.evict(10, most=shelf.retention.most_for_waiting(2)) == 2
     assert len(shelf.tree.peek(branch)) == 4
 
@@ -125,8 +125,8 @@ def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
     for i in range(500):
         shelf.retention.now = float(i)
         shelf.hold(1, HoldKind.PINNED, until=i + 300, ttl_s=300)
-        shelf.hold(2, HoldKind.AWAY, until=i + 60)
-        shelf.hold(2, HoldKind.AWAY, until=i + 0.5)
+        shelf.hold(2, HoldKind.TOOL_GAP, until=i + 60)
+        shelf.hold(2, HoldKind.TOOL_GAP, until=i + 0.5)
     assert len(shelf.tree._holds) < 100
     shelf.retention.now = 798.0
     shelf.tree.evict(0)
@@ -141,7 +141,7 @@ def test_holds_that_are_renewed_without_pressure_are_not_piled_up() -> None:
 def test_one_is_awaited_who_goes_on_where_a_hold_ends() -> None:
     shelf = Shelf()
     shelf.put(1, 2)
-    shelf.hold(1, HoldKind.AWAY, until=5)
+    shelf.hold(1, HoldKind.TOOL_GAP, until=5)
     assert shelf.tree.is_awaited(prefix(1, 3))
     assert not shelf.tree.is_awaited(prefix(1, 1))
     assert not shelf.tree.is_awaited(prefix(1, 1) + prefix(2, 3)), "who only begins alike"
@@ -153,7 +153,7 @@ def test_one_is_awaited_who_goes_on_where_a_hold_ends() -> None:
 def test_a_peek_finds_what_a_match_finds_and_leaves_no_trace() -> None:
     shelf = Shelf()
     shelf.put(1, 4)
-    shelf.hold(1, HoldKind.AWAY, until=5)
+    shelf.hold(1, HoldKind.TOOL_GAP, until=5)
     asked = prefix(1, 3) + prefix(2, 1)
     found = shelf.tree.peek(asked)
     assert shelf.tree.is_awaited(prefix(1, 4))
@@ -181,7 +181,7 @@ def test_switched_off_nothing_is_held_and_the_longest_unused_goes_first() -> Non
 def test_one_who_does_not_come_back_is_like_any_other() -> None:
     shelf = Shelf()
     shelf.put(1)
-    shelf.hold(1, HoldKind.AWAY, until=2)
+    shelf.hold(1, HoldKind.TOOL_GAP, until=2)
     shelf.retention.now = 2 + 2 * FADE_S
     shelf.put(2)
     assert shelf.order(1, 2) == [1, 2]

@@ -272,8 +272,8 @@ class Life(RuleBasedStateMachine):
             [ranks[name] for name in ranks if (name in self.scheduler.waiting) == is_gone] for is_gone in (True, False)
         )
         assert not gone or not stayed or min(gone) >= max(stayed), "a more urgent request gave way"
-        num_read = sum(end - begin for name, (begin, end) in computed.items() if name not in level)
-        assert num_read <= max(self.scheduler.config.max_step_tokens, BLOCK_SIZE)
+        num_prefilled = sum(end - begin for name, (begin, end) in computed.items() if name not in level)
+        assert num_prefilled <= max(self.scheduler.config.max_step_tokens, BLOCK_SIZE)
         for request in [r for r in self.scheduler.running.values() if r.num_tokens >= self.lengths[r.id]]:
             self.loop.finish(request)
 

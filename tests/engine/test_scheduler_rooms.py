@@ -1,4 +1,4 @@
-"""Room for those who are away: who waits for whom, for how long, and what it is told it waited for."""
+"""Room for sessions in a tool gap: who waits for whom, for how long, and what it is told it waited for."""
 
 from array import array
 
@@ -17,7 +17,7 @@ def leave(loop: Loop, name: str, first: int, until: float, priority: Priority = 
     request = loop.add(name, prompt(28, first), priority, session=name)
     loop.step()
     loop.finish(request)
-    expect(loop, request, Hold(HoldKind.AWAY, until, rank=priority))
+    expect(loop, request, Hold(HoldKind.TOOL_GAP, until, rank=priority))
     return list(request.token_ids)
 
 
@@ -25,21 +25,21 @@ def expect(loop: Loop, request: Request, hold: Hold) -> None:
     loop.scheduler.seating.hold(request.token_ids, hold, request.salt, request.line)
 
 
-def test_a_newcomer_waits_for_the_room_of_one_who_is_away() -> None:
+def test_a_newcomer_waits_for_the_room_of_a_session_in_a_tool_gap() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
-    away = leave(loop, "away", 100, until=9.0)
+    gone = leave(loop, "gone", 100, until=9.0)
     loop.add("runs", prompt(4))
     loop.step()
     loop.add("new", prompt(40, 200))
     assert "new" not in loop.step()
-    loop.add("back", [*away, 1], session="away")
+    loop.add("back", [*gone, 1], session="gone")
     assert "back" in loop.step(), "though it came later"
     assert loop.scheduler.tree.num_evicted == 0
 
 
 def test_a_newcomer_waits_no_longer_than_one_is_expected() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
-    leave(loop, "away", 100, until=9.0)
+    leave(loop, "gone", 100, until=9.0)
     loop.add("runs", prompt(4))
     loop.step()
     new = loop.add("new", prompt(40, 200))
@@ -50,7 +50,7 @@ def test_a_newcomer_waits_no_longer_than_one_is_expected() -> None:
 
 def test_a_newcomer_does_not_wait_for_one_whose_run_is_over() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
-    request = loop.add("away", prompt(28, 100), session="away")
+    request = loop.add("gone", prompt(28, 100), session="gone")
     loop.step()
     loop.finish(request)
     expect(loop, request, Hold(HoldKind.FINISHED))
@@ -60,21 +60,21 @@ def test_a_newcomer_does_not_wait_for_one_whose_run_is_over() -> None:
     assert "new" in loop.step()
 
 
-def test_who_has_waited_long_takes_the_seat_of_one_who_is_away() -> None:
+def test_who_has_waited_long_takes_the_seat_of_a_session_in_a_tool_gap() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
-    away = leave(loop, "away", 100, until=900.0)
+    gone = leave(loop, "gone", 100, until=900.0)
     loop.add("runs", prompt(4))
     loop.step()
     loop.add("new", prompt(40, 200))
     assert "new" not in loop.step(MAX_WAIT_S - 1)
     assert "new" in loop.step(2.0)
-    loop.add("back", [*away, 1], session="away")
+    loop.add("back", [*gone, 1], session="gone")
     assert "back" not in loop.step(), "it waits in its turn"
 
 
 def test_a_newcomer_that_needs_little_passes_one_that_has_to_wait() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
-    leave(loop, "away", 100, until=900.0)
+    leave(loop, "gone", 100, until=900.0)
     loop.add("runs", prompt(4))
     loop.step()
     loop.add("large", prompt(40, 200))
@@ -87,7 +87,7 @@ def test_a_newcomer_that_needs_little_passes_one_that_has_to_wait() -> None:
 def test_nobody_waits_for_a_less_urgent_one_or_where_nothing_runs() -> None:
     for priority, runs in ((Priority.BACKGROUND, True), (Priority.INTERACTIVE, False)):
         loop = Loop(make_scheduler(num_blocks=16))
-        leave(loop, "away", 100, until=900.0, priority=priority)
+        leave(loop, "gone", 100, until=900.0, priority=priority)
         if runs:
             loop.add("runs", prompt(4))
             loop.step()
@@ -151,10 +151,10 @@ def test_it_is_told_what_was_waited_for() -> None:
 
 def test_who_is_back_and_has_to_wait_keeps_its_prefix_beyond_the_time_it_was_expected() -> None:
     loop = Loop(make_scheduler(num_blocks=16, max_running=1))
-    back = leave(loop, "away", 100, until=1.0)
+    back = leave(loop, "gone", 100, until=1.0)
     runs = loop.add("runs", prompt(4))
     loop.step()
-    loop.add("back", [*back, 1], session="away")
+    loop.add("back", [*back, 1], session="gone")
     loop.step(5.0)
     assert loop.scheduler.tree.is_awaited(array("i", [*back, 1]))
     loop.finish(runs)
@@ -163,10 +163,10 @@ def test_who_is_back_and_has_to_wait_keeps_its_prefix_beyond_the_time_it_was_exp
 
 def test_nothing_is_kept_for_one_who_was_back_and_left_before_its_turn() -> None:
     loop = Loop(make_scheduler(num_blocks=16, max_running=1))
-    back = leave(loop, "away", 100, until=9.0)
+    back = leave(loop, "gone", 100, until=9.0)
     loop.add("runs", prompt(4))
     loop.step()
-    waiting = loop.add("back", [*back, 1], session="away")
+    waiting = loop.add("back", [*back, 1], session="gone")
     loop.step()
     assert loop.scheduler.tree.is_awaited(array("i", [*back, 1]))
     loop.scheduler.finish(waiting, FinishReason.ABORT)
@@ -176,7 +176,7 @@ def test_nothing_is_kept_for_one_who_was_back_and_left_before_its_turn() -> None
 
 def test_switched_off_newcomers_take_what_room_there_is() -> None:
     loop = Loop(make_scheduler(num_blocks=16, admission=False))
-    leave(loop, "away", 100, until=900.0)
+    leave(loop, "gone", 100, until=900.0)
     loop.add("runs", prompt(4))
     loop.step()
     loop.add("new", prompt(40, 200))

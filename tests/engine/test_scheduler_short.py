@@ -7,7 +7,7 @@ from hotloop.core.request import Request
 from hotloop.engine.prefill_budget import PER_PROMPT
 
 
-def steps_until_read(loop: Loop, *requests: Request) -> list[int]:
+def steps_until_prefilled(loop: Loop, *requests: Request) -> list[int]:
     """After how many steps each has its first token."""
     found: dict[str, int] = {}
     num_steps = 0
@@ -21,13 +21,13 @@ def steps_until_read(loop: Loop, *requests: Request) -> list[int]:
 def test_a_short_prompt_does_not_wait_for_long_ones_and_hardly_slows_them() -> None:
     def long_alone() -> list[int]:
         loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
-        return steps_until_read(loop, *(loop.add(f"long{i}", prompt(400, 1000 * i)) for i in range(3)))
+        return steps_until_prefilled(loop, *(loop.add(f"long{i}", prompt(400, 1000 * i)) for i in range(3)))
 
     loop = Loop(make_scheduler(num_blocks=512, max_step_tokens=40))
     long = [loop.add(f"long{i}", prompt(400, 1000 * i)) for i in range(3)]
     loop.step()
     short = [loop.add(f"short{i}", prompt(7, 5000 + 100 * i)) for i in range(4)]
-    num_steps = steps_until_read(loop, *short, *long)
+    num_steps = steps_until_prefilled(loop, *short, *long)
     assert max(num_steps[:4]) <= 5
     assert all(with_ + 1 <= 1.25 * alone + 1 for with_, alone in zip(num_steps[4:], long_alone(), strict=True))
 
@@ -37,12 +37,12 @@ def test_a_long_prompt_is_slowed_by_a_bounded_share_however_many_short_ones_come
     long = loop.add("long", prompt(400))
     for i in range(100):
         loop.add(f"short{i}", prompt(6, 5000 + 100 * i))
-    num_read = 0
+    num_prefilled = 0
     while not long.num_output:
         step = loop.step()
-        num_read += sum(end - begin for begin, end in step.values() if end - begin > 1)
+        num_prefilled += sum(end - begin for begin, end in step.values() if end - begin > 1)
         saved_up = 40 // 2
-        assert long.num_computed >= min(400, 4 * (num_read - saved_up) // 5 - 2 * BLOCK_SIZE)
+        assert long.num_computed >= min(400, 4 * (num_prefilled - saved_up) // 5 - 2 * BLOCK_SIZE)
 
 
 def test_one_who_lacks_little_is_read_at_once_by_what_was_saved_up() -> None:
@@ -68,9 +68,9 @@ def test_among_others_a_step_reads_for_a_few_times_what_it_takes_without() -> No
         """A step takes 10 ms, and 0.1 ms for each token that is read."""
         loop.now += 0.01
         step = loop.scheduler.schedule(loop.now)
-        num_read = sum(part.num_tokens for part in step.slices if part.num_tokens > 1)
-        loop.compute(step, 0.01 + 0.0001 * num_read)
-        return num_read
+        num_prefilled = sum(part.num_tokens for part in step.slices if part.num_tokens > 1)
+        loop.compute(step, 0.01 + 0.0001 * num_prefilled)
+        return num_prefilled
 
     writes = loop.add("writes", prompt(8, 50_000))
     for _ in range(20):
@@ -92,7 +92,7 @@ def test_those_who_come_back_with_little_to_read_count_as_short() -> None:
     loop.add("long", prompt(400))
     loop.step()
     back = loop.add("back", [*prompt(200, 3000), *prompt(5, 9000)])
-    assert steps_until_read(loop, back)[0] <= 3
+    assert steps_until_prefilled(loop, back)[0] <= 3
 
 
 def test_none_jumps_a_queue_that_waits_for_room() -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Report, lint
 from hotloop.lint.finding import Finding
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange, find_api
 from hotloop.lint.shapes.answer import parse_answer
-from hotloop.lint.weave import weave
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def exchanges(
 def lint_chat(
     change: Callable[[Json, int], Json] = lambda body, number: body, talk: Sequence[Json] = TALK, **more: Any
 ) -> Report:
-    return lint(weave(exchanges(bodies(talk, **more), change), Meter()))
+    return lint(sort_into_runs(exchanges(bodies(talk, **more), change), Meter()))
 
 
 def found(report: Report, rule: str) -> list[Finding]:

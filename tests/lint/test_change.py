@@ -51,7 +51,7 @@ def test_a_request_that_goes_back_loses_nothing():
     """An answer that was not taken up, as when a user asks again."""
     (run,) = lint_chat(lambda body, number: body).runs
     shorter = lint_chat(lambda body, number: body | {"messages": body["messages"][:4]} if number == 3 else body)
-    assert shorter.num_reread == 0
+    assert shorter.num_recomputed == 0
     assert not [f for f in shorter.findings if f.severity > 1]
     assert len(run.steps) == 4
 

@@ -16,10 +16,10 @@ from tests.lint.stories import (
     user,
 )
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.lint.weave import weave
 
 MARK = {"type": "ephemeral"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 400}}
@@ -205,7 +205,7 @@ SCENES = (
 
 
 def warnings(pairs, **more):
-    found = lint(weave(exchanges(pairs, **more), Meter())).findings
+    found = lint(sort_into_runs(exchanges(pairs, **more), Meter())).findings
     return [f"{f.rule} {f.place}: {f.words}" for f in found if f.severity > Severity.NOTE]
 
 

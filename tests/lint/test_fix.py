@@ -8,25 +8,25 @@ from benchmarks.cache.breakers import BREAKERS, shuffle_keys, shuffle_tools
 from tests.lint.stories import SYSTEM, TALK, TOOLS, bodies, exchanges, messages_bodies
 
 from hotloop.core.errors import ConfigError
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.fix import fix_file, fix_runs, place_breakpoints, sort_tools
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import parse_line
-from hotloop.lint.weave import weave
 
 
 def mended(pairs, change=lambda body, number: body):
     made = exchanges(pairs, change)
     given = [deepcopy(each.body) for each in made]
-    fixed = fix_runs(weave(made, Meter()))
+    fixed = fix_runs(sort_into_runs(made, Meter()))
     assert [each.body for each in made] == given
     answers = [answer for _, answer in pairs]
     return [(fixed[i], answer) for i, answer in enumerate(answers)]
 
 
 def worst(pairs):
-    return lint(weave(exchanges(pairs), Meter())).worst()
+    return lint(sort_into_runs(exchanges(pairs), Meter())).worst()
 
 
 @pytest.mark.parametrize("change", [shuffle_tools, shuffle_keys])
@@ -85,11 +85,11 @@ def lines(rows):
 
 def test_a_file_keeps_what_else_it_told():
     rows = [{"request": body, "at": i, "mine": [i]} for i, (body, _) in enumerate(bodies())]
-    written = [json.loads(line) for line in fix_file(weave(lines(rows), Meter()))]
+    written = [json.loads(line) for line in fix_file(sort_into_runs(lines(rows), Meter()))]
     assert [row["mine"] for row in written] == [[0], [1], [2], [3]]
     assert written[0]["request"]["messages"] == rows[0]["request"]["messages"]
 
 
 def test_a_transcript_cannot_be_mended():
     with pytest.raises(ConfigError, match="transcripts"):
-        [*fix_file(weave(lines([{"system": "S", "messages": TALK}]), Meter()))]
+        [*fix_file(sort_into_runs(lines([{"system": "S", "messages": TALK}]), Meter()))]

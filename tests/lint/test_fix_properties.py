@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lint.stories import RULES, TOOLS, assistant, bodies, exchanges, messages_bodies, user
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.fix import fix_runs
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import strip_breakpoint
-from hotloop.lint.weave import weave
 
 CLAIMED = {"HL002", "HL003", "HL004", "HL015", "HL016"}
 CHANGES = [breaker.apply for breaker in BREAKERS if breaker.group in ("none", "timestamp", "tools")]
@@ -25,7 +25,7 @@ tools = st.lists(st.sampled_from(TOOLS), unique_by=id, max_size=5)
 
 
 def mend(pairs):
-    fixed = fix_runs(weave(exchanges(pairs), Meter()))
+    fixed = fix_runs(sort_into_runs(exchanges(pairs), Meter()))
     return [(fixed[i], answer) for i, (_, answer) in enumerate(pairs)]
 
 
@@ -70,8 +70,8 @@ def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
     assert [json.dumps(body) for body, _ in mend(once)] == [json.dumps(body) for body, _ in once]
     last = [json.dumps(body) for body, _ in mend(pairs)]
     assert last == [json.dumps(body) for body, _ in once]
-    report = lint(weave(exchanges(once), Meter()))
-    assert not CLAIMED & {finding.rule for finding in report.findings if finding.waste.num_reread}
+    report = lint(sort_into_runs(exchanges(once), Meter()))
+    assert not CLAIMED & {finding.rule for finding in report.findings if finding.waste.num_recomputed}
     for (given_, _), (fixed, _) in zip(pairs, once, strict=True):
         then, now = (
             {**body, "tools": [*map(without_required_order, body.get("tools", ()))]} for body in (given_, fixed)
@@ -87,7 +87,7 @@ def test_breakpoints_are_all_that_is_moved(num_turns, places):
     pairs = messages_bodies(num_turns=num_turns, mark=lambda body, number: mark(places, body))
     once = mend(pairs)
     assert mend(once) == once
-    assert not CLAIMED & {finding.rule for finding in lint(weave(exchanges(once), Meter())).findings}
+    assert not CLAIMED & {finding.rule for finding in lint(sort_into_runs(exchanges(once), Meter())).findings}
     for (given_, _), (fixed, _) in zip(pairs, once, strict=True):
         bare = [[*map(strip_breakpoint, message["content"])] for message in given_["messages"]]
         assert bare == [[*map(strip_breakpoint, message["content"])] for message in fixed["messages"]]

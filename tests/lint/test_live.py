@@ -15,7 +15,7 @@ def test_each_finding_is_told_once_and_all_are_counted():
         watch.see(exchange)
     assert [finding.rule for finding in told] == ["HL003"]
     assert watch.num_requests == 4
-    assert watch.waste.num_reread == sum(f.waste.num_reread for f in lint_chat(shuffle_tools).findings)
+    assert watch.waste.num_recomputed == sum(f.waste.num_recomputed for f in lint_chat(shuffle_tools).findings)
 
 
 def test_a_clean_conversation_is_told_nothing():
@@ -24,4 +24,4 @@ def test_a_clean_conversation_is_told_nothing():
     for exchange in exchanges(bodies()):
         watch.see(exchange)
     assert not told
-    assert watch.waste.num_reread == 0
+    assert watch.waste.num_recomputed == 0

@@ -10,6 +10,7 @@ from rich.console import Console
 from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
 from hotloop.core.prices import Prices
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import choose, lint
 from hotloop.lint.finding import Waste
@@ -17,7 +18,6 @@ from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_github, render_json, render_sarif, render_text, render_waste
 from hotloop.lint.requests import parse_line
 from hotloop.lint.rules import RULES
-from hotloop.lint.weave import weave
 
 CLOCK = next(breaker for breaker in BREAKERS if breaker.name == "time, unlisted")
 
@@ -31,7 +31,7 @@ def report(words="{}", *, costs=None, source="odd, name.jsonl"):
         broken["messages"][0]["content"] = words.format(broken["messages"][0]["content"])
         rows.append({"request": broken, "response": {"choices": [{"message": answer}], "usage": usage}, "ttft_ms": 500})
     made = [each for i, row in enumerate(rows, 1) for each in parse_line(json.dumps(row), source, i)]
-    return lint(weave(made, Meter()), costs=costs)
+    return lint(sort_into_runs(made, Meter()), costs=costs)
 
 
 def shown(found):
@@ -55,13 +55,13 @@ def test_text_is_never_taken_for_markup():
 def test_milliseconds_by_what_was_measured_and_money_by_the_table():
     found = report(costs=Costs(lambda model: Prices(prompt=2.0, cached=0.5)))
     waste = found.findings[0].waste
-    assert waste.ms == pytest.approx(waste.num_reread / 2)  # 1,000 tokens in 500 ms
-    assert waste.money == pytest.approx(waste.num_reread * 1.5e-6)
+    assert waste.ms == pytest.approx(waste.num_recomputed / 2)  # 1,000 tokens in 500 ms
+    assert waste.money == pytest.approx(waste.num_recomputed * 1.5e-6)
 
 
 def test_a_speed_that_is_given_goes_first():
     waste = report(costs=Costs(prefill_tokens_per_s=1000.0)).findings[0].waste
-    assert waste.ms == pytest.approx(waste.num_reread)
+    assert waste.ms == pytest.approx(waste.num_recomputed)
     assert waste.money is None
 
 
@@ -72,6 +72,7 @@ def test_json_has_figures_and_places():
     assert finding["place"]["path"] == "messages[0].content"
     assert len(finding["others"]) == 2
     assert rendered["summary"]["findings"] == {"note": 0, "warning": 1, "error": 0}
+    assert rendered["summary"]["predicted_recomputed_tokens"] == rendered["summary"]["predicted_reread_tokens"] > 0
     assert rendered["summary"]["reported_lost_tokens"] == 3 * (2010 - 1000)
 
 
@@ -117,7 +118,7 @@ def test_fingerprints_stay_when_other_runs_come_before():
 
     def prints(*talks):
         made = [each for talk in talks for each in exchanges(bodies(talk), CLOCK.apply, source="a", line=1)]
-        run = check_sarif(render_sarif(lint(weave(made, Meter()))))
+        run = check_sarif(render_sarif(lint(sort_into_runs(made, Meter()))))
         return [result["partialFingerprints"]["hotloopPlace/v1"] for result in run["results"]]
 
     assert len(prints(TALK)) == 1
@@ -149,7 +150,7 @@ def test_nothing_ends_a_github_line_early():
 
 def test_nothing_costs_nothing():
     assert render_waste(Waste()) == ""
-    assert render_waste(Waste(num_reread=1200, ms=3.0, money=0.5)) == "1,200 tokens read again, 3 ms, $0.5000"
+    assert render_waste(Waste(num_recomputed=1200, ms=3.0, money=0.5)) == "1,200 tokens recomputed, 3 ms, $0.5000"
 
 
 def test_rules_are_chosen_by_id_or_name():

@@ -69,7 +69,7 @@ def test_a_client_is_answered_and_its_prompts_are_linted(address):
     assert watch.num_requests == 3
     suspected, proven = told
     assert (suspected.rule, suspected.severity, proven.rule, proven.severity) == ("HL002", 1, "HL002", 2)
-    assert watch.waste.num_reread > 2 * len(SYSTEM) / 8
+    assert watch.waste.num_recomputed > 2 * len(SYSTEM) / 8
     assert proven.waste.ms is not None
 
 

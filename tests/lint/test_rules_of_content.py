@@ -17,17 +17,17 @@ from tests.lint.stories import (
     user,
 )
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.lint.weave import weave
 
 MARK = {"type": "ephemeral"}
 HANDBOOK = "\n\n".join(f"Chapter {i}. " + f"What to do with parcel {i} when it rains. " * 20 for i in range(8))
 
 
 def lint_messages(**more):
-    return lint(weave(exchanges(messages_bodies(**more)), Meter()))
+    return lint(sort_into_runs(exchanges(messages_bodies(**more)), Meter()))
 
 
 def test_hl011_a_handbook_twice():
@@ -123,20 +123,20 @@ def test_hl014_two_turns_are_fine():
 def test_hl015_no_breakpoints():
     (finding,) = lint_messages().findings
     assert (finding.rule, finding.severity, finding.place.request) == ("HL015", Severity.WARNING, 1)
-    assert finding.waste.num_reread > 1024
+    assert finding.waste.num_recomputed > 1024
 
 
 def test_hl015_a_server_that_caches_by_itself_is_fine():
     usage = {"input_tokens": 10, "cache_read_input_tokens": 3000, "output_tokens": 5}
     pairs = [(body, answer | {"usage": usage}) for body, answer in messages_bodies()]
-    assert "HL015" not in rules_of(lint(weave(exchanges(pairs), Meter())))
+    assert "HL015" not in rules_of(lint(sort_into_runs(exchanges(pairs), Meter())))
 
 
 def test_hl015_short_prompts_are_fine():
     talk = [
         ({"model": "claude", "max_tokens": 9, "system": "Be kind.", "messages": TALK[:1]}, {"content": "Hello."})
     ] * 2
-    assert "HL015" not in rules_of(lint(weave(exchanges(talk, run="one"), Meter())))
+    assert "HL015" not in rules_of(lint(sort_into_runs(exchanges(talk, run="one"), Meter())))
 
 
 def mark_last(body):
@@ -166,7 +166,7 @@ def test_hl016_a_breakpoint_behind_what_changes():
     report = lint_messages(mark=tell)
     finding = found(report, "HL016")[0]
     assert finding.place.path == "system[1].text"
-    assert finding.waste.num_reread > 1024
+    assert finding.waste.num_recomputed > 1024
     assert "HL001" in rules_of(report)
 
 
@@ -183,7 +183,7 @@ def test_hl016_before_too_little():
 
 def classify(model, max_tokens=5):
     body = {"model": model, "max_tokens": max_tokens, "messages": [user("Is this spam? Yes or no: buy now!")]}
-    return lint(weave(exchanges([(body, {})]), Meter()))
+    return lint(sort_into_runs(exchanges([(body, {})]), Meter()))
 
 
 def test_hl017_a_large_model_for_yes_or_no():
@@ -199,7 +199,7 @@ def test_hl017_a_small_model_or_a_long_answer_is_fine():
 
 
 def short_prompts(model, num_tokens):
-    return lint(weave(exchanges(bodies(TALK, system=words(num_tokens), tools=[], model=model)), Meter()))
+    return lint(sort_into_runs(exchanges(bodies(TALK, system=words(num_tokens), tools=[], model=model)), Meter()))
 
 
 def test_hl018_nearly_long_enough():

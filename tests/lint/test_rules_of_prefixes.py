@@ -20,10 +20,10 @@ from tests.lint.stories import (
     user,
 )
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.lint.weave import weave
 from hotloop.wire.usage import Usage
 
 
@@ -48,7 +48,7 @@ def test_hl001_words_that_change_in_front():
     finding = only(report, "HL001")
     assert (finding.severity, finding.place.path, finding.place.request) == (Severity.WARNING, "messages[0].content", 1)
     assert len(finding.others) == 2
-    assert finding.waste.num_reread > 3 * len(RULES) / 4
+    assert finding.waste.num_recomputed > 3 * len(RULES) / 4
 
 
 def test_hl001_words_that_change_at_the_end_cost_next_to_nothing():
@@ -75,7 +75,7 @@ def test_hl002_a_time_that_stands_still_is_fine():
 
 
 def test_hl002_one_request_alone_is_worth_a_note():
-    report = lint(weave(exchanges(bodies(TALK[:2], system=f"The time is 15:00:00.\n{RULES}")), Meter()))
+    report = lint(sort_into_runs(exchanges(bodies(TALK[:2], system=f"The time is 15:00:00.\n{RULES}")), Meter()))
     (finding,) = report.findings
     assert (finding.rule, finding.severity) == ("HL002", Severity.NOTE)
     assert "15:00:00" in finding.words
@@ -83,7 +83,9 @@ def test_hl002_one_request_alone_is_worth_a_note():
 
 def test_hl002_an_id_for_each_conversation():
     pairs = [bodies(system=f"Session 1b4e28ba-2fa1-11d2-883f-0016d3cca42{i}\n{RULES}") for i in range(2)]
-    report = lint(weave([*exchanges(pairs[0]), *exchanges([(b, a) for b, a in pairs[1]], run="other")], Meter()))
+    report = lint(
+        sort_into_runs([*exchanges(pairs[0]), *exchanges([(b, a) for b, a in pairs[1]], run="other")], Meter())
+    )
     finding = only(report, "HL002")
     assert (finding.place.request, finding.severity) == (4, Severity.WARNING)
 
@@ -91,7 +93,7 @@ def test_hl002_an_id_for_each_conversation():
 def test_hl003_tools_in_another_order():
     finding = only(lint_chat(shuffle_tools), "HL003")
     assert finding.place.path.startswith("tools[")
-    assert finding.waste.num_reread > 300
+    assert finding.waste.num_recomputed > 300
 
 
 def test_hl004_keys_in_another_order():
@@ -107,7 +109,7 @@ def test_hl005_a_tool_that_comes_late():
 
 def test_hl005_another_conversation_may_have_other_tools():
     found_ = [*exchanges(bodies(), run="a"), *exchanges(bodies(tools=TOOLS[:2]), run="b")]
-    assert not [f for f in lint(weave(found_, Meter())).findings if f.severity > Severity.NOTE]
+    assert not [f for f in lint(sort_into_runs(found_, Meter())).findings if f.severity > Severity.NOTE]
 
 
 LONG = "what the driver wrote down, " * 40
@@ -145,7 +147,7 @@ def test_hl007_a_summary_of_everything_is_fine():
             else body
         )
 
-    report = lint(weave(exchanges(bodies(), compact, run="one"), Meter()))
+    report = lint(sort_into_runs(exchanges(bodies(), compact, run="one"), Meter()))
     assert not [f for f in report.findings if f.severity > Severity.NOTE]
 
 
@@ -198,7 +200,7 @@ def test_hl009_a_system_text_that_grows():
 def test_hl009_a_late_system_turn():
     finding = only(lint_chat(say_late), "HL009")
     assert (finding.place.path, finding.place.request) == ("messages[5].content", 2)
-    assert finding.waste.num_reread == 0
+    assert finding.waste.num_recomputed == 0
 
 
 def test_hl010_arguments_written_anew():
@@ -225,16 +227,16 @@ def with_usage(numbers):
 
 def test_hl010_an_answer_that_was_not_found_again():
     numbers = [(1600, 0, 100), (1750, 1696, 120), (1900, 1744, 40), (2000, 1936, 10)]
-    finding = only(lint(weave(with_usage(numbers), Meter())), "HL010")
+    finding = only(lint(sort_into_runs(with_usage(numbers), Meter())), "HL010")
     assert (finding.severity, finding.place.request, finding.place.path) == (Severity.WARNING, 2, "messages[4].content")
-    assert finding.waste.num_reread == 1750 + 120 - 1744
+    assert finding.waste.num_recomputed == 1750 + 120 - 1744
 
 
 def test_hl010_a_server_that_never_keeps_answers_is_a_note():
     numbers = [(1600, 0, 100), (1750, 1600, 120), (1900, 1744, 90), (2000, 1888, 10)]
-    assert {f.severity for f in lint(weave(with_usage(numbers), Meter())).findings} == {Severity.NOTE}
+    assert {f.severity for f in lint(sort_into_runs(with_usage(numbers), Meter())).findings} == {Severity.NOTE}
 
 
 def test_hl010_the_end_of_a_block_is_no_loss():
     numbers = [(1600, 0, 100), (1750, 1696, 120), (1900, 1856, 40), (2000, 1936, 10)]
-    assert not lint(weave(with_usage(numbers), Meter())).findings
+    assert not lint(sort_into_runs(with_usage(numbers), Meter())).findings

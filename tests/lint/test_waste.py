@@ -13,12 +13,12 @@ from benchmarks.cache.breakers import BREAKERS
 from benchmarks.cache.script import generate_scripts
 from tests.lint.stories import assistant, call, result, rules_of, user
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.shapes.answer import parse_answer
-from hotloop.lint.weave import weave
 from hotloop.wire.usage import Usage
 
 RIGHT = {
@@ -81,7 +81,7 @@ def hold(breaks):
 
 
 def predict(exchanges):
-    runs = weave(exchanges, Meter())
+    runs = sort_into_runs(exchanges, Meter())
     return lint(runs), sum(step.num_lost for run in runs for step in run.steps[1:])
 
 

@@ -59,7 +59,7 @@ def test_changed_at_the_top() -> None:
     assert (causes(told), told.num_new) == ({"diverged": 40}, 1)
 
 
-def test_what_another_prompt_had_in_the_cache_is_not_read_again() -> None:
+def test_what_another_prompt_had_in_the_cache_is_not_recomputed() -> None:
     rest = [1, 2] * 20
     assert causes(account([0, *rest], [1, *rest], 20)) == {"diverged": 21}
     assert causes(account([0, *rest], [1, *rest], 41)) == {"diverged": 0}

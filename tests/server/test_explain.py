@@ -1,4 +1,4 @@
-"""Why tokens were read again: each cause by its effect on a real server."""
+"""Why tokens were recomputed: each cause by its effect on a real server."""
 
 import time
 from collections.abc import Iterator
@@ -48,15 +48,16 @@ def explain(serving: Serving, answer_id: str, headers: dict[str, str] | None = N
 
 
 def check_sums(told: dict[str, Any]) -> None:
-    assert told["prompt_tokens"] == told["cached_tokens"] + told["new_tokens"] + told["reread_tokens"]
+    assert told["prompt_tokens"] == told["cached_tokens"] + told["new_tokens"] + told["recomputed_tokens"]
     by_cause = causes_of(told)
     assert by_cause.keys() <= CAUSES
-    assert told["reread_tokens"] == sum(tokens for cause, tokens in by_cause.items() if cause != "cold")
+    assert told["recomputed_tokens"] == told["reread_tokens"], "the old name, for one version"
+    assert told["recomputed_tokens"] == sum(tokens for cause, tokens in by_cause.items() if cause != "cold")
     assert told["block_tokens"] == by_cause.get("block", 0)
 
 
 def causes_of(told: dict[str, Any]) -> dict[str, int]:
-    """What was read again, by cause; a cause of nothing only tells where two prompts part."""
+    """What was recomputed, by cause; a cause of nothing only tells where two prompts part."""
     return {cause["cause"]: cause["tokens"] for cause in told["causes"] if cause["tokens"]}
 
 
@@ -73,7 +74,7 @@ def test_nothing_like_it_was_read(house: Serving) -> None:
     assert told["id"] == answer["id"]
     assert told["compared_with"] is None
     assert causes_of(told) == {"cold": told["prompt_tokens"]}
-    assert told["reread_tokens"] == 0
+    assert told["recomputed_tokens"] == 0
 
 
 def test_a_conversation_that_goes_on(house: Serving) -> None:
@@ -260,7 +261,7 @@ def test_words_are_for_whom_they_belong_to(house: Serving) -> None:
     cause = only_cause(explain(house, theirs["id"], BOB))
     assert cause.keys() == {"cause", "tokens"}, "where it departs from Anna's would tell what hers says"
     assert cause["cause"] == "cold"
-    assert theirs["usage"]["hotloop"]["reread_tokens"] == 0
+    assert theirs["usage"]["hotloop"]["recomputed_tokens"] == 0
     assert explain(house, theirs["id"], BOB)["compared_with"] is None
     again = ask(house, "Hello", system=f"Bob's new. {RULES}", headers=BOB)
     assert only_cause(explain(house, again["id"], BOB)).keys() >= WORDS
@@ -320,11 +321,10 @@ def test_metrics_by_cause(house: Serving) -> None:
     }
     assert sum(kinds.values()) == float(lines["hotloop_prompt_tokens_total"])
     assert kinds["cached"] == float(lines["hotloop_cached_prompt_tokens_total"])
-    again = [
-        float(value) for name, value in lines.items() if name.startswith("hotloop_prompt_tokens_read_again_total{")
-    ]
-    assert sum(again) == kinds["again"]
-    assert 'hotloop_prompt_tokens_read_again_total{cause="diverged"}' in lines
+    for counter in ("hotloop_prompt_tokens_recomputed_total", "hotloop_prompt_tokens_read_again_total"):
+        again = [float(value) for name, value in lines.items() if name.startswith(f"{counter}{{")]
+        assert sum(again) == kinds["again"]
+        assert f'{counter}{{cause="diverged"}}' in lines
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ def test_whatever_is_asked_adds_up(tight: Serving, parts: list[str]) -> None:
     assert told["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert told["cached_tokens"] == answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     work = answer["usage"]["hotloop"]
-    assert [work[key] for key in ("new_tokens", "reread_tokens", "block_tokens")] == [
-        told[key] for key in ("new_tokens", "reread_tokens", "block_tokens")
+    assert [work[key] for key in ("new_tokens", "recomputed_tokens", "block_tokens")] == [
+        told[key] for key in ("new_tokens", "recomputed_tokens", "block_tokens")
     ]
     assert work["causes"] == causes_of(told)

@@ -73,7 +73,7 @@ def user(*texts: str, marked: str = "") -> dict[str, Any]:
 def test_an_answer_with_calls_is_expected_back_and_one_without_ends_the_run(agency: Serving) -> None:
     messages: list[Any] = [{"role": "user", "content": LONG}]
     called = chat(agency, messages)
-    [(text, hold)] = wait_for(agency, HoldKind.AWAY).items()
+    [(text, hold)] = wait_for(agency, HoldKind.TOOL_GAP).items()
     assert "clock" in text
     assert hold.until > 0
     result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "22:00"}
@@ -100,7 +100,7 @@ def test_by_every_api_and_in_streams_too(agency: Serving) -> None:
     claude.post(agency, messages=[user("Messages. " + LONG)], max_tokens=200, tools=claude.TOOLS)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     agency.http.post("/v1/responses", json={"input": "Responses. " + LONG, "tools": tools})
-    texts = wait_for(agency, *[HoldKind.AWAY] * 4)
+    texts = wait_for(agency, *[HoldKind.TOOL_GAP] * 4)
     for word in ("Chat", "Stream", "Messages", "Responses"):
         assert any(word in text for text in texts)
 
@@ -173,7 +173,7 @@ def test_holds_can_be_switched_off() -> None:
 
 def test_salted_prompts_are_held_under_their_salt(agency: Serving) -> None:
     chat(agency, [{"role": "user", "content": LONG}], cache_salt="s")
-    wait_for(agency, HoldKind.AWAY)
+    wait_for(agency, HoldKind.TOOL_GAP)
     assert [*agency.engine._core.scheduler.tree._roots] != [""]
 
 

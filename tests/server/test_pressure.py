@@ -102,7 +102,7 @@ class World:
         call_id = f"{agent.name}{agent.num_left}"
         self.gaps.leave(call_id, "tool")
         if patience_s := self.gaps.patience_s(["tool"], self.scheduler.turnover_s):
-            hold = Hold(HoldKind.AWAY, self.now + patience_s)
+            hold = Hold(HoldKind.TOOL_GAP, self.now + patience_s)
             self.scheduler.seating.hold(request.token_ids, hold, "", request.line)
         if agent.rng.random() >= self.share_lost:
             agent.tokens = request.token_ids + agent.words(RESULT)

@@ -50,7 +50,7 @@ def check_usage(request: Span, usage: dict[str, Any]) -> None:
     assert told[names.NUM_CACHED] == usage["prompt_tokens_details"]["cached_tokens"]
     assert told[names.NUM_OUTPUT] == usage["completion_tokens"]
     assert told[names.NUM_NEW] == ours["new_tokens"]
-    assert told[names.NUM_AGAIN] == ours["reread_tokens"]
+    assert told[names.NUM_AGAIN] == ours["recomputed_tokens"]
     assert told[names.NUM_SAMPLED] == ours["sampled_tokens"]
     assert told[names.NUM_FORCED] == ours["forced_tokens"]
     assert told[names.NUM_STEPS] == ours["steps"]
@@ -71,7 +71,7 @@ def test_a_chat_is_a_request_with_three_parts(traced: Serving, tracer: ListTrace
     assert request.attributes[names.FINISH_REASON] == "length"
 
 
-def test_what_was_read_again_has_its_causes(traced: Serving, tracer: ListTracer) -> None:
+def test_what_was_recomputed_has_its_causes(traced: Serving, tracer: ListTracer) -> None:
     long = "the same words again and again, and then some more of them. " * 8
     for system in ("at noon", "at dusk"):
         messages = [{"role": "system", "content": f"It is {system}. {long}"}, *HELLO]

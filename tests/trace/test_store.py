@@ -109,7 +109,7 @@ def test_a_run_within_another_does_not_name_it(path):
     assert (run.agent, run.end, run.is_running) == ("outer", "done", False)
 
 
-def test_tokens_that_were_read_again_are_in_the_list(path):
+def test_tokens_that_were_recomputed_are_in_the_list(path):
     again = {"num_prompt": 100, "num_output": 7, "num_again": 30}
     asked = span(names.REQUEST, 0, 5, service="server:m", **again)
     reading = span(names.REQUEST, 6, 7, service="server:m", is_reading=True, **again)

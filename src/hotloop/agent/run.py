@@ -29,12 +29,12 @@ from hotloop.agent.events import (
 from hotloop.agent.limits import LimitReached, Limits, Spent
 from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
 from hotloop.agent.read_ahead import read_ahead
+from hotloop.agent.spans import RunTrace
 from hotloop.agent.tools.context import Run, Surroundings
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
 from hotloop.agent.tools.foresight import Foresight, NoForesight
 from hotloop.agent.tools.output import FinalAnswer
 from hotloop.agent.tools.tool import AgentTool
-from hotloop.agent.traced import RunTrace
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message

@@ -11,12 +11,15 @@ from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.replay import Replay
 from hotloop.bench.workload import Job
 
+_OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
+"""The old names are in the JSON beside the new ones; they go with the next version."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run in figures.
 
-    Tokens "read again" are prompt tokens computed although an earlier request of the run had already read them: prompt
+    Tokens "recomputed" are prompt tokens computed although an earlier request of the run had computed them: prompt
     less cached less new, where a turn's new tokens are what it adds to the turn before (a first turn: to the system
     prompt that others have sent, whose share of the tokens is taken to be its share of the characters).
     """
@@ -34,14 +37,16 @@ class Summary:
     job_p50_s: float
     job_p95_s: float
     num_prompt_tokens: int
-    num_read_tokens: int
-    num_reread_tokens: int
+    num_prefilled_tokens: int
+    num_recomputed_tokens: int
     cached_share: float
     num_output_tokens: int
     output_tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        return rounded(asdict(self))
+        figures = asdict(self)
+        figures |= {old: figures[new] for old, new in _OLD_NAMES.items()}
+        return rounded(figures)
 
 
 def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
@@ -50,7 +55,7 @@ def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
     num_prompt = sum(step.usage.num_prompt for step in run.steps)
     num_cached = sum(step.usage.num_cached for step in run.steps)
     num_output = sum(step.usage.num_output for step in run.steps)
-    num_read = num_prompt - num_cached
+    num_prefilled = num_prompt - num_cached
     return Summary(
         label=label,
         num_jobs=len(run.job_times_s),
@@ -65,8 +70,8 @@ def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
         job_p50_s=percentile(run.job_times_s, 0.5),
         job_p95_s=percentile(run.job_times_s, 0.95),
         num_prompt_tokens=num_prompt,
-        num_read_tokens=num_read,
-        num_reread_tokens=max(0, num_read - count_new_tokens(run, jobs)),
+        num_prefilled_tokens=num_prefilled,
+        num_recomputed_tokens=max(0, num_prefilled - count_new_tokens(run, jobs)),
         cached_share=num_cached / num_prompt if num_prompt else 0.0,
         num_output_tokens=num_output,
         output_tokens_per_s=num_output / run.wall_s if run.wall_s else 0.0,
@@ -83,20 +88,20 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def count_new_tokens(run: Replay, jobs: Sequence[Job]) -> int:
-    """Prompt tokens that no earlier request of the run had read: see `Summary`."""
+    """Prompt tokens that no earlier request of the run had: see `Summary`."""
     by_id = {job.id: job for job in jobs}
-    num_read_of: dict[str, int] = {}
+    num_prefilled_of: dict[str, int] = {}
     shared_seen: set[str] = set()
     num_new = 0
     for step in run.steps:
         turn = by_id[step.job_id].turns[step.turn]
         system = turn.messages[0]["content"]
-        num_known = num_read_of.get(step.job_id)
+        num_known = num_prefilled_of.get(step.job_id)
         if num_known is None:
             num_system = step.usage.num_prompt * len(system) // max(1, turn.num_chars)
             num_known = num_system if system in shared_seen else 0
         num_new += max(0, step.usage.num_prompt - num_known)
-        num_read_of[step.job_id] = max(num_known, step.usage.num_prompt)
+        num_prefilled_of[step.job_id] = max(num_known, step.usage.num_prompt)
         shared_seen.add(system)
     return num_new
 
@@ -114,8 +119,8 @@ _ROWS = (
     _Row("turns", "num_steps", "{:,d}", is_ratio=False),
     _Row("errors", "num_errors", "{:,d}", is_ratio=False),
     _Row("prompt tokens", "num_prompt_tokens", "{:,d}", is_ratio=False),
-    _Row("tokens read", "num_read_tokens", "{:,d}"),
-    _Row("tokens read again", "num_reread_tokens", "{:,d}", is_ratio=False),  # an estimate of next to nothing
+    _Row("tokens prefilled", "num_prefilled_tokens", "{:,d}"),
+    _Row("tokens recomputed", "num_recomputed_tokens", "{:,d}", is_ratio=False),  # an estimate of next to nothing
     _Row("cached share", "cached_share", "{:.1%}", is_ratio=False),
     _Row("TTFT p50", "ttft_p50_s", "{:.3f} s"),
     _Row("TTFT p95", "ttft_p95_s", "{:.3f} s"),

@@ -27,7 +27,15 @@ _LAST_CHARS = 40
 _NUM_WORKFLOWS = 1
 _MAX_CALL_TOKENS = 96
 _FIGURES = frozenset(
-    {"num_read_tokens", "num_reread_tokens", "ttft_p50_s", "ttft_p95_s", "job_mean_s", "output_tokens_per_s", "wall_s"}
+    {
+        "num_prefilled_tokens",
+        "num_recomputed_tokens",
+        "ttft_p50_s",
+        "ttft_p95_s",
+        "job_mean_s",
+        "output_tokens_per_s",
+        "wall_s",
+    }
 )
 
 
@@ -58,7 +66,7 @@ def demo(
     with ChildServer(("--model", model)) as server:
         ours = _run(console, "hotloop", "prefix reuse and continuous batching", server.url, jobs)
         console.print(table_of([naive, ours], _FIGURES))
-        console.print("\nRead again: computed although an earlier request of the run had read it already.\n")
+        console.print("\nRecomputed: computed although an earlier request of the run had computed it already.\n")
         console.print("[bold]tool calls[/bold]: every token sampled in turn, and with forced tokens and drafts")
         calls = _call_tools(server.url)
     console.print(shortcuts_table(calls))
@@ -114,7 +122,7 @@ class Row:
 
     num_turns: int
     turn: int = 0
-    num_read: int = 0
+    num_prefilled: int = 0
     num_cached: int = 0
     ttft_s: float | None = None
     words: str = ""
@@ -137,7 +145,7 @@ class Fleet:
         if progress.text:
             row.words = (row.words + progress.text)[-_LAST_CHARS:]
         elif progress.step:
-            row.num_read += progress.step.usage.num_prompt - progress.step.usage.num_cached
+            row.num_prefilled += progress.step.usage.num_prompt - progress.step.usage.num_cached
             row.num_cached += progress.step.usage.num_cached
             row.ttft_s = progress.step.ttft_s
         else:
@@ -147,13 +155,13 @@ class Fleet:
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-        for title in ("agent", "turn", "read", "cached", "first word"):
+        for title in ("agent", "turn", "prefilled", "cached", "first word"):
             table.add_column(title, justify="left" if title == "agent" else "right", no_wrap=True)
         table.add_column("", no_wrap=True, ratio=1)
         for job_id, row in self.rows.items():
             ttft = "" if row.ttft_s is None else f"{row.ttft_s:.2f} s"
-            numbers = (f"{row.turn}/{row.num_turns}", f"{row.num_read:,}", f"{row.num_cached:,}", ttft)
-            table.add_row(job_id, *numbers, Text(_one_line(row.words) or "reading ..."))
+            numbers = (f"{row.turn}/{row.num_turns}", f"{row.num_prefilled:,}", f"{row.num_cached:,}", ttft)
+            table.add_row(job_id, *numbers, Text(_one_line(row.words) or "prefilling ..."))
         return table
 
 
@@ -162,8 +170,8 @@ def _line(progress: "Progress", row: Row) -> str:
     if progress.step is None:
         return f"{turn}: {progress.error}"
     usage = progress.step.usage
-    read = f"read {usage.num_prompt - usage.num_cached:,} of {usage.num_prompt:,} tokens"
-    return f"{turn}: {read}, first word after {progress.step.ttft_s:.2f} s: ...{_one_line(row.words)}"
+    work = f"prefilled {usage.num_prompt - usage.num_cached:,} of {usage.num_prompt:,} tokens"
+    return f"{turn}: {work}, first word after {progress.step.ttft_s:.2f} s: ...{_one_line(row.words)}"
 
 
 def _one_line(text: str) -> str:

@@ -22,7 +22,7 @@ PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 
 MAX_DRAFTED_CERTAIN = 24
-"""Most tokens of one draft that a grammar makes certain, beside those that are guessed."""
+"""Most tokens of one draft that a grammar forces, beside those that are guessed."""
 
 _COUNTS = (
     "gpus",
@@ -43,7 +43,7 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     """A name `hotloop models` lists, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "int8"
-    """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to read prompts
+    """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to prefill prompts
     faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
     or in f32 or fp8 if that is asked for; fp8 (e4m3, a scale for each output; the head in int8) is for a GPU only.
     There AWQ and GPTQ checkpoints stay in four bits, unless fp8 is asked for."""
@@ -81,19 +81,19 @@ class EngineConfig:
     max_waiting: int = 512
     """Most requests waiting for a place; one more is answered 429."""
     max_step_tokens: int | None = None
-    """Most tokens computed in one step (at least a block); longer prompts are read in chunks while others decode, in
-    smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
+    """Most tokens computed in one step (at least a block); longer prompts are prefilled in chunks while others
+    decode, in smaller ones while others are served. If not given, 512 on a CPU and more on a GPU."""
     prefix_cache: bool = True
-    """Whether prompts share what was already read."""
+    """Whether prompts share KV that was already computed."""
     shared_attention: bool = True
     """Whether a GPU attends to KV that many requests of a step share once for all of them; a CPU always does."""
     kv_dir: str | None = None
-    """A folder where what was read is kept as well, to survive a restart; as worthy of protection as the prompts."""
+    """A folder where KV is kept as well, to survive a restart; as worthy of protection as the prompts."""
     kv_dir_size: str = "8GiB"
     """Most that folder may hold; the longest unused goes first."""
     kv_events: str | None = None
     """Where it is published what the KV cache holds, such as tcp://127.0.0.1:5557, in vLLM's format, for routers; the
-    port after it replays. Whoever can connect can read the prompts; those with a salt are left out."""
+    port after it replays. Anyone who can connect can read the prompts; those with a salt are left out."""
     retention: bool = True
     """Whether prompts are kept longer where a client asks for it, runs a tool or is expected back, and finished runs
     are let go first; if not, the longest unused goes first, whatever it is."""
@@ -105,7 +105,7 @@ class EngineConfig:
     forced_tokens: bool = True
     """Whether tokens that a grammar leaves no choice about are appended without sampling them one by one."""
     drafts: bool = True
-    """Whether likely continuations are guessed from what was read and written before, and verified in one step."""
+    """Whether likely continuations are guessed from earlier prompts and answers, and verified in one step."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, or a path."""
     max_draft_tokens: int = 8
@@ -184,9 +184,9 @@ class ServerConfig:
     word_late_system: bool = True
     """Whether later system messages become words of the user's where the chat template would refuse or move them."""
     cache_isolation: CacheIsolation = "none"
-    """Who shares what was read: everybody, or only requests with the same API key (`key`)."""
+    """Who shares cached prefixes: everybody, or only requests with the same API key (`key`)."""
     explanations: Explanations = "words"
-    """Whether it is told why tokens were read again: by causes and in words of the prompt, by causes alone, or not."""
+    """Whether to explain why tokens were recomputed: by causes and in words of the prompt, by causes alone, or not."""
     explain_memory_tokens: int = 2_000_000
     """How many tokens of past prompts and answers are remembered to compare new ones with."""
     max_body: str = "16MiB"
@@ -206,7 +206,7 @@ class RouterConfig:
     replica: tuple[str, ...] = ()
     """Address of a replica, once for each; more can be said about one in a file (see docs/fleet.md)."""
     policy: PolicyName = "prefix"
-    """How a replica is chosen: by what it has read and has to do, by session, by load alone, in turn, or by chance."""
+    """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     max_body: str = "16MiB"
     """Largest request body that is read, and largest whole answer that is held to be sent again if a replica fails."""
     max_connections: int = 128

@@ -1,6 +1,6 @@
 """A request, from the moment it is submitted to its one terminal event.
 
-`Request` is the only long-lived object in the engine: the scheduler moves it, the sampler reads it, nobody copies it.
+`Request` is the only long-lived object in the engine: the scheduler moves it, the sampler reads it, nothing copies it.
 There is no prefill phase and no decode phase, only `num_computed` catching up with the tokens:
 
     token_ids     [ prompt ........................ | output ...... ]-- num_pending --]  chosen, their values unknown
@@ -37,7 +37,7 @@ class Priority(IntEnum):
 
     @property
     def max_share(self) -> float:
-        """How much of the time goes into reading its prompts while more urgent work runs."""
+        """How much of the time goes into prefilling its prompts while more urgent work runs."""
         return (1.0, 0.5, 0.1)[self]
 
 
@@ -213,7 +213,7 @@ class Request:
     num_from_host: int = 0
     eviction: Eviction | None = None
     """What became of the first block that was not cached when it was let in, as far as the tree remembers."""
-    num_read: int = 0
+    num_computed_at_end: int = 0
     """How many of its tokens were computed when it ended: the last of an answer never is."""
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     num_preemptions: int = 0

@@ -38,16 +38,16 @@ async def meet(deployment: Deployment) -> Target:
     text = prompts.long_text(1200, make_nonce())
     heard = await _ask_first(deployment, text)
     identity = await recognise(deployment)
-    num_read = heard.num_prompt or len(text) // 4
+    num_prefilled = heard.num_prompt or len(text) // 4
     context = identity.context or 3 * _MANY_TOKENS
-    num_fast = int(_READ_S * num_read / heard.first_s)
+    num_fast = int(_READ_S * num_prefilled / heard.first_s)
     num_tokens = min(max(num_fast, _FEW_TOKENS), _MANY_TOKENS, context // 3)
     write_s = (heard.total_s - heard.first_s) / max(heard.num_tokens - 1, 1)
     num_answered = int(_ANSWER_S / write_s) if write_s else _MANY_ANSWERED
     return Target(
         deployment,
         identity.kind,
-        prompt_chars=num_tokens * len(text) // num_read,
+        prompt_chars=num_tokens * len(text) // num_prefilled,
         answer_tokens=min(max(num_answered, _FEW_ANSWERED), _MANY_ANSWERED),
         max_answer=min(_MAX_ANSWER, context // 2),
     )

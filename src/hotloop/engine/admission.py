@@ -7,7 +7,7 @@ seated, and what they are going to grow by, fit the cache in all its tiers toget
     [ shared by several | seated | seated | seated ......... | their growth, a few turns ahead | newcomer? ]
 
 A newcomer who does not fit waits until a session is over. One who has waited long takes the seat of the session that
-had most turns, and that one waits: better one who reads all of its prompt again than many who read a part of theirs. If
+had most turns, and that one waits: better one session recomputes all of its prompt than many a part of theirs. If
 those who are seated outgrow the cache, the last who came gives its seat up.
 """
 
@@ -24,7 +24,7 @@ from hotloop.engine.lines import PREFIX, Lines
 NUM_AHEAD = 8  # turns that there is to be room for
 PATIENCE = 1.5  # times as long as it pays to wait, until a session is over
 MAX_WAIT_S = 120.0  # for a seat, until somebody else's may be taken
-SWAP_SHARE = 0.1  # of the time may be spent on reading again what had to make room
+SWAP_SHARE = 0.1  # of the time may be spent on recomputing what had to make room
 MAX_SWAP_S = 30.0  # from one seat taken to the next, if others wait as long
 
 _MAX_SESSIONS = 4096
@@ -54,17 +54,17 @@ class Session:
     """The tokens of its last answers, each with its salt, to be let go with its seat."""
 
     @property
-    def is_away(self) -> bool:
+    def is_in_tool_gap(self) -> bool:
         return not self.open_ids
 
 
 class Admission:
-    """Told of every request that comes, is let in and ends; `now` is set by whoever has a clock."""
+    """Told of every request that comes, is let in and ends; `now` is set by the caller."""
 
     def __init__(self, num_tokens: int, block_size: int, *, is_on: bool = True) -> None:
         self.now = 0.0
         self.is_on = is_on
-        """If not, nobody waits for a seat."""
+        """If not, no session waits for a seat."""
         self.num_tokens = num_tokens
         """Room in all tiers of the cache."""
         self.growth = 0.0
@@ -106,10 +106,9 @@ class Admission:
         return self._may_swap(request, size, num_shared, token_s)
 
     def has_room(self, size: int, num_shared: int) -> bool:
-        """Whether so many tokens would fit if nobody who is away came back."""
-        return (
-            num_shared + size + sum(each.size for each in self.seated.values() if not each.is_away) <= self.num_tokens
-        )
+        """Whether so many tokens would fit if no session in a tool gap came back."""
+        num_busy = sum(each.size for each in self.seated.values() if not each.is_in_tool_gap)
+        return num_shared + size + num_busy <= self.num_tokens
 
     def has_waited_long(self, request: Request) -> bool:
         return self.now - request.waiting_since >= MAX_WAIT_S
@@ -132,9 +131,9 @@ class Admission:
             return []
         self._expire()
         lost = []
-        away = [each for each in self.seated.values() if each.is_away]
+        in_gap = [each for each in self.seated.values() if each.is_in_tool_gap]
         num_over = num_shared + sum(each.size for each in self.seated.values()) - self.num_tokens
-        for session in sorted(away, key=lambda each: (each.rank, each.seated_at), reverse=True):
+        for session in sorted(in_gap, key=lambda each: (each.rank, each.seated_at), reverse=True):
             if num_over <= 0:
                 break
             num_over -= session.size
@@ -160,11 +159,11 @@ class Admission:
         return wait_s
 
     def expect(self, name: str, hold: Hold) -> None:
-        """Somebody knows better when a session is back, or that it is over."""
+        """Its tools tell when a session is back, or that it is over."""
         session = self.seated.get(name)
-        if session is None or not session.is_away:
+        if session is None or not session.is_in_tool_gap:
             return
-        if hold.kind is HoldKind.AWAY:
+        if hold.kind is HoldKind.TOOL_GAP:
             session.until = hold.until
         elif hold.kind is HoldKind.FINISHED:
             self._unseat(session)
@@ -188,17 +187,17 @@ class Admission:
         return NUM_AHEAD * self.growth if session.gaps or not session.name.startswith(PREFIX) else 0.0
 
     def _may_swap(self, request: Request, size: int, num_shared: int, token_s: float) -> bool:
-        """Whether one who has waited long has others' seats: of those who are away and had most turns."""
+        """Whether one who has waited long has others' seats: of those in a tool gap, the ones that had most turns."""
         if self.now < self._may_swap_at or not self.has_waited_long(request):
             return False
-        away = sorted(
-            (each for each in self.seated.values() if each.is_away and each.rank >= request.rank),
+        in_gap = sorted(
+            (each for each in self.seated.values() if each.is_in_tool_gap and each.rank >= request.rank),
             key=lambda each: each.num_turns,
         )
         num_taken = num_shared + sum(each.size for each in self.seated.values() if each.rank <= request.rank)
         lost: list[Session] = []
-        while num_taken + size > self.num_tokens and away:
-            lost.append(away.pop())
+        while num_taken + size > self.num_tokens and in_gap:
+            lost.append(in_gap.pop())
             num_taken -= lost[-1].size
         if num_taken + size > self.num_tokens:
             return False
@@ -210,7 +209,7 @@ class Admission:
 
     def _expire(self) -> None:
         """Sessions that have not come back in their time are over."""
-        for session in [each for each in self.seated.values() if each.is_away and each.until <= self.now]:
+        for session in [each for each in self.seated.values() if each.is_in_tool_gap and each.until <= self.now]:
             self._recent[not session.name.startswith(PREFIX)].append(math.inf)
             self._unseat(session)
 
@@ -229,6 +228,6 @@ class Admission:
 
     def _forget(self) -> None:
         if len(self._known) > _MAX_SESSIONS:
-            old = next((each for each in self._known.values() if each.is_away and each.seated_at is None), None)
+            old = next((each for each in self._known.values() if each.is_in_tool_gap and each.seated_at is None), None)
             if old:
                 del self._known[old.name]

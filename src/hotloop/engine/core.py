@@ -1,10 +1,10 @@
-"""One step of the engine, and what it tells whom. Runs on one thread and waits for nothing but the backend.
+"""One step of the engine, and the events it publishes. Runs on one thread and waits for nothing but the backend.
 
-    launch N+1 | tell of N-1 | masks of N+1 | wait for N, settle it
+    launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
 With a depth of two step N+1 runs while N is settled; with one it is the same step that is launched and waited for.
-Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are told in the
-order in which they came to be.
+Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are published in
+the order in which they arose.
 """
 
 import time
@@ -66,12 +66,12 @@ class Totals:
 
 @dataclass(slots=True)
 class _Listener:
-    """Who hears of a request, and the text it has so far."""
+    """Where the events of a request go, and the text it has so far."""
 
     on_event: OnEvent
     text: TextStream
-    untold: list[Sampled]
-    """Tokens that were certain before the first step; told with the first one it gives."""
+    unpublished: list[Sampled]
+    """Tokens that were forced before the first step; published with the first one it gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class EngineCore:
         self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
         most = config.max_draft_tokens
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
-        self._tells_first = drafter is not None and drafter.has_model  # nobody's tokens wait for guesses
+        self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._listeners: dict[str, _Listener] = {}
         self._flights: deque[_Launched] = deque()
-        self._settling: Step | None = None  # some of its requests may have their tokens, and not have been told
-        self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not told yet
+        self._settling: Step | None = None  # some of its tokens may be appended and not yet published
+        self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not yet published
         self._settled_at = clock()  # or when the first step after an idle time began
         self._clock = clock
         self._finished_at = clock()
@@ -171,18 +171,18 @@ class EngineCore:
             self._host.check()
 
     def step(self) -> StepReport | None:
-        """Launch a step, tell the world of the one before, settle the oldest in flight if it is time for that."""
+        """Launch a step, publish the events of the one before, settle the oldest in flight if it is time for that."""
         began_at = self._clock()
         if self._disk:
             self._disk.poll(began_at)
         if self._host:
             self._host.poll()
-        if self._tells_first:
-            self._tell_all()
+        if self._publishes_first:
+            self._publish()
         launched = self._launch(began_at)
         if launched:
             launched.flight.sample(self._sampling(launched.step))
-        self._tell_all()
+        self._publish()
         if self._flights and (not launched or len(self._flights) >= self._backend.depth):
             return self._settle(self._flights.popleft())
         if self._is_copying and not launched:
@@ -198,8 +198,8 @@ class EngineCore:
                 self._host.let_go(request_id)
             request = self._find(request_id)
             if request:
-                num_told = request.num_tokens - len(self._listeners[request_id].untold)
-                del request.token_ids[num_told:]
+                num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
+                del request.token_ids[num_published:]
                 self._end(request, FinishReason.ABORT)
 
     def fail(self, error: HotloopError) -> None:
@@ -210,7 +210,7 @@ class EngineCore:
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
-        self._tell_all()
+        self._publish()
 
     def close(self) -> None:
         if self._speculator:
@@ -283,7 +283,7 @@ class EngineCore:
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 
     def _deliver(self, request: Request, outcome: Outcome, now: float) -> None:
-        """Tokens arrived: does one end the request, and what text do they make certain? An error ends this one only."""
+        """Tokens arrived: does one end the request, and which text is final? An error ends this one only."""
         if outcome.error:
             self._fail(request, outcome.error)
             return
@@ -292,7 +292,7 @@ class EngineCore:
         request.last_token_at = now
         request.num_steps += 1
         listener = self._listeners[request.id]
-        tokens, listener.untold = [*listener.untold, *outcome.tokens], []
+        tokens, listener.unpublished = [*listener.unpublished, *outcome.tokens], []
         num_before = request.num_output - len(tokens)
         texts = []
         for i, token in enumerate(tokens):
@@ -342,7 +342,7 @@ class EngineCore:
         self._close(request, _event(request, error=error))
 
     def _close(self, request: Request, event: TokenEvent) -> None:
-        """Count and tell the end of a request that the scheduler has let go."""
+        """Count and publish the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
         now = self._clock()
         self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
@@ -363,22 +363,22 @@ class EngineCore:
             self._speculator.forget(request)
         self._events.append((self._listeners.pop(request.id), event))
 
-    def _tell_all(self) -> None:
+    def _publish(self) -> None:
         while self._events:
-            self._tell(*self._events.popleft())
+            self._publish_one(*self._events.popleft())
 
-    def _tell(self, listener: _Listener, event: TokenEvent) -> None:
-        """A listener that fails has gone away: its request ends, the others go on."""
+    def _publish_one(self, listener: _Listener, event: TokenEvent) -> None:
+        """A listener that fails has disconnected: its request is aborted, the others go on."""
         try:
             listener.on_event(event)
         except Exception:
             if event.finish_reason is None:
-                listener.on_event = _nobody
+                listener.on_event = _discard
                 self.abort(event.request_id)
 
 
-def _nobody(event: TokenEvent) -> None:
-    """Hears of a request whose caller has gone."""
+def _discard(event: TokenEvent) -> None:
+    """Drop the events of a request whose caller has disconnected."""
 
 
 def _event(

@@ -1,8 +1,8 @@
 """From the rows of a step to the tokens of its requests: sampled under the grammar, forced by it, or as drafted.
 
-What a token is does not depend on how it was come by. A token is *certain* where the grammar leaves no choice, and then
+What a token is does not depend on how it was come by. A token is *forced* where the grammar leaves no choice, and then
 it is the canonical one; all others are sampled, each from its own row, with the random number of its position. Drafts
-only decide how many rows a step has, and forcing only whether a certain token waits for a row of its own.
+only decide how many rows a step has, and `can_force` only whether a forced token waits for a row of its own.
 
     draft     [ d0 d1 d2 d3 ]            row i is what the model says after d(i-1), row 0 after the last token
     produced  [ d0 d1 x ]  [ f f ]       the first token that differs ends it: its row was the last one to be right
@@ -18,11 +18,11 @@ from hotloop.core.request import Request, TokenLogprob
 from hotloop.engine.grammar.matcher import Matcher, masks_of
 from hotloop.engine.step import Slice
 
-_MAX_CERTAIN = 512  # tokens foreseen at a time; the loop waits for no more than that
+_MAX_FORCED = 512  # tokens foreseen at a time; the loop waits for no more than that
 _FAR = 512  # tokens left, from where on the room is watched
 _NEAR = 8  # tokens to spare, below which each further one is looked at before it is taken
 _MAX_RESERVED = 16  # tokens kept for what the model has still to choose when something must be closed
-_LARGE = 3  # certain tokens after a sampled one that tell that something with parts has begun
+_LARGE = 3  # forced tokens after a sampled one that tell that something with parts has begun
 
 
 @dataclass(slots=True)
@@ -32,17 +32,17 @@ class Sampled:
     token_id: int
     logprob: TokenLogprob | None = None
     is_forced: bool = False
-    """Whether it was certain without a look at any logits."""
+    """Whether the grammar alone gave it, without any logits."""
 
 
 @dataclass(slots=True)
 class Guide:
-    """A request's place in its grammar. `certain` tokens come next, whatever the model would say; the matcher has taken
+    """A request's place in its grammar. `forced` tokens come next, whatever the model would say; the matcher has taken
     them already.
     """
 
     matcher: Matcher
-    certain: deque[int] = field(default_factory=deque)
+    forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR
     """How many tokens may be left before it is time to see whether the answer can still be completed."""
     is_cut: bool = False
@@ -69,23 +69,23 @@ class Decoder:
         return self._guides.get(request.id)
 
     def open(self, request: Request, matcher: Matcher) -> list[Sampled]:
-        """Let a request follow a grammar. What is certain before the first step is appended, but for the last of it."""
+        """Let a request follow a grammar. What is forced before the first step is appended, but for the last of it."""
         guide = self._guides[request.id] = Guide(matcher)
         self._foresee(guide, request.max_tokens)
         if not self._forces(request):
             return []
-        num_forced = max(0, min(len(guide.certain), request.max_tokens) - 1)
-        return [self._append(request, guide.certain.popleft()) for _ in range(num_forced)]
+        num_forced = max(0, min(len(guide.forced), request.max_tokens) - 1)
+        return [self._append(request, guide.forced.popleft()) for _ in range(num_forced)]
 
     def close(self, request: Request) -> None:
         self._guides.pop(request.id, None)
 
     def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
-        """Which tokens grammars allow after the rows of level slices, but where a token is certain already. A matcher
+        """Which tokens grammars allow after the rows of level slices, but where a token is forced already. A matcher
         walks along the drafts and comes back.
         """
         guides = ((part, self._guides.get(part.request.id)) for part in parts if part.wants_token)
-        guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.certain]
+        guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.forced]
         for (part, matcher), mask in zip(guided, masks_of([matcher for _, matcher in guided]), strict=True):
             yield part.first_row, mask
             for i, token_id in enumerate(part.draft_ids, 1):
@@ -120,11 +120,11 @@ class Decoder:
         return True
 
     def _next(self, request: Request, guide: Guide | None, chosen: Chosen, row: int) -> list[Sampled]:
-        """One token from a row, and those that are certain after it."""
+        """One token from a row, and those that are forced after it."""
         if guide is None:
             token_id = chosen.token(row)
-        elif guide.certain:
-            token_id = guide.certain.popleft()
+        elif guide.forced:
+            token_id = guide.forced.popleft()
         else:
             token_id = self._take(request, guide, chosen.token(row, guide.matcher))
         num_top = request.sampling.logprobs
@@ -132,8 +132,8 @@ class Decoder:
         request.token_ids.append(token_id)
         if guide is None or not self._forces(request):
             return [token]
-        forced = [self._append(request, token_id) for token_id in guide.certain]
-        guide.certain.clear()
+        forced = [self._append(request, token_id) for token_id in guide.forced]
+        guide.forced.clear()
         return [token, *forced]
 
     def _append(self, request: Request, token_id: int) -> Sampled:
@@ -150,21 +150,21 @@ class Decoder:
         """
         num_left = request.max_tokens - request.num_output
         self._advance(guide, token_id, num_left)
-        is_large = len(guide.certain) >= _LARGE and num_left <= _FAR
+        is_large = len(guide.forced) >= _LARGE and num_left <= _FAR
         if num_left > guide.look_at and not is_large:
             return token_id
         num_spare = self._num_spare(guide, num_left, num_reserved=min(request.max_tokens // 32, _MAX_RESERVED))
         if num_spare >= 0:
             guide.look_at = num_left - num_spare // 2 if num_spare > _NEAR else num_left
             return token_id
-        guide.matcher.rollback(1 + len(guide.certain))
-        guide.certain.clear()
+        guide.matcher.rollback(1 + len(guide.forced))
+        guide.forced.clear()
         ending = guide.matcher.ending(num_left)
         closing_id = None if ending is None else ending[0] if ending else guide.matcher.eos_id
         if closing_id is not None and guide.matcher.closes(closing_id):
             guide.is_cut |= token_id != closing_id
             token_id = closing_id
-        elif closing_id is None:  # there was not room enough before, or nobody knows
+        elif closing_id is None:  # there was not room enough before, or the ending is unknown
             guide.look_at = num_left // 2
         self._advance(guide, token_id, num_left)
         return token_id
@@ -173,20 +173,20 @@ class Decoder:
         """How many tokens would be left if the answer were completed from here; less than none if it cannot be."""
         if guide.matcher.has_ended:
             return num_left
-        num_left -= 1 + len(guide.certain)
+        num_left -= 1 + len(guide.forced)
         ending = guide.matcher.ending(num_left) if num_left >= 0 else None
         if ending is None:
             return -1
         return num_left - len(ending) - num_reserved if ending else num_left
 
     def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:
-        """Take a token and what is certain after it."""
+        """Take a token and what is forced after it."""
         guide.matcher.advance(token_id)
         self._foresee(guide, num_left - 1)
 
     def _foresee(self, guide: Guide, num_left: int) -> None:
-        for token_id in guide.matcher.forced()[: min(num_left, _MAX_CERTAIN)]:
-            guide.certain.append(token_id)
+        for token_id in guide.matcher.forced()[: min(num_left, _MAX_FORCED)]:
+            guide.forced.append(token_id)
             guide.matcher.advance(token_id)
 
     def _forces(self, request: Request) -> bool:

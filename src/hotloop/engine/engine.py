@@ -31,7 +31,7 @@ from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.kv_events import open_publisher
-from hotloop.engine.look import Look, Lookout
+from hotloop.engine.snapshot import EngineSnapshot, Snapshotter
 from hotloop.engine.stats import EngineStats, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class Engine:
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )
-        self._lookout = Lookout(self._core, self.stats)
+        self._snapshotter = Snapshotter(self._core, self.stats)
         self._inbox: list[Callable[[], None]] = []
         self._arriving: set[str] = set()
         self._wake = threading.Condition()
@@ -135,7 +135,7 @@ class Engine:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the cache holds."""
+        """How long it takes, lately, to prefill as many tokens as the cache holds."""
         return self._core.scheduler.turnover_s
 
     def close(self) -> None:
@@ -245,9 +245,9 @@ class Engine:
         """A snapshot, taken without stopping the loop: its numbers may be a step apart."""
         return count_up(self._core, self.grammars)
 
-    def look(self) -> "Future[Look]":
-        """What goes on and who has which part of the cache, seen between two steps: it may take as long as one."""
-        return self._lookout.ask(self._do)
+    def snapshot(self) -> "Future[EngineSnapshot]":
+        """What runs and which session has which part of the cache, between two steps: it may take as long as one."""
+        return self._snapshotter.ask(self._do)
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, wait for what runs, abort what is left after that time."""

@@ -1,7 +1,7 @@
-"""How long it pays to keep a prefix for somebody who is away. Numbers only.
+"""How long it pays to hold a prefix through a tool gap. Numbers only.
 
-Keeping it saves reading it again, if its owner comes back in time, and costs its share of the cache until then. Both
-grow with its length, so all that counts is how long reading a whole cache takes (`turnover_s`):
+Holding it saves recomputing it, if its session comes back in time, and costs its share of the cache until then. Both
+grow with its length, so all that counts is how long prefilling a whole cache takes (`turnover_s`):
 
     gain of waiting t  =  turnover_s x (those back by t)  -  the time waited for each, t at most
 """
@@ -9,7 +9,7 @@ grow with its length, so all that counts is how long reading a whole cache takes
 from collections.abc import Iterable
 
 USUAL_S = (1.0, 2.0, 4.0)
-"""How long somebody is believed to be away while little is known."""
+"""Tool gaps assumed while few have been measured."""
 MAX_S = 60.0
 
 

@@ -14,7 +14,7 @@ class Holds:
 
     def __init__(self, retention: Retention, rank_anew: Callable[[Node], None]) -> None:
         self.pinned: set[Node] = set()
-        self.away: set[Node] = set()
+        self.in_tool_gap: set[Node] = set()
         self._retention = retention
         self._rank_anew = rank_anew
         self._expiring: list[tuple[float, int, Node]] = []
@@ -33,7 +33,7 @@ class Holds:
 
     def set(self, node: Node, hold: Hold | None) -> None:
         node.hold = hold
-        for kind, nodes in ((HoldKind.PINNED, self.pinned), (HoldKind.AWAY, self.away)):
+        for kind, nodes in ((HoldKind.PINNED, self.pinned), (HoldKind.TOOL_GAP, self.in_tool_gap)):
             if hold and hold.kind is kind:
                 nodes.add(node)
             else:
@@ -57,7 +57,7 @@ class Holds:
         """These are all nodes there are."""
         held = [(node, node.hold.kind) for node in nodes if node.hold]
         assert self.pinned == {node for node, kind in held if kind is HoldKind.PINNED}
-        assert self.away == {node for node, kind in held if kind is HoldKind.AWAY}
+        assert self.in_tool_gap == {node for node, kind in held if kind is HoldKind.TOOL_GAP}
 
     def _watch(self, node: Node) -> None:
         """See to it that its hold expires. Who is to be looked at before that need not be queued again."""

@@ -13,7 +13,7 @@ from hotloop.models.model import Model, load_model
 
 log = logging.getLogger(__name__)
 
-_DRAFT_STEP_TOKENS = 512  # a draft model reads a bounded piece at a time
+_DRAFT_STEP_TOKENS = 512  # a draft model prefills a bounded piece at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,10 @@ class RadixTree:
         return trace(self._roots.get(salt), token_ids.tobytes(), self._block_bytes)
 
     def is_awaited(self, token_ids: "array[int]", salt: str = "") -> bool:
-        """Whether this prefix goes on where one that is kept for somebody ends."""
+        """Whether this prefix goes on where one that is held through a tool gap ends."""
         nodes = (node for node, num_common in self.trace(token_ids, salt) if num_common == len(node.block_ids))
-        return any(node.hold and node in self._holds.away and self.retention.now < node.hold.until for node in nodes)
+        held = (node.hold for node in nodes if node in self._holds.in_tool_gap)
+        return any(hold and self.retention.now < hold.until for hold in held)
 
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
@@ -336,7 +337,7 @@ class RadixTree:
             self._remove(leaf)
             return
         leaf.key = leaf.key[: keep * self._block_bytes]
-        if leaf in self._holds.away:  # better one who has to read all of it again than many who read a little
+        if leaf in self._holds.in_tool_gap:  # better one session recomputes all of it than many a little
             self._holds.set(leaf, None)
 
     def _remove(self, leaf: Node) -> None:

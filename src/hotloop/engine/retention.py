@@ -1,9 +1,9 @@
 """Which of the idle prefixes to give up first: the one least likely to save work. Numbers only; the tree asks.
 
     FINISHED   the run has ended; the longest ago first
-    ORDINARY   chance of return x cost of reading it again, least first. The chance falls by e every `FADE_S` since the
+    ORDINARY   chance of return x cost of recomputing it, least first. The chance falls by e every `FADE_S` since the
                last use, and a token costs more the more come before it
-    AWAY       expected back; the less urgent class, then the one that returns last, goes first. One that is
+    TOOL_GAP   expected back; the less urgent class, then the one that returns last, goes first. One that is
                overdue is ordinary
     PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
 
@@ -18,15 +18,15 @@ from hotloop.core.retention import Hold, HoldKind
 FADE_S = 60.0
 ATTENTION_TOKENS = 4000.0  # before a token, that make it cost twice as much
 
-_TOKEN_S = 0.0003  # to read a token, until it has been measured
+_TOKEN_S = 0.0003  # to prefill a token, until it has been measured
 _LEARNING_RATE = 0.2
-_MANY = 256  # tokens, read in one step, tell as much as more would
+_MANY = 256  # tokens prefilled in one step tell as much as more would
 
 Rank = tuple[int, int, float, int]
 
 
 class Retention:
-    """Ranks prefixes, and knows what giving them up costs. `now` is set by whoever has a clock."""
+    """Ranks prefixes, and knows what giving them up costs. `now` is set by the caller."""
 
     def __init__(self, max_pinned: int, *, is_on: bool = True) -> None:
         self.now = 0.0
@@ -35,10 +35,10 @@ class Retention:
         self.max_pinned = max_pinned
         """Most blocks that may be pinned."""
         self.token_s = _TOKEN_S
-        """How long it takes to read a token, lately."""
+        """How long it takes to prefill a token, lately."""
 
     def learn(self, num_tokens: int, duration_s: float) -> None:
-        """So many tokens were read in that time."""
+        """So many tokens were prefilled in that time."""
         rate = _LEARNING_RATE * min(1.0, num_tokens / _MANY)
         self.token_s += rate * (duration_s / num_tokens - self.token_s)
 
@@ -51,17 +51,17 @@ class Retention:
             worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS)
             return kind, 0, round(worth, 1), last_used  # what is nearly equal goes by its last use
         assert hold
-        if kind is HoldKind.AWAY:
+        if kind is HoldKind.TOOL_GAP:
             return kind, -hold.rank, hold.ttl_s - hold.until, last_used
         return kind, 0, hold.until, last_used
 
     def most_for_waiting(self, rank: int) -> Rank:
         """What one of that class may have given up before its turn has come: not what is kept for more urgent ones."""
-        return HoldKind.AWAY, -rank, math.inf, 0
+        return HoldKind.TOOL_GAP, -rank, math.inf, 0
 
     def expires_at(self, hold: Hold) -> float | None:
         """When a hold will mean nothing any more."""
-        return hold.until if hold.kind in (HoldKind.AWAY, HoldKind.PINNED) else None
+        return hold.until if hold.kind in (HoldKind.TOOL_GAP, HoldKind.PINNED) else None
 
     def after_use(self, hold: Hold) -> Hold | None:
         """What is left of a hold once its prefix was used again."""

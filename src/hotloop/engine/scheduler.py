@@ -2,15 +2,15 @@
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
 `settle` shares what it computed once the values are there; between the two a request may be launched again if it does
-not need them. A step first gives every request that has read its prompt what it lacks, a token or a few forced ones (so
-decoding never starves), then reads for whoever lacks more, as long as others do not wait too long for it
+not need them. A step first gives every request that is decoding what it lacks, a token or a few forced ones (so
+decoding never starves), then prefills for those that lack more, as long as others do not wait too long for it
 (`PrefillBudget`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes
-anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one reads it and the
-others adopt its blocks, even while it is still reading. Who comes back goes first; new sessions wait for a seat
-(`Admission`).
+anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one computes it and
+the others adopt its blocks, even while it is still prefilling. Sessions that come back go first; new sessions wait
+for a seat (`Admission`).
 
-Why it never stands still: the most urgent of the running never gives way, whoever fits the pool alone can finish, and
-where nobody runs nobody waits for a seat.
+Why it never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
+finish, and where nothing runs no session waits for a seat.
 """
 
 import math
@@ -75,7 +75,7 @@ class Scheduler:
 
     @property
     def turnover_s(self) -> float:
-        """How long it takes, lately, to read as many tokens as the cache holds, host memory included."""
+        """How long it takes, lately, to prefill as many tokens as the cache holds, host memory included."""
         return self.retention.token_s * self.admission.num_tokens
 
     def add(self, request: Request) -> None:
@@ -144,8 +144,8 @@ class Scheduler:
         """The step was computed, and the requests have the tokens that were chosen after it."""
         assert self._flying.popleft() is step
         self.retention.now = now
-        if took_s > 0 and (num_read := self.budget.learn(step.slices, took_s)):
-            self.retention.learn(num_read, max(0.0, took_s - self.budget.plain_s))
+        if took_s > 0 and (num_prefilled := self.budget.learn(step.slices, took_s)):
+            self.retention.learn(num_prefilled, max(0.0, took_s - self.budget.plain_s))
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
@@ -159,7 +159,7 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Take a request out, wherever it is; nobody takes its place in the tree before its caller could ask for it."""
         request.finish_reason = reason
-        request.num_read = request.num_settled
+        request.num_computed_at_end = request.num_settled
         self._release(request)
         self.seating.end(request, reason, self.turnover_s, is_waiting=request.id in self.waiting)
         del (self.running if request.id in self.running else self.waiting)[request.id]
@@ -245,7 +245,7 @@ class Scheduler:
             return 0
         num_tokens = self._advance(plan, request, room)
         plan.num_left -= num_tokens
-        plan.num_read += num_tokens
+        plan.num_prefilled += num_tokens
         self.budget.take(request.rank, request.num_computed, num_tokens)
         return num_tokens
 
@@ -257,7 +257,7 @@ class Scheduler:
         if prefix and self._is_read_by_another(plan, prefix):
             return 0
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
-        if not plan.num_read:  # somebody gets on in every step that reads
+        if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
         if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
             count -= (request.num_computed + count) % self.block_size
@@ -317,7 +317,7 @@ class Scheduler:
         return True
 
     def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
-        """Whether all its tokens fit beside these others: what they use, have still to read, and a block more each;
+        """Whether all its tokens fit beside these others: what they use, have still to prefill, and a block more each;
         and beside so many blocks that nobody uses.
         """
         if len(others) >= self.config.max_running:

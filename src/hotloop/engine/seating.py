@@ -34,7 +34,7 @@ class Seating:
 
     def keep(self, request: Request) -> None:
         """What the tree has of a request is kept until it is let in."""
-        hold = Hold(HoldKind.AWAY, self.tree.retention.now + WAIT_S, WAIT_S, rank=request.priority)
+        hold = Hold(HoldKind.TOOL_GAP, self.tree.retention.now + WAIT_S, WAIT_S, rank=request.priority)
         self.tree.hold(request.token_ids, hold, request.salt)
 
     def may_begin(self, request: Request) -> bool:
@@ -63,7 +63,7 @@ class Seating:
         wait_s = self.admission.leave(request, turnover_s, is_answered=is_answered)
         if is_answered:
             until = self.tree.retention.now + max(SETTLE_S, wait_s)
-            self.tree.hold(request.token_ids, Hold(HoldKind.AWAY, until, rank=request.rank), request.salt)
+            self.tree.hold(request.token_ids, Hold(HoldKind.TOOL_GAP, until, rank=request.rank), request.salt)
         elif request.is_awaited and is_waiting:
             self.tree.match(request.token_ids, request.salt)
 

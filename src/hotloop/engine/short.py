@@ -1,8 +1,8 @@
-"""A share of what is read for those who lack little, so that they do not wait for those who lack much.
+"""A share of the prefill for requests that lack little, so that they do not wait for those that lack much.
 
-Of all that is read, one part in `SHARE` may go to requests that lack at most half of what the first does that would
-fill the step, the one that lacks least first. What is not needed is saved up to half a full step, so one that comes
-alone is read at once; and however many come, that first one is slowed down by that share and no more.
+Of all that is prefilled, one part in `SHARE` may go to requests that lack at most half of what the first does that
+would fill the step, the one that lacks least first. What is not needed is saved up to half a full step, so one that
+comes alone is prefilled at once; and however many come, that first one is slowed down by that share and no more.
 """
 
 from hotloop.core.request import Request
@@ -36,6 +36,6 @@ class ShortShare:
     def take(self, num_tokens: int) -> None:
         self.num_tokens -= num_tokens
 
-    def earn(self, num_read: int) -> None:
-        """So many tokens were read for others."""
-        self.num_tokens = min(self._most, self.num_tokens + num_read / (SHARE - 1))
+    def earn(self, num_prefilled: int) -> None:
+        """So many tokens were prefilled for others."""
+        self.num_tokens = min(self._most, self.num_tokens + num_prefilled / (SHARE - 1))

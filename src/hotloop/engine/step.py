@@ -67,9 +67,9 @@ class Plan:
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
     num_left: int = 0
-    """How many tokens of prompts it may still read."""
-    num_read: int = 0
-    """How many it reads already."""
+    """How many prompt tokens it may still prefill."""
+    num_prefilled: int = 0
+    """How many it prefills already."""
     num_put_off: int = 0
     """How many newcomers were found to have no seat."""
     is_closed: bool = False

@@ -12,7 +12,7 @@ from hotloop.models.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Piece:
-    """Text that is certain now, and the stop string that ended it, if one did."""
+    """Text that no stop string can take back, and the stop string that ended it, if one did."""
 
     text: str
     stop: str | None = None
@@ -29,7 +29,7 @@ class TextStream:
         self._pending = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> Piece:
-        """The text this token makes certain. A stop string that is complete while it may not stop passes unnoticed."""
+        """The text final with this token. A stop string that is complete while it may not stop passes unnoticed."""
         text = self._decoder.decode(self._bytes_of(token_id))
         return self._scan(text, may_stop) if self._stops else Piece(text)
 
@@ -45,8 +45,8 @@ class TextStream:
         if stop is not None:
             text, self._pending = self._pending[: end if self._include_stop else end - len(stop)], ""
             return Piece(text, stop)
-        certain = len(self._pending) - self._num_held()
-        text, self._pending = self._pending[:certain], self._pending[certain:]
+        num_final = len(self._pending) - self._num_held()
+        text, self._pending = self._pending[:num_final], self._pending[num_final:]
         return Piece(text)
 
     def _first_stop(self, num_old: int) -> tuple[str | None, int]:

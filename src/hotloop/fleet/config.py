@@ -60,7 +60,7 @@ class RayConfig:
     api_key_env: str = ""
     """The variable that holds the key every request but /health and /ready must carry; read where the ingress runs."""
     policy: PolicyName = "prefix"
-    """How a replica is chosen: by what it has read and has to do, by session, by load alone, in turn, or by chance."""
+    """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
     min_replicas: int = 1
     """Fewest replicas."""
     max_replicas: int = 1
@@ -74,7 +74,7 @@ class RayConfig:
     upscale_delay_s: float = 10.0
     """How long there must be too few replicas before more are started."""
     downscale_delay_s: float = 300.0
-    """How long there must be too many before some are stopped: what they have read goes with them."""
+    """How long there must be too many before some are stopped: what they have cached goes with them."""
     look_back_s: float = 10.0
     """Over how long requests are counted."""
     drain_timeout_s: float = 600.0
@@ -84,7 +84,7 @@ class RayConfig:
     gpus: float = 0.0
     """GPUs that Ray sets aside for a replica."""
     capacity_tokens: int = 1_000_000
-    """How much of what it has read a replica keeps, roughly; hotloop's own engine says so itself."""
+    """How many tokens a replica keeps cached, roughly; hotloop's own engine says so itself."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
     hotloop: HotloopConfig = field(default_factory=HotloopConfig)

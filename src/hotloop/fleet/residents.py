@@ -28,7 +28,7 @@ class Resident(Protocol):
 
     @property
     def capacity_tokens(self) -> int:
-        """How much of what it has read it keeps."""
+        """How many tokens it keeps cached."""
         ...
 
     async def send(self, ask: Ask) -> Answer:

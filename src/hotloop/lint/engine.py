@@ -27,9 +27,9 @@ class Report:
         return sum(step.scale.total(step.asked.parts) for run in self.runs for step in run.steps)
 
     @property
-    def num_reread(self) -> int:
-        """Predicted: tokens that all findings together say were read again for nothing."""
-        return sum(finding.waste.num_reread for finding in self.findings)
+    def num_recomputed(self) -> int:
+        """Predicted: tokens that all findings together say were recomputed for nothing."""
+        return sum(finding.waste.num_recomputed for finding in self.findings)
 
     @property
     def num_lost(self) -> int | None:
@@ -52,7 +52,7 @@ def lint_run(run: Run, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -
     """What is found in requests from number `begin` on."""
     for rule in rules:
         for finding in _merge(rule, (found for found in rule.check(run) if found.place.request >= begin)):
-            is_small = finding.waste.num_reread < rule.min_reread
+            is_small = finding.waste.num_recomputed < rule.min_recomputed
             severity = Severity.NOTE if is_small else finding.severity
             yield replace(finding, run=run.id, severity=severity, waste=costs.price(finding.waste, run))
 

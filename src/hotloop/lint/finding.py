@@ -32,12 +32,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waste:
-    """Tokens that need not have been read again, and tokens that need not have been sent though a cache had them.
+    """Tokens that need not have been recomputed, and tokens that need not have been sent though a cache had them.
 
     Milliseconds and money are None where nobody knows them.
     """
 
-    num_reread: int = 0
+    num_recomputed: int = 0
     num_carried: int = 0
     num_round_trips: int = 0
     ms: float | None = None
@@ -45,7 +45,7 @@ class Waste:
 
     def __add__(self, other: "Waste") -> "Waste":
         return Waste(
-            num_reread=self.num_reread + other.num_reread,
+            num_recomputed=self.num_recomputed + other.num_recomputed,
             num_carried=self.num_carried + other.num_carried,
             num_round_trips=self.num_round_trips + other.num_round_trips,
             ms=_add(self.ms, other.ms),

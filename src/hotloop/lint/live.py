@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hotloop.lint.conversations import ConversationSorter
 from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
 from hotloop.lint.finding import Finding, Severity, Waste
@@ -12,7 +13,6 @@ from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import Run, Step
-from hotloop.lint.weave import Weaver
 
 _WINDOW = 3
 _MAX_RUNS = 256
@@ -37,13 +37,13 @@ class Watch:
         self._rules = rules
         self._tell = tell
         self._costs = costs or Costs()
-        self._weaver = Weaver(meter)
+        self._sorter = ConversationSorter(meter)
         self._told: dict[str, _Told] = {}
         self._lock = threading.Lock()
 
     def see(self, exchange: Exchange) -> None:
         with self._lock:
-            run_id, step = self._weaver.step(exchange)
+            run_id, step = self._sorter.step(exchange)
             told = self._told.pop(run_id, None) or _Told()
             self._told[run_id] = told  # the latest used last
             told.steps.append(step)

@@ -28,7 +28,7 @@ _MAX_PLACES = 3
 
 def render_text(report: Report) -> RenderableType:
     """The costliest first; what is said is never taken for markup."""
-    ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_reread, -f.waste.num_carried))
+    ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_recomputed, -f.waste.num_carried))
     asked = _asked(report)
     return Group(*(render_finding(finding, asked[finding.place.request]) for finding in ranked), _summary(report))
 
@@ -51,7 +51,7 @@ def render_finding(finding: Finding, request: Asked | None = None) -> Text:
 def render_waste(waste: Waste) -> str:
     """In words; empty if it costs nothing that is known."""
     pieces = (
-        (waste.num_reread, f"{waste.num_reread:,d} tokens read again"),
+        (waste.num_recomputed, f"{waste.num_recomputed:,d} tokens recomputed"),
         (waste.num_carried, f"{waste.num_carried:,d} tokens carried along"),
         (waste.num_round_trips, f"{waste.num_round_trips} round trips"),
         (waste.ms, f"{waste.ms or 0:,.0f} ms"),
@@ -68,7 +68,8 @@ def render_json(report: Report) -> Json:
             "runs": len(report.runs),
             "requests": report.num_requests,
             "prompt_tokens": report.num_prompt,
-            "predicted_reread_tokens": report.num_reread,
+            "predicted_recomputed_tokens": report.num_recomputed,
+            "predicted_reread_tokens": report.num_recomputed,  # the old name; it goes with the next version
             "reported_lost_tokens": report.num_lost,
             "findings": {s.label: sum(f.severity is s for f in report.findings) for s in Severity},
         },
@@ -107,9 +108,9 @@ def render_github(report: Report) -> Iterator[str]:
 def _summary(report: Report) -> Text:
     counts = [(s, sum(f.severity is s for f in report.findings)) for s in reversed(Severity)]
     found = ", ".join(_count(count, s.label) for s, count in counts if count) or "nothing found"
-    share = report.num_reread / report.num_prompt if report.num_prompt else 0.0
+    share = report.num_recomputed / report.num_prompt if report.num_prompt else 0.0
     line = f"{found} in {_count(report.num_requests, 'request')} of {_count(len(report.runs), 'run')}; "
-    line += f"{report.num_reread:,d} of {report.num_prompt:,d} prompt tokens ({share:.1%}) read again for nothing"
+    line += f"{report.num_recomputed:,d} of {report.num_prompt:,d} prompt tokens ({share:.1%}) recomputed for nothing"
     return Text(line, "bold")
 
 

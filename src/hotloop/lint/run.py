@@ -1,6 +1,6 @@
 """A run: the requests of one conversation in order, each beside the one it should have continued.
 
-What rules look at is worked out once, when a step is made: what changed, and what had to be read again for it. Frozen.
+What rules look at is worked out once, when a step is made: what changed, and what had to be recomputed for it. Frozen.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Step:
     scale: Scale
     changes: tuple[Change, ...] = ()
     num_lost: int = 0
-    """Tokens behind the first change that were read before, and had to be read again."""
+    """Tokens behind the first change that were computed before, and had to be recomputed."""
 
     @cached_property
     def causes(self) -> tuple[Cause | None, ...]:
@@ -56,7 +56,7 @@ class Step:
 
     def waste_of(self, change: Change) -> Waste:
         """All that was lost is the first change's doing: behind it nothing else could have been found either way."""
-        return Waste(num_reread=self.num_lost if change is self.changes[0] else 0)
+        return Waste(num_recomputed=self.num_lost if change is self.changes[0] else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
     current   [ cached ....... | evicted, capacity | block | diverged, new, diverged ... | new ]
               0                C                       M                                 P
 
-Invariant: every token of a prompt is cached, new or read again, and each that was read again has one cause.
+Invariant: every token of a prompt is cached, new or recomputed, and each that was recomputed has one cause.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from hotloop.chat.compare import Comparison, Parting
 from hotloop.core.retention import Eviction
 
 Reason = Literal["cold", "diverged", "retokenised", "evicted", "capacity", "block"]
-"""Why tokens are read again; `cold` is not: there was nothing like the prompt, so its tokens are new."""
+"""Why tokens are recomputed; `cold` is not: there was nothing like the prompt, so its tokens are new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why so many tokens had to be computed, and what is known about it. Where a prompt departs from the earlier one is
-    told even if nothing was read again for it.
+    told even if nothing was recomputed for it.
     """
 
     reason: Reason
@@ -47,7 +47,7 @@ class Account:
 
     @property
     def num_block(self) -> int:
-        """Those of the tokens read again that no cache could have had: blocks are kept whole, and the last token of a
+        """Those of the tokens recomputed that no cache could have had: blocks are kept whole, and the last token of a
         prompt is always computed.
         """
         return sum(cause.num_tokens for cause in self.causes if cause.reason == "block")

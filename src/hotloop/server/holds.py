@@ -1,7 +1,7 @@
 """What the engine is told about when a prompt is wanted again: what clients ask for, and what their tools make likely.
 
     PINNED     up to a breakpoint, for as long as was asked
-    AWAY       an answer that ends in calls, for as long as it pays to wait for its tools
+    TOOL_GAP   an answer that ends in calls, for as long as it pays to wait for its tools
     FINISHED   an answer without calls where there were some before: its run is over
 
 A turn hears of its answer's end twice: from the engine, when there is something to hold, and then from the parser,
@@ -59,7 +59,7 @@ class Keeper:
         patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)
         if patience_s:
             until = time.monotonic() + patience_s
-            self._hold(request, Hold(HoldKind.AWAY, until, rank=request.priority), request.num_tokens)
+            self._hold(request, Hold(HoldKind.TOOL_GAP, until, rank=request.priority), request.num_tokens)
 
     def let_go(self, request: Request) -> None:
         self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)

@@ -76,7 +76,7 @@ async def show_model(request: Request) -> Response:
 
 
 async def explain(request: Request) -> Response:
-    """Why tokens of a prompt were read again; for a prompt with a `cache_salt`, that is in the query."""
+    """Why tokens of a prompt were recomputed; for a prompt with a `cache_salt`, that is in the query."""
     service, explainer = Service.of(request), Service.of(request).explainer
     scope = service.scope(request.headers, request.query_params.get("cache_salt"))
     viewer = Asker(name_owner(request.headers), scope)

@@ -49,12 +49,16 @@ class Metrics:
         self._http_errors = Counter(
             "hotloop_http_errors", "HTTP responses of 400 and above.", ("status",), registry=self.registry
         )
-        self._read = Counter(
+        self._explained = Counter(
             "hotloop_explained_prompt_tokens", "Where prompt tokens came from.", ("kind",), registry=self.registry
         )
-        self._read_again = Counter(
-            "hotloop_prompt_tokens_read_again", "Why prompt tokens were read again.", ("cause",), registry=self.registry
-        )
+        self._recomputed = [
+            Counter(name, text, ("cause",), registry=self.registry)
+            for name, text in (
+                ("hotloop_prompt_tokens_recomputed", "Why prompt tokens were recomputed."),
+                ("hotloop_prompt_tokens_read_again", "The old name of hotloop_prompt_tokens_recomputed."),
+            )
+        ]
         self._first_token = self._histogram(
             "hotloop_time_to_first_token_seconds", "From arrival to the first token.", _LATENCIES
         )
@@ -96,12 +100,13 @@ class Metrics:
 
     def count_reading(self, account: Account) -> None:
         """A prompt was read; of several choices, by the first."""
-        self._read.labels("cached").inc(account.num_cached)
-        self._read.labels("new").inc(account.num_new)
-        self._read.labels("again").inc(account.num_again)
+        self._explained.labels("cached").inc(account.num_cached)
+        self._explained.labels("new").inc(account.num_new)
+        self._explained.labels("again").inc(account.num_again)
         for cause in account.causes:
             if cause.reason != "cold":
-                self._read_again.labels(cause.reason).inc(cause.num_tokens)
+                for counter in self._recomputed:
+                    counter.labels(cause.reason).inc(cause.num_tokens)
 
     def count_http_error(self, status: int) -> None:
         self._http_errors.labels(str(status)).inc()

@@ -202,7 +202,7 @@ class RunSummary:
     num_cached: int
     num_output: int
     num_again: int
-    """Prompt tokens that were read again, as far as a server of ours tells."""
+    """Prompt tokens that were recomputed, as far as a server of ours tells."""
     money: float
 
     @property

@@ -197,7 +197,7 @@ def _by_tokens(segment: Segment, node: Node) -> Iterator[tuple[Part, int]]:
 
 
 def prompt_shares(request: Node | None) -> tuple[int, int]:
-    """Of what was computed of a prompt: new, and read again."""
+    """Of what was computed of a prompt: new, and recomputed."""
     return (request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)) if request else (0, 0)
 
 

@@ -63,7 +63,7 @@ class Node:
         return float(value) if isinstance(value, int | float) and 0 < value < _MAX_COUNT else 0.0
 
     def causes(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Why tokens were read again: each cause that says so, and the words where the prompts part, if it has any."""
+        """Why tokens were recomputed: each cause that says so, and the words where the prompts part, if it has any."""
         causes, words = (self.span.attributes.get(name) for name in (names.CAUSES, names.CONTENT_WORDS))
         told = words if isinstance(words, list) else []
         for i, cause in enumerate(causes if isinstance(causes, list) else ()):

@@ -179,7 +179,7 @@ def _answer(turn: Node) -> str | None:
 
 
 def _causes(call: Node) -> Iterator[Json]:
-    """Why tokens were read again, with the words where they are recorded."""
+    """Why tokens were recomputed, with the words where they are recorded."""
     for node in call.walk():
         for cause, said in node.causes():
             yield {**cause, **{name: _cut(text) for name, text in said.items()}}

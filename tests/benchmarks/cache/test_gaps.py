@@ -58,7 +58,7 @@ async def test_every_turn_is_a_call_and_the_last_an_end(tmp_path: Path) -> None:
     assert report.num_turns == 6
     assert len(report.job_times_s) == 2
     assert report.num_cached_tokens > report.num_prompt_tokens / 3
-    assert report.num_reread_tokens < 6 * 2 * 16, "nothing but the incomplete block at the end of a turn"
+    assert report.num_recomputed_tokens < 6 * 2 * 16, "nothing but the incomplete block at the end of a turn"
     assert report.to_json()["job_mean_s"] >= 0
 
 

@@ -59,7 +59,7 @@ async def test_round_trips_read_nothing_again(serving: Serving):
     assert [*measured.trips] == [*APIS]
     for figures in measured.trips.values():
         assert (figures.num_conversations, figures.num_turns) == (2, 4)
-        assert (figures.num_reread, figures.num_exact, figures.num_cases) == (0, 4, 0)
+        assert (figures.num_recomputed, figures.num_exact, figures.num_cases) == (0, 4, 0)
 
 
 async def test_protections_keep_broken_prompts_whole(serving: Serving):
@@ -67,9 +67,9 @@ async def test_protections_keep_broken_prompts_whole(serving: Serving):
     assert not measured.errors
     for name, figures in measured.broken.items():
         if name != "time, unlisted":
-            assert figures.reread_share <= 0.05, name
+            assert figures.recomputed_share <= 0.05, name
     unlisted = measured.broken["time, unlisted"]
-    assert unlisted.reread_share > 0.5
+    assert unlisted.recomputed_share > 0.5
     assert unlisted.num_explained == unlisted.num_cases == 4
 
 
@@ -79,7 +79,7 @@ async def test_without_them_each_breaker_is_named():
     assert not measured.errors
     for name, figures in measured.broken.items():
         if name != "none":
-            assert figures.reread_share > 0.3, name
+            assert figures.recomputed_share > 0.3, name
             assert figures.num_explained == figures.num_cases >= 2, name
 
 

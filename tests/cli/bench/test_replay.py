@@ -28,7 +28,7 @@ def test_two_servers_in_turn(capsys: pytest.CaptureFixture[str]):
         assert run(argv) == 0
         table = capsys.readouterr().out
     assert [run["num_steps"] for run in values["runs"]] == [8, 8]
-    assert values["times_better"]["num_read_tokens"] > 2
+    assert values["times_better"]["num_prefilled_tokens"] > 2
     assert len(first.bodies) == len(second.bodies) == 16
     assert "times better" in table
 

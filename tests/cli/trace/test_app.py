@@ -11,7 +11,7 @@ from typing import Self
 
 import httpx
 import pytest
-from tests.cli.trace.traced import NEW, OLD, START_NS, Trace, clerk, fill, plain
+from tests.cli.trace.spans import NEW, OLD, START_NS, Trace, clerk, fill, plain
 from tests.ui.made_up import hostile_run, long_run, make_runs
 
 from hotloop.cli.main import run

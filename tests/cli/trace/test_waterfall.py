@@ -1,7 +1,7 @@
 """A run as rows over time."""
 
 import pytest
-from tests.cli.trace.traced import Trace, clerk, plain
+from tests.cli.trace.spans import Trace, clerk, plain
 
 from hotloop.cli.trace.waterfall import CRITICAL, DECODE, PREFILL, Piece, draw, draw_bar, duration
 from hotloop.trace import names

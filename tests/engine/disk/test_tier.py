@@ -335,14 +335,14 @@ def test_a_prefix_lost_while_it_is_read_is_let_go(filled: Path) -> None:
 
 
 @pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
-def test_room_of_the_more_urgent_who_are_away_is_left_alone(filled: Path, priority: Priority) -> None:
+def test_room_of_more_urgent_sessions_in_a_tool_gap_is_left_alone(filled: Path, priority: Priority) -> None:
     rig = Rig(filled)
     pool, tree = rig.scheduler.pool, rig.scheduler.tree
     block_ids = pool.allocate(pool.num_free) or []
-    away = array("i", range(1000, 1000 + len(block_ids) * BLOCK_SIZE))
-    tree.insert(away, block_ids)
+    held = array("i", range(1000, 1000 + len(block_ids) * BLOCK_SIZE))
+    tree.insert(held, block_ids)
     pool.release(block_ids)
-    tree.hold(away, Hold(HoldKind.AWAY, until=900.0, rank=Priority.INTERACTIVE))
+    tree.hold(held, Hold(HoldKind.TOOL_GAP, until=900.0, rank=Priority.INTERACTIVE))
     request = Request("a", PROMPT, greedy(), priority)
     rig.tier.add(request)
     while rig.tier.waiting:

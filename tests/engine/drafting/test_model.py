@@ -60,7 +60,7 @@ def test_it_follows_whatever_the_request_became() -> None:
     request.token_ids.extend([guess[0], guess[1] ^ 1])  # one was right, the next was not
     batches.clear()
     assert propose(drafter, [want(request)]) == [continuation(request.token_ids, 4)]
-    assert [len(batch.token_ids) for batch in batches] == [1, 1, 1, 1]  # what was right is not read again
+    assert [len(batch.token_ids) for batch in batches] == [1, 1, 1, 1]  # what was right is not recomputed
     drafter.check()
 
 

@@ -101,15 +101,15 @@ def load_count(name: str) -> "Count":
 def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
     """The findings of a recorded run, as the page shows them; none where its prompts were not recorded."""
     from hotloop.cli.tracing import load_prices
+    from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.costs import Costs
     from hotloop.lint.engine import lint as lint_runs
     from hotloop.lint.meter import Meter
     from hotloop.lint.recorded import read_spans
-    from hotloop.lint.weave import weave
     from hotloop.ui.source import LintLine
 
     try:
-        runs = weave(read_spans(spans), Meter())
+        runs = sort_into_runs(read_spans(spans), Meter())
     except ConfigError:
         return []
     return [
@@ -119,7 +119,7 @@ def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
             words=finding.words,
             mend=finding.mend,
             place=str(finding.place),
-            num_tokens=finding.waste.num_reread or finding.waste.num_carried,
+            num_tokens=finding.waste.num_recomputed or finding.waste.num_carried,
             ms=finding.waste.ms,
             money=finding.waste.money,
         )
@@ -157,10 +157,10 @@ def _spans(run: str, trace: str) -> "list[Span]":
 def _lint_all(
     exchanges: "Iterator[Exchange]", rules: "Sequence[Rule]", meter: "Meter", flags: LintFlags, out: Path | None
 ) -> int:
+    from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.engine import lint as lint_runs
-    from hotloop.lint.weave import weave
 
-    runs = weave(exchanges, meter)
+    runs = sort_into_runs(exchanges, meter)
     if out is not None:
         runs = _fix(runs, out, meter)
     report = lint_runs(runs, rules=rules, costs=_costs(flags))
@@ -177,16 +177,16 @@ def _costs(flags: LintFlags) -> "Costs":
 
 def _fix(runs: "Sequence[Run]", out: Path, meter: "Meter") -> "list[Run]":
     """Write the mended requests, and read them again: what is told is what is left."""
+    from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.fix import fix_file
     from hotloop.lint.requests import read_exchanges
-    from hotloop.lint.weave import weave
 
     lines = fix_file(runs)
     try:
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
-    return weave(read_exchanges(out), meter)
+    return sort_into_runs(read_exchanges(out), meter)
 
 
 def _show(report: "Report", form: Format) -> None:

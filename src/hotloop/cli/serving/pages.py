@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hotloop.core.request import Request
     from hotloop.engine.engine import Engine
-    from hotloop.engine.look import Look
+    from hotloop.engine.snapshot import EngineSnapshot
     from hotloop.router.app import RouterApp
     from hotloop.trace.store import TraceStore
     from hotloop.ui.source import KvUse, Live, LiveRequest
@@ -61,14 +61,14 @@ def page_of(
 async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
     from hotloop.ui.source import Live, TokenTotals
 
-    seen = asyncio.shield(asyncio.wrap_future(engine.look()))  # others may wait for the same
+    seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
-        look = await asyncio.wait_for(seen, patience_s)
+        snapshot = await asyncio.wait_for(seen, patience_s)
     except TimeoutError:
         raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
-    stats, totals = look.stats, look.totals
+    stats, totals = snapshot.stats, snapshot.totals
     return Live(
-        at_s=look.at_s,
+        at_s=snapshot.at_s,
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
@@ -81,25 +81,25 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
             num_drafted=totals.num_drafted,
             num_accepted=totals.num_accepted,
         ),
-        kv=_kv_use(look, engine.block_size),
-        requests=tuple(map(_live_request, look.requests[:_MAX_LISTED])),
+        kv=_kv_use(snapshot, engine.block_size),
+        requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
     )
 
 
-def _kv_use(look: "Look", block_size: int) -> "KvUse":
+def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
     from hotloop.ui.source import KvUse, SessionBlocks
 
     sessions = sorted(
         (
             SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
-            for name, each in look.blocks.items()
+            for name, each in snapshot.blocks.items()
         ),
         key=lambda each: (-each.num_used - each.num_cached, each.session or ""),
     )
     return KvUse(
-        num_blocks=look.stats.num_blocks,
-        num_used=look.stats.num_blocks_used,
-        num_cached=look.stats.num_blocks_cached,
+        num_blocks=snapshot.stats.num_blocks,
+        num_used=snapshot.stats.num_blocks_used,
+        num_cached=snapshot.stats.num_blocks_cached,
         block_size=block_size,
         sessions=tuple(sessions[:_MAX_LISTED]),
     )

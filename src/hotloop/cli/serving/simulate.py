@@ -31,7 +31,7 @@ class SimulateFlags:
     sessions_per_s: PositiveFloat = 0.25
     """How many sessions begin in a second."""
     capacity: PositiveInt = 8_000_000
-    """How many tokens one replica keeps of what it has read."""
+    """How many tokens one replica keeps cached."""
     read_speed: PositiveFloat = 20_000.0
     """Tokens a replica reads in a second."""
     write_speed: PositiveFloat = 60.0

@@ -84,7 +84,7 @@ def show(
     store: Store = _DEFAULTS,
     as_json: Json = False,
 ) -> None:
-    """Show a run: what happened when, the tokens of each turn, what was read again and why, what was waited for."""
+    """Show a run: what happened when, the tokens of each turn, what was recomputed and why, what was waited for."""
     chosen = _parse_turns(turns) if turns else None
     with _open(store) as opened:
         spans, ledger = _read(opened, run, store)

@@ -1,4 +1,4 @@
-"""What changed from one run to another: turn by turn, why tokens were read again, and where the time went.
+"""What changed from one run to another: turn by turn, why tokens were recomputed, and where the time went.
 
 Turns are paired in order. Pure: two ledgers in, a value or a table out.
 """
@@ -47,7 +47,7 @@ def _sections(old: RunLedger, new: RunLedger) -> Iterator[RenderableType]:
     yield _turn_table(old, new)
     reasons = list(_describe_causes(old, new))
     if reasons:
-        yield Text("\nread again", style="bold")
+        yield Text("\nrecomputed", style="bold")
         yield from reasons
     yield Text()
     yield _part_table(old, new)

@@ -28,7 +28,7 @@ PART_WORDS: Mapping[Part, tuple[str, str]] = {
     Part.QUEUE: ("queue of the engine", "yellow"),
     Part.PREPARE: ("preparing the prompt", "blue"),
     Part.PREFILL_NEW: ("prefill: new", "blue"),
-    Part.PREFILL_AGAIN: ("prefill: read again", "red"),
+    Part.PREFILL_AGAIN: ("prefill: recomputed", "red"),
     Part.DECODE_SAMPLED: ("decode: sampled", "cyan"),
     Part.DECODE_FORCED: ("decode: forced", "cyan"),
     Part.DECODE_DRAFTED: ("decode: drafted", "cyan"),
@@ -50,8 +50,8 @@ _PART_CELLS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Reread:
-    """Tokens that were read again: why, and what is known of where."""
+class Recomputed:
+    """Tokens that were recomputed: why, and what is known of where."""
 
     reason: str
     num_tokens: int
@@ -133,10 +133,10 @@ def _sections(
     if turns:
         yield Text()
         yield _token_table(turns, ledger)
-    rereads = [line for turn in turns for line in _describe_rereads(turn, nodes[turn.span_id])]
-    if rereads:
-        yield Text("\nread again", style="bold")
-        yield from rereads
+    recomputed = [line for turn in turns for line in _describe_recomputed(turn, nodes[turn.span_id])]
+    if recomputed:
+        yield Text("\nrecomputed", style="bold")
+        yield from recomputed
     yield Text()
     yield _part_table(parts)
     yield Text("\nwaited for, in order", style="bold")
@@ -183,20 +183,20 @@ def _token_cells(tokens: Tokens) -> list[Text]:
     return [Text(f"{number:,}", style) for number, style in zip(counts, styles, strict=True)]
 
 
-def _describe_rereads(turn: TurnLedger, node: Node) -> Iterator[Text]:
-    for each in _rereads(node):
+def _describe_recomputed(turn: TurnLedger, node: Node) -> Iterator[Text]:
+    for each in _recomputed(node):
         place, words = each.place and f", {each.place}", each.words and f": {each.words}"
         yield Text(f"turn {turn.index}  {each.reason}: {each.num_tokens:,} tokens{place}{words}")
 
 
-def _rereads(turn: Node) -> Iterator[Reread]:
+def _recomputed(turn: Node) -> Iterator[Recomputed]:
     """What the server told of the turn's answers."""
     for call in turn.calls():
         for node in call.walk():
             for cause, words in node.causes():
                 if cause["reason"] != "cold":
                     reason = shorten(cause["reason"], _NAME_CHARS)
-                    yield Reread(reason, cause["num_tokens"], _place(cause), _quote(words))
+                    yield Recomputed(reason, cause["num_tokens"], _place(cause), _quote(words))
 
 
 def _place(cause: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
 
 Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
-shadows take each small step together. One that is far behind, because its request has just read a long prompt, reads a
-bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share through a
-prefix tree what they have read, and only what is certain: no block of the tree ever holds a guess.
+shadows take each small step together. One that is far behind, because its request has just prefilled a long prompt,
+prefills a bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share
+through a prefix tree what they have computed, and only what is settled: no block of the tree ever holds a guess.
 
 Whatever goes wrong here costs guesses, never an answer.
 """
@@ -107,7 +107,7 @@ class ModelDrafter:
         ]
 
     def learn(self, request: Request) -> None:
-        """Its shadow goes; what that has read stays in the tree for the next turn."""
+        """Its shadow goes; what that has computed stays in the tree for the next turn."""
         if shadow := self._shadows.get(request):
             _level(shadow.copy, request.token_ids)
             self._share(shadow.copy, shadow.copy.num_computed)
@@ -128,7 +128,7 @@ class ModelDrafter:
         assert all(self._pool.num_users(i) == users.get(i, 0) for i in range(self._pool.num_blocks))
 
     def _follow(self, want: Want) -> _Shadow | None:
-        """The request's shadow, level with its tokens; None if the draft model cannot read them."""
+        """The request's shadow, level with its tokens; None if the draft model has no such tokens."""
         max_length = len(want.token_ids) + want.max_tokens
         largest_id = np.frombuffer(want.token_ids, np.int32).max()
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:

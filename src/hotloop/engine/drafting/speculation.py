@@ -3,9 +3,9 @@
 A step of n tokens takes about `fixed + n * each` seconds; both are learned from the steps themselves. A guess at depth
 i is right if all before it were, so it brings p^i tokens, p being how often guesses of its kind were right lately.
 The likeliest guesses of all requests are added while the tokens a second of the step go up: with one request running
-many are nearly free, in a full batch only near-certainties pay, and nobody is slowed by another's guesses.
+many are nearly free, in a full batch only near-certainties pay, and no request is slowed by another's drafts.
 
-Under a grammar a guess is cut at the first token it forbids, and what it makes certain is added in between.
+Under a grammar a guess is cut at the first token it forbids, and what it forces is added in between.
 """
 
 import heapq
@@ -24,7 +24,7 @@ from hotloop.engine.step import Slice, Step
 
 _HOPE = 0.7  # for guesses nothing is known about: how often they will be right
 _MEMORY = 30  # guesses that an old opinion counts for
-_MAX_ROUNDS = 3  # a guess, and others after what the grammar made certain
+_MAX_ROUNDS = 3  # a guess, and others after what the grammar forced
 _MAX_ASKED = 32  # requests to guess for in one step
 _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
 _GOOD = 0.5  # how often such a guess must be right
@@ -87,7 +87,7 @@ class Odds:
 class Draft:
     """A guess in the making for one slice.
 
-    token_ids  [ guess guess certain certain guess ... ]
+    token_ids  [ guess guess forced  forced  guess ... ]
     kinds      [   3     3     None    None    1   ... ]   how long a match a guess comes from; None: it follows
     """
 
@@ -117,9 +117,9 @@ class Draft:
                 return
             self._add(token_id, guess.match)
             self.num_guesses += 1
-            for certain_id in self._certain():
-                self._add(certain_id, None)
-                if expected and expected.popleft() != certain_id:
+            for forced_id in self._forced():
+                self._add(forced_id, None)
+                if expected and expected.popleft() != forced_id:
                     expected.clear()
                 self.is_open = not expected
         self.is_open = self.is_open and self.num_guesses < self.max_guesses
@@ -129,15 +129,15 @@ class Draft:
         if self.matcher and self.token_ids:
             self.matcher.rollback(len(self.token_ids))
 
-    def _certain(self) -> list[int]:
-        """What the last guess makes certain; the matcher takes it."""
+    def _forced(self) -> list[int]:
+        """What the grammar forces after the last guess; the matcher takes it."""
         if self.matcher is None:
             return []
         room = MAX_DRAFTED_CERTAIN - len(self.token_ids) + self.num_guesses
-        certain = self.matcher.forced()[:room]
-        for token_id in certain:
+        forced = self.matcher.forced()[:room]
+        for token_id in forced:
             self.matcher.advance(token_id)
-        return certain
+        return forced
 
     def _add(self, token_id: int, kind: int | None) -> None:
         self.token_ids.append(token_id)
@@ -214,7 +214,7 @@ class Speculator:
         request = part.request
         guide = self._decoder.guide(request)
         max_tokens = request.max_tokens - request.num_output - 1
-        if not request.sampling.shortcuts or max_tokens <= 0 or (guide and guide.certain):
+        if not request.sampling.shortcuts or max_tokens <= 0 or (guide and guide.forced):
             return None
         return Draft(part, guide.matcher if guide else None, min(self._max_draft_tokens, max_tokens), max_tokens)
 

@@ -40,5 +40,5 @@ RULE = Rule(
     summary="A time, an id or a counter stands in the prefix, so that no two prompts begin alike.",
     mend="Drop it, round it so that it seldom changes, or say it in the newest message.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
 )

@@ -25,6 +25,6 @@ RULE = Rule(
     summary="A message that was sent before has other words now.",
     mend="Let history stand and append; where it must shrink, shrink it seldom and much, not a little every turn.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
     is_habit=True,
 )

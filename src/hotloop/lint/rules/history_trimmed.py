@@ -29,6 +29,6 @@ RULE = Rule(
     summary="Messages are left out at the front or in the middle while later ones stay.",
     mend="Keep the history until it must be cut, then cut much at once; or let a summary replace all of it.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
     is_habit=True,
 )

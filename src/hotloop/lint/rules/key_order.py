@@ -22,5 +22,5 @@ RULE = Rule(
     summary="A tool's schema is the same by value, but its keys stand in another order.",
     mend="Write schemas once and keep the text, or write them with sorted keys.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
 )

@@ -41,7 +41,7 @@ def _behind_change(step: Step, spots: list[int]) -> Iterator[Finding]:
         part = step.asked.parts[spots[0]]
         words = f"the breakpoint lies behind what changes; {num_stable:,d} tokens before that have none"
         mend = "Put a breakpoint on the last block that stays the same."
-        yield RULE.found(step.place(part, 0, 0), words, Waste(num_reread=num_stable), mend=mend)
+        yield RULE.found(step.place(part, 0, 0), words, Waste(num_recomputed=num_stable), mend=mend)
 
 
 def _left_behind(step: Step, spots: list[int]) -> Iterator[Finding]:
@@ -51,9 +51,9 @@ def _left_behind(step: Step, spots: list[int]) -> Iterator[Finding]:
     num_tokens = step.scale.total(step.asked.parts[spots[-1] + 1 : num_known])
     if num_tokens >= MIN_CACHEABLE:
         part = step.asked.parts[spots[-1]]
-        words = f"{num_tokens:,d} tokens of history behind the last breakpoint are read again"
+        words = f"{num_tokens:,d} tokens of history behind the last breakpoint are recomputed"
         mend = "Move one breakpoint along: onto the last block of the newest message of every request."
-        yield RULE.found(step.place(part, 0, 0), words, Waste(num_reread=num_tokens), mend=mend)
+        yield RULE.found(step.place(part, 0, 0), words, Waste(num_recomputed=num_tokens), mend=mend)
 
 
 RULE = Rule(

@@ -19,9 +19,9 @@ def check(run: Run) -> Iterator[Finding]:
         known = [part for part in step.asked.parts[:position] if part.key in before]
         num_tokens = step.scale.total(known)
         if num_tokens >= MIN_CACHEABLE:
-            words = f"no cache_control: {num_tokens:,d} tokens that begin as the request before are read again"
+            words = f"no cache_control: {num_tokens:,d} tokens that begin as the request before are recomputed"
             end = (step.asked.system or step.asked.tools or known)[-1]
-            yield RULE.found(step.place(end, 0, 0), words, Waste(num_reread=num_tokens))
+            yield RULE.found(step.place(end, 0, 0), words, Waste(num_recomputed=num_tokens))
 
 
 RULE = Rule(

@@ -38,7 +38,7 @@ def _missed(run: Run) -> Iterator[Finding]:
             num = missing[id(step)]
             words = f"{num:,d} tokens of the answer before were not found again although its text is the same"
             severity = None if has_hit else Severity.NOTE
-            yield RULE.found(step.place(answer), words, Waste(num_reread=num), severity=severity)
+            yield RULE.found(step.place(answer), words, Waste(num_recomputed=num), severity=severity)
 
 
 def find_block(steps: Sequence[Step]) -> int:
@@ -75,6 +75,6 @@ RULE = Rule(
     summary="What the model wrote comes back in another spelling, or is cut into other tokens.",
     mend="Keep answers and the arguments of calls as text, exactly as they came; parse a copy.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
     is_habit=True,
 )

@@ -13,8 +13,8 @@ _MAX_QUOTED = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`min_reread`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to one
-    message it does to all of them, so that all it does in a run is one finding.
+    """`min_recomputed`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to
+    one message it does to all of them, so that all it does in a run is one finding.
     """
 
     id: str
@@ -23,7 +23,7 @@ class Rule:
     summary: str
     mend: str
     check: Check
-    min_reread: int = 0
+    min_recomputed: int = 0
     is_habit: bool = False
 
     def found(

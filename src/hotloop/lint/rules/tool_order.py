@@ -24,5 +24,5 @@ RULE = Rule(
     summary="The same tools are listed in another order than before.",
     mend="Sort tools by name before they are sent; sets and parallel discovery have no order.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
 )

@@ -25,5 +25,5 @@ RULE = Rule(
     summary="Tools were added, removed or reworded in the middle of a conversation.",
     mend="Offer all tools from the start and say with tool_choice which may be called now.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
 )

@@ -19,7 +19,7 @@ def check(run: Run) -> Iterator[Finding]:
         num_shared = step.scale.total(step.before.parts)
         if _NEARLY * MIN_CACHEABLE <= num_shared < MIN_CACHEABLE:
             words = f"about {num_shared:,d} tokens are sent again: fewer than {MIN_CACHEABLE:,d} are not cached"
-            yield RULE.found(step.place(step.asked.parts[0], 0, 0), words, Waste(num_reread=num_shared))
+            yield RULE.found(step.place(step.asked.parts[0], 0, 0), words, Waste(num_recomputed=num_shared))
 
 
 RULE = Rule(

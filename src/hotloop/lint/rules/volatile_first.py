@@ -20,7 +20,7 @@ def check(run: Run) -> Iterator[Finding]:
             words = f"{quote(change.new_words)} was not there before"
         else:
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
-        words += "; all behind it is read again"
+        words += "; all behind it is recomputed"
         is_meant = step.has_shrunk or _is_another(change)
         if step.is_first:  # another conversation may be another agent's
             yield RULE.found(step.place_of(change), words, severity=Severity.NOTE)
@@ -43,5 +43,5 @@ RULE = Rule(
     summary="Text at the beginning of the prompt changes from request to request.",
     mend="Put what changes behind what does not: into the newest message, or a message of its own at the end.",
     check=check,
-    min_reread=64,
+    min_recomputed=64,
 )

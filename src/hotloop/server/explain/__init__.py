@@ -1,1 +1,1 @@
-"""Why a prompt, or a part of it, was read again."""
+"""Why a prompt, or a part of it, was recomputed."""

@@ -112,8 +112,8 @@ class Inquiry:
         """A request of the answer has ended. To be told before the client can come back."""
         if not self._explainer or not self._asker or not self._questions:
             return
-        if request.finish_reason is not FinishReason.ERROR and request.num_read:
-            token_ids = token_array(request.token_ids[: request.num_read])
+        if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
+            token_ids = token_array(request.token_ids[: request.num_computed_at_end])
             self._explainer.past.add(Reading(self._answer_id, self._asker, token_ids, request.num_prompt))
         self._num_open -= 1
         if not self._num_open and self._is_read:

@@ -54,9 +54,11 @@ def render_explanation(explanation: Explanation, viewer: Asker, explainer: Expla
 
 
 def _render_counts(accounts: Sequence[Account]) -> Json:
+    num_recomputed = sum(account.num_again for account in accounts)
     return {
         "new_tokens": sum(account.num_new for account in accounts),
-        "reread_tokens": sum(account.num_again for account in accounts),
+        "recomputed_tokens": num_recomputed,
+        "reread_tokens": num_recomputed,  # the old name; it goes with the next version
         "block_tokens": sum(account.num_block for account in accounts),
     }
 

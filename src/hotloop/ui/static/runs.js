@@ -219,7 +219,7 @@ function runsHead() {
 function runRow(run) {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
     ["model", run.model], ["session", run.session],
-    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["read again", count(run.num_again)],
+    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["recomputed", count(run.num_again)],
     ["spans", count(run.num_spans)], ["errors", run.num_errors || null]];
   const none = () => el("span", { class: "muted" }, NONE);
   const label = [run.agent || run.model || "request", run.end, moment(run.start_ms), plural(run.num_turns, "turn"),

@@ -1,4 +1,4 @@
-// The prefix map: every prompt as a strip, from its first token to its last. What was cached, what was read again and
+// The prefix map: every prompt as a strip, from its first token to its last. What was cached, what was recomputed and
 // for which cause, what was new; and where it parts from what was read before, with the words if they were recorded.
 
 import { el, empty, legend, panel, stack } from "../dom.js";
@@ -10,11 +10,11 @@ const MAX_SHOWN = 16;
 /** Within a prompt, what was lost stands before the end of the last whole block, and what departs behind it. */
 const ORDER = ["evicted", "capacity", "block", "retokenised", "diverged"];
 const WHY = {
-  diverged: "read again: the prompt departs from what was read before",
-  retokenised: "read again: the same text, cut into other tokens",
-  evicted: "read again: it had to make room",
-  capacity: "read again: it was not kept",
-  block: "read again: less than a whole block",
+  diverged: "recomputed: the prompt departs from what was computed before",
+  retokenised: "recomputed: the same text, cut into other tokens",
+  evicted: "recomputed: it had to make room",
+  capacity: "recomputed: it was not kept",
+  block: "recomputed: less than a whole block",
 };
 
 export function prefixPanel(shown) {
@@ -33,7 +33,7 @@ export function prefixPanel(shown) {
   });
   shown.listen(() => rows.choose(places.indexOf(shown.place)));
   return panel("Prefix map", "every prompt from its first token to its last", nothing, rows.element,
-    legend([["cached", "cached"], ["again", "read again"], ["block", "read again: part of a block"], ["new", "new"]]));
+    legend([["cached", "cached"], ["again", "recomputed"], ["block", "recomputed: part of a block"], ["new", "new"]]));
 }
 
 /** [kind, tokens, tip] from the first token to the last. */

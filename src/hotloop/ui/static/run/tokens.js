@@ -15,12 +15,12 @@ export function tokensPanel(shown) {
   new ResizeObserver(draw).observe(place);
   shown.draw(({ tokens }) => {
     const prompt = `${count(tokens.prompt)} prompt, ${percent(tokens.cached, tokens.prompt)} cached`;
-    note.textContent = `${prompt}, ${count(tokens.again)} read again; ${count(tokens.output)} output`;
+    note.textContent = `${prompt}, ${count(tokens.again)} recomputed; ${count(tokens.output)} output`;
     draw();
   });
   shown.listen(() => markChosen(place, shown.place));
   return panel("Tokens, turn by turn", note, place,
-    legend([["cached", "cached"], ["again", "read again"], ["new", "new"], ["sampled", "sampled"], ["forced", "forced"],
+    legend([["cached", "cached"], ["again", "recomputed"], ["new", "new"], ["sampled", "sampled"], ["forced", "forced"],
       ["drafted", "drafted, and right"]]));
 }
 
@@ -79,7 +79,7 @@ function drawColumn(turn, place, x, step, mostPrompt, mostOutput, shown) {
 function tell(turn) {
   const { tokens } = turn;
   return [`Turn ${turn.turn}`, ["prompt", count(tokens.prompt)],
-    ...PROMPT.map((kind) => [kind === "again" ? "read again" : kind, count(tokens[kind])]),
+    ...PROMPT.map((kind) => [kind === "again" ? "recomputed" : kind, count(tokens[kind])]),
     ["output", count(tokens.output)], ...OUTPUT.map((kind) => [kind, count(tokens[kind])]),
       ["drafted in vain", tokens.guessed > tokens.drafted ? count(tokens.guessed - tokens.drafted) : null]];
 }

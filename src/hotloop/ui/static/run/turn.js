@@ -61,7 +61,7 @@ function tellTokens(tokens, ahead, lost) {
     ["prompt", count(tokens.prompt)],
     ["cached", `${count(tokens.cached)} (${percent(tokens.cached, tokens.prompt)})`],
     ["new", count(tokens.new)],
-    ["read again", some(tokens.again)],
+    ["recomputed", some(tokens.again)],
     ["from host memory", some(tokens.from_host)],
     ["from disk", some(tokens.restored)],
     ["read ahead", some(ahead.prompt)],
@@ -74,7 +74,7 @@ function tellTokens(tokens, ahead, lost) {
 
 function tellCause(cause) {
   const number = el("span", { class: "muted" }, ` ${count(cause.num_tokens)}`);
-  const title = el("h3", {}, `Read again: ${cause.reason}`, number);
+  const title = el("h3", {}, `Recomputed: ${cause.reason}`, number);
   return cause.current === undefined ? [title] : [title, el("p", {}, words(cause))];
 }
 

@@ -2,7 +2,7 @@
 
 Clients seldom say which conversation a request is of. It goes on with the one that it has most of its words from; one
 without a turn of the assistant begins a conversation, and so does one that goes on from an earlier point of another. A
-live proxy and a file are woven alike.
+live proxy and a file are sorted alike.
 """
 
 from collections import deque
@@ -72,7 +72,7 @@ class _Thread:
         return round(likeness + is_next + is_answered, 1)  # of much the same, the latest
 
 
-class Weaver:
+class ConversationSorter:
     """Gives each request its step. `step` returns the id of the run with it."""
 
     def __init__(self, meter: Meter) -> None:
@@ -162,12 +162,12 @@ class Weaver:
         return next((first for first in firsts if _is_alike(first, asked)), None)
 
 
-def weave(exchanges: Iterable[Exchange], meter: Meter) -> list[Run]:
+def sort_into_runs(exchanges: Iterable[Exchange], meter: Meter) -> list[Run]:
     """All runs, in the order in which they began."""
-    weaver = Weaver(meter)
+    sorter = ConversationSorter(meter)
     runs: dict[str, list[Step]] = {}
     for exchange in exchanges:
-        run, step = weaver.step(exchange)
+        run, step = sorter.step(exchange)
         runs.setdefault(run, []).append(step)
     return [Run(id_, tuple(steps)) for id_, steps in runs.items()]
 

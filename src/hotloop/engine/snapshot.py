@@ -1,8 +1,8 @@
-"""The engine as somebody sees it who looks: between two steps, so that nothing is counted twice and nothing missed.
+"""Snapshots of the engine, taken between two steps, so that nothing is counted twice and nothing missed.
 
-It is counted on the engine's thread, and only when somebody asks. The totals have what the running requests read and
-wrote so far. They never go back: who gave way reads again what was counted, and an answer that is broken off may lose
-tokens that nobody was told of; the totals then stand still until they are made up for.
+They are taken on the engine's thread, and only on demand. The totals include what the running requests have prefilled
+and decoded so far. They never decrease: a preempted request recomputes what was counted, and an aborted answer may lose
+tokens that were never published; the totals then stand still until they are made up for.
 """
 
 import threading
@@ -24,19 +24,19 @@ from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
 
 FRESH_S = 0.5
-"""A look that is no older is good enough for the next one who asks."""
+"""A snapshot that is no older is given to the next caller as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCount:
-    """Blocks of the cache: used by requests, and kept though nobody uses them."""
+    """Blocks of the cache: used by requests, and kept though no request uses them."""
 
     num_used: int
     num_kept: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EngineSnapshot:
     at_s: float
     """On the clock of `time.monotonic`."""
     stats: EngineStats
@@ -48,39 +48,39 @@ class Look:
     """By session; None are those that several sessions have used. Together they are all that is not free."""
 
 
-class Lookout:
-    """Looks when asked to. `stats` counts what `Engine.stats` does."""
+class Snapshotter:
+    """Takes snapshots on demand. `stats` counts what `Engine.stats` does."""
 
     def __init__(self, core: EngineCore, stats: Callable[[], EngineStats]) -> None:
         self._core = core
         self._stats = stats
         self._totals = Usage(0, 0, 0)
         self._lock = threading.Lock()
-        self._asked: Future[Look] | None = None
+        self._asked: Future[EngineSnapshot] | None = None
 
-    def ask(self, post: Callable[[Callable[[], None]], None]) -> Future[Look]:
-        """The next look, or the last if it is fresh; many may wait for it. `post` has it taken between two steps."""
+    def ask(self, post: Callable[[Callable[[], None]], None]) -> Future[EngineSnapshot]:
+        """The next snapshot, or the last if it is fresh; callers share it. `post` has it taken between two steps."""
         with self._lock:
             asked = self._asked
             if asked is not None and (not asked.done() or _is_fresh(asked)):
                 return asked
             asked = self._asked = Future()
-            asked.set_running_or_notify_cancel()  # who waits no longer takes it from nobody else
+            asked.set_running_or_notify_cancel()  # one caller that gives up does not cancel it for others
         post(lambda: self._answer(asked))
         return asked
 
-    def look(self) -> Look:
+    def take(self) -> EngineSnapshot:
         """To be called between two steps."""
         scheduler = self._core.scheduler
         requests = (*scheduler.running.values(), *self._core.waiting)
         counted = _sum(_ended(self._core.totals), *map(_so_far, requests))
         self._totals = Usage._make(map(max, self._totals, counted))
-        return Look(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
+        return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
 
-    def _answer(self, asked: Future[Look]) -> None:
+    def _answer(self, asked: Future[EngineSnapshot]) -> None:
         try:
-            asked.set_result(self.look())
-        except Exception as error:  # who looks may fail; those who are looked at do not
+            asked.set_result(self.take())
+        except Exception as error:  # a failed snapshot must not stop the engine
             asked.set_exception(error)
 
 
@@ -123,14 +123,14 @@ def _num_own(request: Request, pool: BlockPool) -> int:
     return sum(1 for _ in takewhile(lambda block_id: not pool.is_kept(block_id), reversed(request.block_ids)))
 
 
-def _is_fresh(asked: Future[Look]) -> bool:
+def _is_fresh(asked: Future[EngineSnapshot]) -> bool:
     return asked.exception() is None and time.monotonic() - asked.result().at_s < FRESH_S
 
 
 def _so_far(request: Request) -> Usage:
-    """One that gave way has computed nothing; what it found in the cache was found all the same."""
-    num_read = max(min(request.num_computed, request.num_prompt), request.num_cached)
-    return request.usage._replace(num_prompt=num_read, num_steps=0)
+    """One that was preempted has computed nothing; what it found in the cache was found all the same."""
+    num_prefilled = max(min(request.num_computed, request.num_prompt), request.num_cached)
+    return request.usage._replace(num_prompt=num_prefilled, num_steps=0)
 
 
 def _ended(totals: Totals) -> Usage:

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from tests.lint.stories import TALK, TOOLS, assistant, bodies, exchanges, user
 
+from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.meter import Meter
-from hotloop.lint.weave import weave
 
 OTHER = [user("I want to change my address."), assistant("To which one?"), user("Elm street 4."), assistant("Done.")]
 
 
 def sizes(found):
-    return [len(run.steps) for run in weave(found, Meter())]
+    return [len(run.steps) for run in sort_into_runs(found, Meter())]
 
 
 def test_conversations_that_alternate_are_told_apart():
@@ -57,27 +57,27 @@ def test_chained_responses_follow_their_ids():
     first = {"model": "m", "input": "one", "store": True}
     pairs = [(first, response(0))]
     pairs += [(first | {"input": f"more {i}", "previous_response_id": f"r{i - 1}"}, response(i)) for i in (1, 2)]
-    (run,) = weave(exchanges(pairs), Meter())
+    (run,) = sort_into_runs(exchanges(pairs), Meter())
     assert len(run.steps) == 3
     assert not any(step.changes for step in run.steps)
 
 
 def test_beginnings_that_are_alike_are_compared():
     found = [*exchanges(bodies()), *exchanges(bodies(OTHER, tools=TOOLS[::-1]))]
-    second = weave(found, Meter())[1].steps[0]
+    second = sort_into_runs(found, Meter())[1].steps[0]
     assert second.is_first
     assert [change.kind for change in second.changes] == ["moved"]
 
 
 def test_other_agents_are_not_compared():
     found = [*exchanges(bodies()), *exchanges(bodies(TALK, system="Be brief.", tools=[]))]
-    assert weave(found, Meter())[1].steps[0].before is None
+    assert sort_into_runs(found, Meter())[1].steps[0].before is None
 
 
 def test_files_have_nothing_to_do_with_each_other():
     one, other = exchanges(bodies(), source="a"), exchanges(bodies(tools=TOOLS[::-1]), source="b")
     assert sizes([*one, *other[2:]]) == [4, 2]
-    assert weave([*one, *other], Meter())[1].steps[0].before is None
+    assert sort_into_runs([*one, *other], Meter())[1].steps[0].before is None
 
 
 def test_a_branch_begins_a_conversation():

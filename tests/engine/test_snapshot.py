@@ -1,4 +1,4 @@
-"""What somebody sees who looks: counts that move with every step and never back, and whose each block is."""
+"""Snapshots of the engine: counts that move with every step and never back, and whose each block is."""
 
 import random
 import threading
@@ -13,35 +13,35 @@ from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.look import BlockCount, Look, Lookout
+from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter
 from hotloop.engine.stats import count_up
 
 
 class Turned:
-    """An engine that is turned by hand, and looked at."""
+    """An engine that is stepped by hand, with snapshots."""
 
     def __init__(self, num_blocks: int = 64, **settings: int | bool) -> None:
         backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE)
         self.core = EngineCore(TOKENIZER, backend, EngineConfig(**settings))
         grammars = Grammars(TOKENIZER, VOCAB_SIZE, 1)
-        self._lookout = Lookout(self.core, lambda: count_up(self.core, grammars))
+        self._snapshotter = Snapshotter(self.core, lambda: count_up(self.core, grammars))
 
     def ask(self, name: str, prompt: list[int], *, session: str = "", max_tokens: int = 4) -> None:
         request = make_request(prompt, name, sampling=greedy(max_tokens), session_id=session)
         request.max_tokens = max_tokens
         self.core.add(request, Listener())
 
-    def look(self) -> Look:
-        look = self._lookout.look()
-        counts = look.blocks.values()
-        assert sum(count.num_used for count in counts) == look.stats.num_blocks_used
-        assert sum(count.num_kept for count in counts) == look.stats.num_blocks_cached
-        return look
+    def snapshot(self) -> EngineSnapshot:
+        snapshot = self._snapshotter.take()
+        counts = snapshot.blocks.values()
+        assert sum(count.num_used for count in counts) == snapshot.stats.num_blocks_used
+        assert sum(count.num_kept for count in counts) == snapshot.stats.num_blocks_cached
+        return snapshot
 
-    def finish(self) -> Look:
+    def finish(self) -> EngineSnapshot:
         while not self.core.is_idle:
             self.core.step()
-        return self.look()
+        return self.snapshot()
 
 
 class TestTotals:
@@ -51,10 +51,10 @@ class TestTotals:
         seen = []
         while engine.core.scheduler.has_work:
             engine.core.step()
-            totals = engine.look().totals
+            totals = engine.snapshot().totals
             seen.append((totals.num_prompt, totals.num_output))
         assert seen == [(8, 0), (16, 0), *((20, i + 1) for i in range(6))]
-        assert engine.look().stats.num_output_tokens == 6
+        assert engine.snapshot().stats.num_output_tokens == 6
 
     def test_what_was_found_in_the_cache_is_counted_when_it_is_found(self):
         engine = Turned()
@@ -62,14 +62,14 @@ class TestTotals:
         engine.finish()
         engine.ask("second", list(range(20)))
         engine.core.step()
-        assert engine.look().totals.num_cached == 16
+        assert engine.snapshot().totals.num_cached == 16
 
     @pytest.mark.parametrize("seed", range(6))
     def test_they_never_go_back(self, seed: int):
         """Whoever comes, ends, gives way or is broken off meanwhile."""
         rng = random.Random(seed)
         engine = Turned(num_blocks=16, max_step_tokens=12, max_running=6, admission=False)
-        before = engine.look().totals
+        before = engine.snapshot().totals
         for i in range(150):
             if rng.random() < 0.3:
                 prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
@@ -77,14 +77,14 @@ class TestTotals:
             if rng.random() < 0.1:
                 engine.core.abort(f"r{rng.randrange(i + 1)}")
             engine.core.step()
-            totals = engine.look().totals
+            totals = engine.snapshot().totals
             assert all(was <= now for was, now in zip(before, totals, strict=True))
             before = totals
-        look = engine.finish()
+        snapshot = engine.finish()
         assert engine.core.scheduler.num_preemptions > 0
-        assert look.totals.num_prompt == look.stats.num_prompt_tokens
-        assert look.totals.num_cached == look.stats.num_cached_tokens
-        assert look.totals.num_output == look.stats.num_output_tokens
+        assert snapshot.totals.num_prompt == snapshot.stats.num_prompt_tokens
+        assert snapshot.totals.num_cached == snapshot.stats.num_cached_tokens
+        assert snapshot.totals.num_output == snapshot.stats.num_output_tokens
 
 
 class TestBlocks:
@@ -92,7 +92,7 @@ class TestBlocks:
         engine = Turned()
         engine.ask("a", [1] * 16, session="one")
         engine.core.step()
-        assert engine.look().blocks == {"one": BlockCount(4, 0)}
+        assert engine.snapshot().blocks == {"one": BlockCount(4, 0)}
         blocks = engine.finish().blocks
         assert blocks == {"one": BlockCount(0, 4)}
 
@@ -102,7 +102,7 @@ class TestBlocks:
         for session in ("one", "two"):
             engine.ask(session, [*shared, *([ord(session[0])] * 8)], session=session)
             engine.finish()
-        assert engine.look().blocks == {None: BlockCount(0, 3), "one": BlockCount(0, 2), "two": BlockCount(0, 2)}
+        assert engine.snapshot().blocks == {None: BlockCount(0, 3), "one": BlockCount(0, 2), "two": BlockCount(0, 2)}
 
     def test_sessions_without_a_name_are_counted_as_one(self):
         engine = Turned()
@@ -122,7 +122,7 @@ class TestBlocks:
         engine = Turned(prefix_cache=False)
         engine.ask("a", [1] * 16, session="one")
         engine.core.step()
-        assert engine.look().blocks == {"one": BlockCount(4, 0)}
+        assert engine.snapshot().blocks == {"one": BlockCount(4, 0)}
         assert engine.finish().blocks == {}
 
     def test_an_edge_that_is_divided_stays_whose_it_was(self):
@@ -132,7 +132,7 @@ class TestBlocks:
         assert life.tree.num_owned == {None: 1, "one": 1, "two": 1}
         life.check()
 
-    def test_looking_for_nobody_in_particular_changes_nothing(self):
+    def test_a_snapshot_changes_nothing(self):
         life = Life()
         life.tree.insert(tokens(1, 2, 3, 4), _allocate(life, 2), "", "one")
         life.tree.match(tokens(1, 2, 3, 4))
@@ -165,13 +165,13 @@ class TestAsking:
             listener = Listener()
             engine.submit([make_request([1] * BLOCK, "r", session_id="one")], listener)
             assert begun.wait(30)
-            asked = engine.look()
-            assert engine.look() is asked, "several wait for the same one"
+            asked = engine.snapshot()
+            assert engine.snapshot() is asked, "several wait for the same one"
             assert not asked.done()
             may_end.set()
-            look = asked.result(30)
-            assert [request.id for request in look.requests] == ["r"]
-            assert look.totals.num_output >= 1
+            snapshot = asked.result(30)
+            assert [request.id for request in snapshot.requests] == ["r"]
+            assert snapshot.totals.num_output >= 1
             listener.wait("r")
 
     def test_who_waits_no_longer_takes_it_from_nobody(self):
@@ -185,17 +185,17 @@ class TestAsking:
             listener = Listener()
             engine.submit([make_request([1] * BLOCK, "r")], listener)
             assert begun.wait(30)
-            asked = engine.look()
+            asked = engine.snapshot()
             assert not asked.cancel()
             may_end.set()
             assert asked.result(30).requests
             listener.wait("r")
             assert listener.events["r"][-1].error is None
 
-    def test_an_engine_that_does_not_run_is_looked_at_as_it_is(self):
+    def test_an_engine_that_does_not_run_gives_a_snapshot_as_it_is(self):
         engine = make_engine()
-        assert engine.look().result(0).requests == ()
+        assert engine.snapshot().result(0).requests == ()
         with engine:
             engine.generate(array("i", [1, 2, 3]), greedy(2))
             until_idle(engine)
-        assert engine.look().done()
+        assert engine.snapshot().done()
