@@ -1,16 +1,22 @@
 """Replicas that say exactly what a test wrote, over real sockets on loopback."""
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+import pytest
+
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.http1 import Http1Upstream
-from hotloop.router.upstream.wire import Answer, Ask, Timeouts
+from hotloop.router.upstream.wire import Answer, Ask, Timeouts, Upstream, UpstreamFailed
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 POST = Ask("POST", "/v1/chat/completions", [(b"content-type", b"application/json")], b"{}")
 
 
@@ -122,6 +128,18 @@ def saying(*parts: bytes, then_hang_up: bool = False) -> Callable[[Visit], Await
     return answer
 
 
+@contextmanager
+def full_queue() -> Iterator[int]:
+    """The port of one who accepts nobody: with its queue of one full, the system lets further connections wait."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+
+
 async def silent(visit: Visit) -> None:
     """Say no more until whoever asked is gone."""
     await visit.reader.read()
@@ -129,3 +147,13 @@ async def silent(visit: Visit) -> None:
 
 async def body_of(answer: Answer) -> bytes:
     return b"".join([piece async for piece in answer.chunks()])
+
+
+async def failure_of(upstream: Upstream, ask: Ask = POST) -> UpstreamFailed:
+    """That of sending, or of reading the body; the place is given back either way."""
+    with pytest.raises(UpstreamFailed) as caught:
+        await body_of(await upstream.send(ask))
+    assert "\n" not in str(caught.value)
+    assert "127.0.0.1" not in str(caught.value)
+    assert upstream.num_open == 0
+    return caught.value

@@ -5,34 +5,28 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.router.upstream.replicas import OK, POST, Replica, Visit, body_of, saying, silent
+from tests.router.upstream import replicas
+from tests.router.upstream.replicas import CHUNKED, HALF, OK, POST, Replica, Visit, body_of, full_queue, saying, silent
 
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
 
-BEGUN = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 SHORT = Timeouts(connect_s=0.05, head_s=0.05, idle_s=0.05)
 
 
 async def half(visit: Visit) -> None:
     """Begin an answer, and never go on."""
-    await visit.say(BEGUN)
+    await visit.say(HALF)
     await silent(visit)
 
 
 async def failure_of(upstream: Http1Upstream, ask: Ask = POST) -> UpstreamFailed:
-    """That of sending, or of reading the body; the place is given back either way."""
-    with pytest.raises(UpstreamFailed) as caught:
-        await body_of(await upstream.send(ask))
-    assert "\n" not in str(caught.value)
-    assert "127.0.0.1" not in str(caught.value)
+    failure = await replicas.failure_of(upstream, ask)
     upstream.check()
-    assert upstream.num_open == 0
     await upstream.aclose()
-    return caught.value
+    return failure
 
 
 async def failure_with(answer: Callable[[Visit], Awaitable[None]], timeouts: Timeouts | None = None) -> UpstreamFailed:
@@ -52,16 +46,11 @@ async def test_nobody_listens() -> None:
 
 
 async def test_nobody_accepts() -> None:
-    """A queue of one that is full: the system lets further connections wait."""
-    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for client in (first, second):
-            client.setblocking(False)
-            client.connect_ex(full.getsockname())
-        address = Address.parse(f"http://127.0.0.1:{full.getsockname()[1]}")
+    with full_queue() as port:
+        address = Address.parse(f"http://127.0.0.1:{port}")
         failure = await failure_of(Http1Upstream(address, max_connections=1, timeouts=SHORT))
     assert (failure.stage, failure.is_timeout) == ("connect", True)
+    assert str(failure) == "no connection to the replica: it did not accept one in 0.05 s"
 
 
 async def test_a_name_nobody_has() -> None:
@@ -97,7 +86,7 @@ async def test_half_a_head() -> None:
 
 
 async def test_half_a_body() -> None:
-    for raw in (BEGUN, CHUNKED + b"4\r\nhalf\r\n", CHUNKED + b"8\r\nhalf"):
+    for raw in (HALF, CHUNKED + b"4\r\nhalf\r\n", CHUNKED + b"8\r\nhalf"):
         failure = await failure_with(saying(raw, then_hang_up=True))
         assert (failure.stage, failure.is_timeout) == ("body", False)
         assert str(failure) == "the replica's answer broke off: it closed the connection"
@@ -109,7 +98,7 @@ async def test_a_body_that_stops() -> None:
 
 
 async def test_what_came_before_a_failure_is_delivered() -> None:
-    async with Replica(saying(BEGUN, then_hang_up=True)) as replica:
+    async with Replica(saying(HALF, then_hang_up=True)) as replica:
         upstream = replica.upstream()
         pieces = (await upstream.send(POST)).chunks()
         await replica.until(lambda replica: replica.num_gone == 1)
@@ -122,7 +111,7 @@ async def test_what_came_before_a_failure_is_delivered() -> None:
 
 async def test_a_connection_reset_within_a_body() -> None:
     async def answer(visit: Visit) -> None:
-        await visit.say(BEGUN)
+        await visit.say(HALF)
         visit.writer.transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
         )

@@ -6,7 +6,7 @@ import socket
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.router.upstream.replicas import OK, POST, Replica, Visit, body_of, saying
+from tests.router.upstream.replicas import CHUNKED, OK, POST, Replica, Visit, body_of, saying
 from tests.router.upstream.serving import Uvicorn
 
 from hotloop.core.errors import RequestError
@@ -14,8 +14,6 @@ from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import MAX_BUFFERED_BYTES
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Ask, Timeouts
-
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 async def echo(visit: Visit) -> None:

@@ -6,13 +6,22 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.router.upstream.http2_replica import Http2Replica, Stream, Trust
-from tests.router.upstream.replicas import OK, POST, Replica, Visit, body_of, saying, silent
+from tests.router.upstream.replicas import (
+    HALF,
+    OK,
+    POST,
+    Replica,
+    Visit,
+    body_of,
+    failure_of,
+    full_queue,
+    saying,
+    silent,
+)
 
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.http2 import HttpxUpstream
 from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
-
-HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
 
 
 @asynccontextmanager
@@ -25,14 +34,6 @@ async def connected(
         yield upstream
         await upstream.aclose()
         assert upstream.num_open == 0
-
-
-async def failure_of(upstream: HttpxUpstream) -> UpstreamFailed:
-    with pytest.raises(UpstreamFailed) as caught:
-        await body_of(await upstream.send(POST))
-    assert "\n" not in str(caught.value)
-    assert upstream.num_open == 0
-    return caught.value
 
 
 async def test_many_share_one_connection(trust: Trust) -> None:
@@ -173,6 +174,16 @@ async def test_silence_is_a_timeout(trust: Trust) -> None:
     async with connected(Http2Replica(Stream.begin, trust), trust, Timeouts(idle_s=0.05)) as upstream:
         failure = await failure_of(upstream)
         assert (failure.stage, failure.is_timeout) == ("body", True)
+
+
+async def test_nobody_accepts() -> None:
+    with full_queue() as port:
+        address = Address.parse(f"https://127.0.0.1:{port}")
+        upstream = HttpxUpstream(address, max_connections=1, timeouts=Timeouts(connect_s=0.05))
+        failure = await failure_of(upstream)
+        await upstream.aclose()
+    assert (failure.stage, failure.is_timeout) == ("connect", True)
+    assert str(failure) == "no connection to the replica: it did not accept one in 0.05 s"
 
 
 async def test_closing_ends_what_is_under_way_and_turns_away_what_follows(trust: Trust) -> None:

@@ -6,7 +6,6 @@ A replica is not trusted: heads, trailers and what is buffered for a slow reader
 """
 
 import asyncio
-import os
 from collections import deque
 from typing import Self, cast
 
@@ -16,7 +15,7 @@ from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.deadline import Deadline
 from hotloop.router.upstream.pool import Pool
 from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed
+from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, describe
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -55,10 +54,9 @@ class Connection(asyncio.Protocol):
         self.deadline.clear()
         if can_reuse and not self.is_writing and not self.is_lost:
             self.resume()
-            self._pool.put(self)
         else:
             self.abort()
-            self._pool.free()
+        self._pool.put(self)
 
     def pause(self) -> None:
         self._transport.pause_reading()
@@ -194,8 +192,7 @@ class Http1Answer:
 
     def time_out(self) -> None:
         """Nothing came for as long as was allowed."""
-        limit_s = self._timeouts.idle_s if self._has_head else self._timeouts.head_s
-        self._fail(f"nothing came for {limit_s:g} s", is_timeout=True)
+        self._end(self._timeouts.expired(self._stage()))
 
     def on_message_begin(self) -> None:
         """Also of a 1xx before the answer, and of an answer nobody asked for after it."""
@@ -257,23 +254,21 @@ class Http1Answer:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def _fail(self, reason: str, *, is_timeout: bool = False) -> None:
-        if self._connection is not None:
-            before: Stage = "send" if self._connection.is_writing else "head"
-            self._failure = UpstreamFailed(reason, stage="body" if self._has_head else before, is_timeout=is_timeout)
-            self._end()
-
-    def _end(self) -> None:
+    def _stage(self) -> Stage:
         assert self._connection is not None
-        connection, self._connection, self._parser = self._connection, None, None
-        connection.let_go(can_reuse=self._failure is None and self._keeps_alive and self._fault is None)
+        if self._has_head:
+            return "body"
+        return "send" if self._connection.is_writing else "head"
+
+    def _fail(self, reason: str) -> None:
+        if self._connection is not None:
+            self._end(UpstreamFailed(reason, stage=self._stage()))
+
+    def _end(self, failure: UpstreamFailed | None = None) -> None:
+        assert self._connection is not None
+        connection, self._connection, self._parser, self._failure = self._connection, None, None, failure
+        connection.let_go(can_reuse=failure is None and self._keeps_alive and self._fault is None)
         self._wake()
-
-
-def describe(error: Exception) -> str:
-    """In words, without the address that the system's own words hold."""
-    number = getattr(error, "errno", None)
-    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
 def _fault(status: int, headers: Headers) -> str | None:

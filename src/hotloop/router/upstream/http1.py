@@ -1,4 +1,5 @@
-"""Plain HTTP/1.1 to one replica over kept connections, by hand: its cost is added to every request.
+"""Plain HTTP/1.1 to one replica over kept connections, by hand: its cost is added to every request, and
+aiohttp's is about three times as much (docs/architecture.md, "The way to a replica").
 
 A connection that had been used before and ends before anything of an answer came was closed by the replica while it lay
 idle; the request is sent once more, on a fresh one. Nothing else is ever sent twice: that is for the caller to decide.
@@ -7,9 +8,9 @@ idle; the request is sent once more, on a fresh one. Nothing else is ever sent t
 import asyncio
 
 from hotloop.router.upstream.address import Address
-from hotloop.router.upstream.connection import Connection, Http1Answer, describe
+from hotloop.router.upstream.connection import Connection, Http1Answer
 from hotloop.router.upstream.pool import Pool
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed, check_ask
+from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed, check_ask, describe
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -81,13 +82,13 @@ class Http1Upstream:
 
     async def _open(self) -> Connection:
         if self._is_closed:
-            raise UpstreamFailed("it was taken out of the fleet", stage="connect")
-        loop, address, limit_s = asyncio.get_running_loop(), self._address, self._timeouts.connect_s
+            raise UpstreamFailed.removed()
+        loop, address = asyncio.get_running_loop(), self._address
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._timeouts.connect_s):
                 _, connection = await loop.create_connection(lambda: Connection(self._pool), address.host, address.port)
         except TimeoutError:
-            raise UpstreamFailed(f"it did not accept one in {limit_s:g} s", stage="connect", is_timeout=True) from None
+            raise self._timeouts.expired("connect") from None
         except (OSError, UnicodeError) as error:
             raise UpstreamFailed(describe(error), stage="connect") from None
         self._connections.add(connection)

@@ -19,10 +19,9 @@ import httpx
 
 from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.address import Address
-from hotloop.router.upstream.connection import describe
 from hotloop.router.upstream.pool import MAX_IDLE_S
 from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Ask, Headers, Stage, Timeouts, UpstreamFailed, check_ask
+from hotloop.router.upstream.wire import Ask, Headers, Stage, Timeouts, UpstreamFailed, check_ask, describe
 
 
 class Lane:
@@ -37,14 +36,14 @@ class Lane:
 class Attempt:
     """How far a request has got, as httpx tells it. The time for a head runs from when something is sent."""
 
-    def __init__(self, head_s: float) -> None:
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
         self.stage: Stage = "connect"
         self.is_fresh = False
         """Whether a connection was opened for it."""
         self.is_shared = False
         """Whether other answers come over the same connection."""
         self.limit = asyncio.timeout(None)
-        self._head_s = head_s
 
     async def __call__(self, event: str, details: dict[str, Any]) -> None:
         protocol, _, step = event.partition(".")
@@ -53,7 +52,7 @@ class Attempt:
             self.is_fresh = True
         elif step == "send_request_headers.started":
             self.stage = "send"
-            self.limit.reschedule(asyncio.get_running_loop().time() + self._head_s)
+            self.limit.reschedule(asyncio.get_running_loop().time() + self.timeouts.head_s)
         elif step == "receive_response_headers.started":
             self.stage = "head"
 
@@ -79,13 +78,13 @@ class HttpxUpstream:
 
     async def send(self, ask: Ask) -> "HttpxAnswer":
         check_ask(ask)
-        attempt = Attempt(self._timeouts.head_s)
+        attempt = Attempt(self._timeouts)
         try:
             return await self._try(ask, attempt)
         except UpstreamFailed as failure:
             if attempt.is_fresh or failure.stage == "connect" or failure.is_timeout:
                 raise
-        return await self._try(ask, Attempt(self._timeouts.head_s))
+        return await self._try(ask, Attempt(self._timeouts))
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -105,18 +104,18 @@ class HttpxUpstream:
 
     async def _try(self, ask: Ask, attempt: Attempt) -> "HttpxAnswer":
         if self._is_closed:
-            raise UpstreamFailed("it was taken out of the fleet", stage="connect")
+            raise UpstreamFailed.removed()
         lane = self._lane
         lane.num_answers += 1
         try:
-            with _failures(attempt, self._timeouts.head_s):
+            with _failures(attempt):
                 async with attempt.limit:
                     response = await lane.transport.handle_async_request(self._render(ask, attempt))
         except BaseException:
             await self.leave(lane, is_spoilt=attempt.is_shared)
             raise
         attempt.stage = "body"
-        return HttpxAnswer(self, lane, attempt, response, self._timeouts.idle_s)
+        return HttpxAnswer(self, lane, attempt, response)
 
     def _render(self, ask: Ask, attempt: Attempt) -> httpx.Request:
         """The target goes beside the address, since httpx would write it its own way."""
@@ -140,9 +139,7 @@ class HttpxUpstream:
 class HttpxAnswer:
     """An answer as httpx reads it. Its iteration is its body."""
 
-    def __init__(
-        self, upstream: HttpxUpstream, lane: Lane, attempt: Attempt, response: httpx.Response, idle_s: float
-    ) -> None:
+    def __init__(self, upstream: HttpxUpstream, lane: Lane, attempt: Attempt, response: httpx.Response) -> None:
         self.status = response.status_code
         self.headers: Headers = end_to_end(response.headers.raw)
         self._upstream = upstream
@@ -150,7 +147,6 @@ class HttpxAnswer:
         self._attempt = attempt
         self._response = response
         self._pieces = cast(AsyncGenerator[bytes, None], response.aiter_raw())
-        self._idle_s = idle_s
         self._is_whole = self._is_over = False
 
     def chunks(self) -> Self:
@@ -161,8 +157,8 @@ class HttpxAnswer:
 
     async def __anext__(self) -> bytes:
         try:
-            with _failures(self._attempt, self._idle_s):
-                async with asyncio.timeout(self._idle_s):
+            with _failures(self._attempt):
+                async with asyncio.timeout(self._attempt.timeouts.idle_s):
                     return await anext(self._pieces)
         except StopAsyncIteration:
             self._is_whole = True
@@ -184,14 +180,14 @@ class HttpxAnswer:
 
 
 @contextmanager
-def _failures(attempt: Attempt, limit_s: float) -> Iterator[None]:
+def _failures(attempt: Attempt) -> Iterator[None]:
     """What httpx and those below it raise, as one kind of failure."""
     try:
         yield
     except httpx.ConnectTimeout:
-        raise UpstreamFailed("it did not accept one in time", stage="connect", is_timeout=True) from None
+        raise attempt.timeouts.expired("connect") from None
     except TimeoutError:
-        raise UpstreamFailed(f"nothing came for {limit_s:g} s", stage=attempt.stage, is_timeout=True) from None
+        raise attempt.timeouts.expired(attempt.stage) from None
     except (httpx.TransportError, h2.exceptions.H2Error, OSError) as error:
         raise UpstreamFailed(describe(error), stage=attempt.stage) from None
 

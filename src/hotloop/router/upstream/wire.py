@@ -5,11 +5,12 @@ described decides what may follow it: before "body" nothing was heard of an answ
 Nothing here knows what the bytes mean, or which replica was chosen and why.
 """
 
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from hotloop.core.errors import HotloopError, RequestError
 
@@ -85,6 +86,14 @@ class Timeouts:
     idle_s: float = 300.0
     """Between two pieces of a body."""
 
+    def expired(self, stage: Stage) -> "UpstreamFailed":
+        """The failure of a replica that took longer than it may."""
+        if stage == "connect":
+            reason = f"it did not accept one in {self.connect_s:g} s"
+        else:
+            reason = f"nothing came for {self.idle_s if stage == 'body' else self.head_s:g} s"
+        return UpstreamFailed(reason, stage=stage, is_timeout=True)
+
 
 class UpstreamFailed(HotloopError):
     """A replica could not be reached, did not answer, or broke off.
@@ -97,6 +106,16 @@ class UpstreamFailed(HotloopError):
         super().__init__(f"{_WHAT_FAILED[stage]}: {reason}")
         self.stage: Stage = stage
         self.is_timeout = is_timeout
+
+    @classmethod
+    def removed(cls) -> Self:
+        return cls("it was taken out of the fleet", stage="connect")
+
+
+def describe(error: Exception) -> str:
+    """In words, without the address that the system's own words hold."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
 def check_ask(ask: Ask) -> None:
