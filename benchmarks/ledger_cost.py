@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.route.processes import cpu_s_of
 from hotloop.bench.figures import figures_table
 from hotloop.bench.serving import ChildServer, exit_on_sigterm, replay_server
-from hotloop.bench.workload import Job, generate_jobs, read_jobs
+from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 from hotloop.trace.store import TraceStore
 
 MAX_CHARS = 26_000
@@ -38,14 +38,14 @@ class Lane:
     tokens_per_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
-    def run(self, server: ChildServer, jobs: Sequence[Job], num_agents: int) -> None:
+    def run(self, server: ChildServer, jobs: Sequence[AgentJob], num_agents: int) -> None:
         before = cpu_s_of(server.pid or 0)
         summary = replay_server(self.label, server.url, jobs, num_agents=num_agents)
         self.cpu_s.append(cpu_s_of(server.pid or 0) - before)
         self.tokens_per_s.append(summary.output_tokens_per_s)
 
 
-def measure(jobs: Sequence[Job], *, num_rounds: int, num_agents: int) -> tuple[list[Lane], int]:
+def measure(jobs: Sequence[AgentJob], *, num_rounds: int, num_agents: int) -> tuple[list[Lane], int]:
     """Without, without again, with; and how many spans were recorded. A first round is thrown away: caches are cold."""
     lanes = [Lane("off"), Lane("off again"), Lane("on")]
     with tempfile.TemporaryDirectory() as folder:

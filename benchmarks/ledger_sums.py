@@ -36,7 +36,7 @@ from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.trace import names
-from hotloop.trace.ledger import RunLedger, Tokens, build_ledger
+from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import StoreTracer, TraceStore
 
@@ -154,7 +154,7 @@ def _compare(ran: Sequence[Ran], path: Path, engine: dict[str, int]) -> Sums:
         roots[root.attributes[names.RUN_ID]] = root, build_ledger(spans)
     rows = [_row(each, *roots[each.run_id]) for each in ran]
     ledgers = [ledger for _, ledger in roots.values()]
-    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), Tokens())
+    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), TokenCounts())
     return Sums(rows, {name: getattr(did, name) for name in METRICS}, engine, _see([*chain.from_iterable(traces)]))
 
 

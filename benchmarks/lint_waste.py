@@ -36,7 +36,7 @@ from hotloop.lint.engine import lint_run
 from hotloop.lint.meter import Count, Meter, estimate
 from hotloop.lint.requests import Exchange
 from hotloop.lint.rules import RULES
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 from hotloop.lint.shapes.answer import join_events
 
 MAX_OUT = 16
@@ -88,7 +88,7 @@ async def measure(url: str, scripts: Sequence[Script], breakers: Sequence[Breake
     return rows
 
 
-def _row(breaker: Breaker, held: Held, runs: Sequence[Run]) -> Row:
+def _row(breaker: Breaker, held: Held, runs: Sequence[LintedRun]) -> Row:
     later = [taken for taken in held.taken if taken.number]
     rules = [rule for rule in RULES if rule.id <= LAST_OF_PREFIX]
     again = [found for run in runs for found in lint_run(run, rules, Costs(), begin=run.steps[0].asked.index + 1)]

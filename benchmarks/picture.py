@@ -6,7 +6,7 @@ python -m benchmarks.picture docs/turns.svg
 import sys
 from pathlib import Path
 
-from hotloop.bench.replay import Progress, Step
+from hotloop.bench.replay import Progress, ReplayedTurn
 from hotloop.bench.serving import NAIVE, exit_on_sigterm, replay_child
 from hotloop.bench.workload import generate_jobs
 
@@ -18,11 +18,11 @@ NAIVE_COLOUR, OUR_COLOUR, GRID_COLOUR = "#c9c9d1", "#e4572e", "#8a8a95"
 def main() -> int:
     exit_on_sigterm()
     jobs = generate_jobs(num_jobs=1, num_turns=NUM_TURNS, num_output=24)
-    runs: list[list[Step]] = []
+    runs: list[list[ReplayedTurn]] = []
     for flags in (NAIVE, ()):
-        steps: list[Step] = []
+        steps: list[ReplayedTurn] = []
 
-        def watch(progress: Progress, steps: list[Step] = steps) -> None:
+        def watch(progress: Progress, steps: list[ReplayedTurn] = steps) -> None:
             if progress.step:
                 steps.append(progress.step)
 
@@ -32,7 +32,7 @@ def main() -> int:
     return 0
 
 
-def draw(naive: list[Step], ours: list[Step]) -> str:
+def draw(naive: list[ReplayedTurn], ours: list[ReplayedTurn]) -> str:
     tokens = [[float(step.usage.num_prompt - step.usage.num_cached) for step in run] for run in (naive, ours)]
     waits = [[step.ttft_s * 1000 for step in run] for run in (naive, ours)]
     panels = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.bench.questions import Question
+from hotloop.bench.questions import ToolQuestion
 from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.bench.workflows import generate_workflows
 from hotloop.core.errors import ConfigError
@@ -96,7 +96,7 @@ def _name_of(tool: Any) -> str:
         raise ConfigError(f"a transcript has a tool without a name: {tool!r:.100}") from None
 
 
-def _transcript_of(question: Question) -> Transcript:
+def _transcript_of(question: ToolQuestion) -> Transcript:
     """The history before a question, and the call it asks for."""
     system, *history = question.messages
     calls: Iterable[Json] = ({"function": {"name": name}} for call in question.expected for name in call)

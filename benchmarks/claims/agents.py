@@ -21,7 +21,7 @@ from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.foresight import Foresight
 from hotloop.bench.client import ChatClient
-from hotloop.bench.questions import Question
+from hotloop.bench.questions import ToolQuestion
 from hotloop.bench.serving import ChildServer
 from hotloop.bench.tools import Manner, Measured, learn, measure
 from hotloop.bench.tools_report import figures_of
@@ -119,7 +119,7 @@ def write_workflows(path: Path, num_rounds: int = 4) -> None:
     path.write_bytes(b"\n".join(msgspec.json.encode(row) for row in rows))
 
 
-def _transcripts(questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+def _transcripts(questions: Sequence[ToolQuestion]) -> Iterator[dict[str, Any]]:
     """A workflow's last question has all that went before it; behind that come its call, the result and an answer."""
     for question, following in zip(questions, [*questions[1:], None], strict=True):
         if following is None or len(following.messages) <= len(question.messages):

@@ -15,7 +15,7 @@ from benchmarks.claims.published import LOOP
 from benchmarks.claims.row import Row
 from hotloop.bench.replay import Progress
 from hotloop.bench.serving import ChildServer, replay_server
-from hotloop.bench.workload import ChatMessage, Job, Turn
+from hotloop.bench.workload import AgentJob, ChatMessage, WorkloadTurn
 from hotloop.core.errors import RemoteError
 
 _FIRST, _STEP = 200, 300
@@ -47,7 +47,7 @@ def _read_tokens(flags: Sequence[str], num_steps: int) -> tuple[int, ...]:
     return tuple(accumulate(steps))
 
 
-def fit_job(url: str, num_steps: int) -> Job:
+def fit_job(url: str, num_steps: int) -> AgentJob:
     """A job whose prompts have exactly as many tokens as they should, or as near as whole words allow."""
     messages: list[ChatMessage] = []
     turns = []
@@ -56,8 +56,8 @@ def fit_job(url: str, num_steps: int) -> Job:
             if messages:
                 messages = [*messages, {"role": "assistant", "content": "Go on."}]
             messages = _fit(http, url, messages, _FIRST + step * _STEP)
-            turns.append(Turn(tuple(messages), 1))
-    return Job("loop", tuple(turns))
+            turns.append(WorkloadTurn(tuple(messages), 1))
+    return AgentJob("loop", tuple(turns))
 
 
 def _fit(http: httpx.Client, url: str, before: Sequence[ChatMessage], num_tokens: int) -> list[ChatMessage]:

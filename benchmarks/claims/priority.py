@@ -13,14 +13,14 @@ from benchmarks.claims.row import Row
 from benchmarks.claims.served import Served
 from hotloop.bench.client import ChatClient
 from hotloop.bench.serving import ChildServer
-from hotloop.bench.workload import Job, generate_jobs
+from hotloop.bench.workload import AgentJob, generate_jobs
 from hotloop.core.errors import RemoteError
 
 _FLAGS = ("--no-drafts",)
 _OPTIONS: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
-async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: str, way: str = "") -> Served:
+async def share(client: ChatClient, user: AgentJob, fleet: Sequence[AgentJob], priority: str, way: str = "") -> Served:
     """The user's turns one after the other, while the fleet, in this class, works without end. What was read the same
     way need not be recomputed; what others have read is not found. Tokens are everybody's, latencies the user's alone.
     """
@@ -47,7 +47,7 @@ async def share(client: ChatClient, user: Job, fleet: Sequence[Job], priority: s
     return shared
 
 
-async def _work(client: ChatClient, job: Job, priority: str, options: Mapping[str, Any], shared: Served) -> None:
+async def _work(client: ChatClient, job: AgentJob, priority: str, options: Mapping[str, Any], shared: Served) -> None:
     """Counted piece by piece: the last answer is not waited for."""
     while True:
         for turn in job.turns:
@@ -61,7 +61,11 @@ def measure_priority(num_turns: int, num_workers: int) -> Row:
 
     async def run(url: str) -> list[Served]:
         async with ChatClient(url) as client:
-            ways: Sequence[tuple[Sequence[Job], str]] = ((), "alone"), (fleet, "background"), (fleet, "interactive")
+            ways: Sequence[tuple[Sequence[AgentJob], str]] = (
+                ((), "alone"),
+                (fleet, "background"),
+                (fleet, "interactive"),
+            )
             seen = []
             for jobs, name in ways:
                 await share(client, user, [], name, name)  # reads what all of them share

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.claims.published import PREFIX, STREAM
 from benchmarks.claims.row import Row
 from hotloop.bench.serving import replay_child
-from hotloop.bench.workload import Job, generate_jobs, read_jobs
+from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 
 _NO_DRAFTS = "--no-drafts"
 _NUM_OUTPUT = 8
@@ -16,7 +16,7 @@ def measure_prefix(data: Path, num_jobs: int) -> list[Row]:
     """The last prompts of recorded runs, one run after the other: no two share more than what stands before the first
     turn. The first of them is read whole, with and without."""
     read = read_jobs(data, max_jobs=num_jobs, max_turns=100, max_output=_NUM_OUTPUT, max_chars=_MAX_CHARS)
-    jobs = [Job(job.id, job.turns[-1:]) for job in read]
+    jobs = [AgentJob(job.id, job.turns[-1:]) for job in read]
     without, with_ = (
         replay_child("", flags, jobs, num_agents=1) for flags in ((_NO_DRAFTS, "--no-prefix-cache"), (_NO_DRAFTS,))
     )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.random_models import Shape
-from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.backend import Batch, SampleRow, Sampling
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.core.request import Request, SamplingParams
 
@@ -60,7 +60,7 @@ class Feeder:
         flight = self._backend.launch(self._batch(counts))
         parts = flight.logits.clone().split(list(counts.values()))
         request = Request("parity", [0], SamplingParams(temperature=0))
-        flight.sample(Sampling([Row(request, 1)] * sum(counts.values())))
+        flight.sample(Sampling([SampleRow(request, 1)] * sum(counts.values())))
         flight.wait()
         for (i, count), logits in zip(counts.items(), parts, strict=True):
             self._num_fed[i] += count

@@ -10,7 +10,7 @@ from benchmarks.lint_breakers.prefixes import PREFIXES
 from benchmarks.lint_breakers.talk import Breaker, Broken, Spot, Talk
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
-from hotloop.lint.finding import Finding, Place, Severity
+from hotloop.lint.finding import Finding, Severity, TextPlace
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.shapes.answer import parse_answer
@@ -110,7 +110,7 @@ def _wrong_places(spots: Sequence[Spot], found: Sequence[Finding], known: Collec
     return f"{len(lost)} not found {lost[:1]}, {len(odd)} elsewhere {odd[:1]}" if lost or odd else ""
 
 
-def _is_at(spot: Spot, place: Place, first: int) -> bool:
+def _is_at(spot: Spot, place: TextPlace, first: int) -> bool:
     """The first request of a run, compared with another run's, may have it in the same place as the ones behind it."""
     is_there = place.path == spot.path and place.request - first in (spot.number, 0)
     return is_there and (not spot.end or spot.begin <= place.begin <= place.end <= spot.end)

@@ -22,7 +22,7 @@ from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, Replay, replay
 from hotloop.bench.report import Summary, ratios, summarise, table_of
 from hotloop.bench.serving import ChildServer
-from hotloop.bench.workload import Job
+from hotloop.bench.workload import AgentJob
 from hotloop.core.errors import RemoteError
 
 _PROBE_BYTES = 32 << 20  # so small that the cache bounds the context, which then tells what a token takes
@@ -78,7 +78,7 @@ def fleet_table(sides: Sequence[FleetSide]) -> Table:
 
 def run_side(
     policy: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[AgentJob],
     *,
     num_replicas: int,
     num_agents: int,
@@ -99,7 +99,7 @@ def run_side(
 
 
 async def _replay(
-    url: str, jobs: Sequence[Job], num_agents: int, gap_s: float, watch: Callable[[Progress], None]
+    url: str, jobs: Sequence[AgentJob], num_agents: int, gap_s: float, watch: Callable[[Progress], None]
 ) -> Replay:
     async with ChatClient(url) as client:
         return await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
@@ -124,7 +124,7 @@ def _busiest_by_mean(loads: Sequence[int]) -> float:
     return max(loads) / mean if mean else 0.0
 
 
-def size_room(jobs: Sequence[Job], num_agents: int, flags: Sequence[str] = ()) -> str:
+def size_room(jobs: Sequence[AgentJob], num_agents: int, flags: Sequence[str] = ()) -> str:
     """The `kv_memory` that holds so many of these agents at their longest: what they share once, and what is theirs."""
     with ChildServer([*flags, "--kv-memory", f"{_PROBE_BYTES}b"]) as server, httpx.Client(timeout=60) as http:
         model = http.get(f"{server.url}/v1/models").json()["data"][0]

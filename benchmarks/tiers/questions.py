@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hotloop.bench.questions import Expected, Json, Question, is_right
+from hotloop.bench.questions import Expected, Json, ToolQuestion, is_right
 from hotloop.core.message import ToolCall
 from hotloop.router.tiers.config import Task
 
@@ -31,7 +31,7 @@ class TierQuestion:
     """Of the message that came back."""
 
 
-def mix(questions: Mapping[str, Sequence[Question]], num_each: int) -> list[TierQuestion]:
+def mix(questions: Mapping[str, Sequence[ToolQuestion]], num_each: int) -> list[TierQuestion]:
     """So many of each kind, one kind after the other in turn. No question is used for two kinds."""
     simple, multiple, parallel = (list(questions[name]) for name in ("simple", "multiple", "parallel"))
     kinds: list[list[TierQuestion]] = [
@@ -46,26 +46,26 @@ def mix(questions: Mapping[str, Sequence[Question]], num_each: int) -> list[Tier
 
 
 def _take(
-    questions: Iterable[Question], make: Callable[[Question], TierQuestion | None], num_each: int
+    questions: Iterable[ToolQuestion], make: Callable[[ToolQuestion], TierQuestion | None], num_each: int
 ) -> list[TierQuestion]:
     made = (each for each in map(make, questions) if each is not None)
     return [question for question, _ in zip(made, range(num_each), strict=False)]
 
 
-def _one_call(question: Question) -> TierQuestion:
+def _one_call(question: ToolQuestion) -> TierQuestion:
     return TierQuestion(question.id, "call", _tool_body(question), None, lambda m: _has_calls(question, m))
 
 
-def _tool_choice(question: Question) -> TierQuestion:
+def _tool_choice(question: ToolQuestion) -> TierQuestion:
     return TierQuestion(question.id, "tool choice", _tool_body(question), None, lambda m: _has_calls(question, m))
 
 
-def _several_calls(question: Question) -> TierQuestion:
+def _several_calls(question: ToolQuestion) -> TierQuestion:
     body = _tool_body(question)
     return TierQuestion(question.id, "several calls", body, "reasoning", lambda m: _has_calls(question, m))
 
 
-def _classification(question: Question) -> TierQuestion | None:
+def _classification(question: ToolQuestion) -> TierQuestion | None:
     """Which of the functions is the one for it?"""
     if len(question.tools) < 2 or len(question.expected) != 1:
         return None
@@ -78,7 +78,7 @@ def _classification(question: Question) -> TierQuestion | None:
     return TierQuestion(question.id, "classification", body, "classification", lambda m: m.get("content") == wanted)
 
 
-def _extraction(question: Question) -> TierQuestion | None:
+def _extraction(question: ToolQuestion) -> TierQuestion | None:
     """The arguments of the call, as JSON of their schema."""
     if len(question.expected) != 1:
         return None
@@ -95,7 +95,7 @@ def _extraction(question: Question) -> TierQuestion | None:
     return TierQuestion(question.id, "extraction", body, "extraction", has_values)
 
 
-def _fact(question: Question) -> TierQuestion | None:
+def _fact(question: ToolQuestion) -> TierQuestion | None:
     """One value of the call, asked for by its description."""
     if len(question.expected) != 1:
         return None
@@ -120,13 +120,13 @@ def _find_fact(expected: Expected) -> tuple[str, str, Sequence[Any]] | None:
     return None
 
 
-def _has_calls(question: Question, message: Mapping[str, Any]) -> bool:
+def _has_calls(question: ToolQuestion, message: Mapping[str, Any]) -> bool:
     calls = message.get("tool_calls") or []
     parsed = [ToolCall("", call["function"]["name"], call["function"]["arguments"]) for call in calls]
     return is_right(question, parsed)
 
 
-def _tool_body(question: Question) -> Json:
+def _tool_body(question: ToolQuestion) -> Json:
     return {
         "messages": list(question.messages),
         "tools": list(question.tools),
@@ -141,7 +141,7 @@ def _body(asked: str, max_tokens: int) -> Json:
     return {"messages": [{"role": "user", "content": asked}], "temperature": 0, "max_tokens": max_tokens}
 
 
-def _said(question: Question) -> str:
+def _said(question: ToolQuestion) -> str:
     return "\n".join(str(message["content"]) for message in question.messages if message["role"] == "user")
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.tiny import EOS_ID, make_request
 
-from hotloop.backends.backend import Row
+from hotloop.backends.backend import SampleRow
 from hotloop.backends.sampler import Rows, _shape, choose, logprob, uniform
 from hotloop.backends.sampler import sample as sample_row
 from hotloop.core.request import Request, SamplingParams
@@ -27,8 +27,8 @@ def request(*output: int, seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **
     return made
 
 
-def row_of(made: Request) -> Row:
-    return Row(made, made.num_tokens)
+def row_of(made: Request) -> SampleRow:
+    return SampleRow(made, made.num_tokens)
 
 
 def sample_all(logits: NDArray[np.float32], requests: list[Request]) -> list[int]:
@@ -203,7 +203,7 @@ def test_a_row_of_nothing_is_not_sound() -> None:
 
 def test_a_row_knows_the_tokens_before_it_whoever_has_them() -> None:
     made = request(5, 6)
-    row = Row(made, 8, [7, 8, 9])
+    row = SampleRow(made, 8, [7, 8, 9])
     assert row.token_ids().tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
     made.token_ids.extend([7, 8])  # two of the drafts were right
     assert row.token_ids().tolist() == [1, 2, 3, 5, 6, 7, 8, 9]

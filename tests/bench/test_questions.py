@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hotloop.bench.questions import Question, SchemaCheck, is_right, is_well_formed
+from hotloop.bench.questions import SchemaCheck, ToolQuestion, is_right, is_well_formed
 from hotloop.core.message import ToolCall
 
 PARAMETERS = {
@@ -16,8 +16,8 @@ PARAMETERS = {
 TOOL = {"type": "function", "function": {"name": "weather.get", "parameters": PARAMETERS}}
 
 
-def question(*expected: dict[str, Any]) -> Question:
-    return Question("q", "simple", ({"role": "user", "content": "Hi"},), (TOOL,), expected)
+def question(*expected: dict[str, Any]) -> ToolQuestion:
+    return ToolQuestion("q", "simple", ({"role": "user", "content": "Hi"},), (TOOL,), expected)
 
 
 def call(arguments: Any, name: str = "weather.get") -> ToolCall:

@@ -6,19 +6,19 @@ import json
 import pytest
 from rich.console import Console
 
-from hotloop.bench.replay import Replay, Step
+from hotloop.bench.replay import Replay, ReplayedTurn
 from hotloop.bench.report import json_of, percentile, ratios, summarise, table_of
-from hotloop.bench.workload import Job, Turn
+from hotloop.bench.workload import AgentJob, WorkloadTurn
 from hotloop.core.request import Usage
 
 SYSTEM = {"role": "system", "content": "s" * 80}
 USER = {"role": "user", "content": "u" * 20}
-JOBS = [Job(name, (Turn((SYSTEM, USER), 8), Turn((SYSTEM, USER, USER), 8))) for name in ("a", "b")]
+JOBS = [AgentJob(name, (WorkloadTurn((SYSTEM, USER), 8), WorkloadTurn((SYSTEM, USER, USER), 8))) for name in ("a", "b")]
 
 
 def make_run(slow: float, *, num_cached: int = 0) -> Replay:
     steps = [
-        Step(job.id, turn, 0.1 * slow, 1.0 * slow, Usage(100 + 50 * turn, num_cached, 8))
+        ReplayedTurn(job.id, turn, 0.1 * slow, 1.0 * slow, Usage(100 + 50 * turn, num_cached, 8))
         for job in JOBS
         for turn in (0, 1)
     ]

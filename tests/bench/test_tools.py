@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.bench.fake_tools import Calls, FakeToolServer, first_tool
 
-from hotloop.bench.client import Answer, CallPiece, ChatClient, Delta, Gathered
+from hotloop.bench.client import CallPiece, ChatAnswer, ChatClient, Delta, Gathered
 from hotloop.bench.questions import SchemaCheck
 from hotloop.bench.tools import Manner, Measured, learn, measure
 from hotloop.bench.tools_report import figures_of, figures_of_all, tools_json
@@ -135,5 +135,5 @@ def test_an_answer_is_text_when_there_is_no_call():
     for delta in (Delta("a"), Delta("b"), Delta(finish_reason="stop")):
         gathered.add(delta)
     answer = gathered.answer()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ChatAnswer)
     assert (answer.text, answer.calls, answer.finish_reason) == ("ab", (), "stop")

@@ -7,16 +7,16 @@ import pytest
 from rich.console import Console
 from tests.cli.test_main import hotloop
 
-from hotloop.bench.replay import Progress, Step
+from hotloop.bench.replay import Progress, ReplayedTurn
 from hotloop.bench.workload import generate_jobs
-from hotloop.cli.demo import Fleet
+from hotloop.cli.demo import AgentTable
 from hotloop.core.request import Usage
 
 JOBS = generate_jobs(num_jobs=2, num_turns=3, num_output=4)
-DONE = Progress("agent-1", 1, step=Step("agent-1", 1, 0.25, 1.0, Usage(1000, 900, 4)))
+DONE = Progress("agent-1", 1, step=ReplayedTurn("agent-1", 1, 0.25, 1.0, Usage(1000, 900, 4)))
 
 
-def shown(fleet: Fleet) -> str:
+def shown(fleet: AgentTable) -> str:
     console = Console(file=io.StringIO(), width=120)
     with console.capture() as capture:
         console.print(fleet)
@@ -24,7 +24,7 @@ def shown(fleet: Fleet) -> str:
 
 
 def test_the_panel_follows_every_agent():
-    fleet = Fleet.of(JOBS)
+    fleet = AgentTable.of(JOBS)
     fleet.update(Progress("agent-1", 1))
     assert "prefilling ..." in shown(fleet)
     fleet.update(Progress("agent-1", 1, text="[bold] said"))
@@ -36,7 +36,7 @@ def test_the_panel_follows_every_agent():
 
 def test_without_a_terminal_every_turn_is_a_line():
     output = io.StringIO()
-    fleet = Fleet.of(JOBS, Console(file=output, width=40))
+    fleet = AgentTable.of(JOBS, Console(file=output, width=40))
     fleet.update(Progress("agent-1", 1))
     fleet.update(Progress("agent-1", 1, text="[bold]"))
     fleet.update(DONE)

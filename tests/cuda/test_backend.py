@@ -13,7 +13,7 @@ from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights
 
-from hotloop.backends.backend import Batch, Row, Sampling
+from hotloop.backends.backend import Batch, SampleRow, Sampling
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
@@ -67,7 +67,7 @@ def make_backend(
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:
     flight = backend.launch(step)
     logits = flight.logits.cpu().numpy().copy()
-    flight.sample(Sampling([Row(make_request([1]), 1)] * len(step.wanted)))
+    flight.sample(Sampling([SampleRow(make_request([1]), 1)] * len(step.wanted)))
     flight.wait()
     return logits
 
@@ -285,7 +285,7 @@ def test_logits_that_are_no_numbers_fail_their_request(device: str) -> None:
     backend = make_backend(model, device)
     flight = backend.launch(batch(([1, 2], 0, [0]), ([3], 0, [1]), wanted=[1, 2]))
     flight.logits[0, 5] = float("nan")
-    flight.sample(Sampling([Row(make_request([1, 2]), 2), Row(make_request([3]), 1)]))
+    flight.sample(Sampling([SampleRow(make_request([1, 2]), 2), SampleRow(make_request([3]), 1)]))
     chosen = flight.wait()
     with pytest.raises(BackendError, match="not numbers"):
         chosen.token(0)

@@ -16,8 +16,8 @@ from hotloop.core.errors import RemoteError
 from hotloop.doctor import advice as advice_module
 from hotloop.doctor import prompts
 from hotloop.doctor.advice import advise
-from hotloop.doctor.examine import CHECKS, Examination, Pace, examine
-from hotloop.doctor.finding import Finding, Verdict
+from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examine
+from hotloop.doctor.finding import CheckResult, Verdict
 from hotloop.doctor.probes.answers import probe_calls, probe_repeats
 from hotloop.doctor.probes.exposure import probe_exposure
 from hotloop.doctor.probes.hang_up import probe_hang_up
@@ -25,7 +25,7 @@ from hotloop.doctor.report import examination_json, examination_table
 from hotloop.doctor.target import meet
 from hotloop.doctor.wire.deployment import Deployment
 
-SOON = Pace(idle_s=0.0)
+SOON = TimeLimits(idle_s=0.0)
 
 
 async def examine_at(url: str, api_key: str | None = None) -> Examination:
@@ -118,7 +118,7 @@ async def test_what_takes_too_long_is_given_up_and_after_two_the_rest_is_not_tri
         return Reply(hangs=True) if is_late else healthy(asked)
 
     async with speaking(hang_after_the_first) as url, Deployment(url) as deployment:
-        examination = await examine(deployment, pace=Pace(check_s=5), addresses=())
+        examination = await examine(deployment, pace=TimeLimits(check_s=5), addresses=())
     said = [finding.measured for finding in examination.findings]
     assert said[:3] == ["timed out after 5 s"] * 3  # two of them are one check
     assert said[3:] == ["not tried after 2 timeouts"] * 6
@@ -164,7 +164,7 @@ def test_every_trouble_has_advice():
 
 
 def test_what_a_deployment_says_moves_no_cursor():
-    finding = Finding("exposure", Verdict.OK, "\x1b[31mred\nline")
+    finding = CheckResult("exposure", Verdict.OK, "\x1b[31mred\nline")
     console = Console(file=io.StringIO(), width=120)
     console.print(examination_table(Examination("http://host", "a\rmodel", "vllm", [finding])))
     shown = console.file.getvalue()

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hotloop.doctor import advice, judges
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Kept, Repeated, Turned
-from hotloop.doctor.finding import Finding, Verdict
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, KeptPrefix, Repeated, Turned
+from hotloop.doctor.finding import CheckResult, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 
@@ -22,7 +22,7 @@ def repeated(first: Heard, second: Heard, *later: Heard) -> list[Repeated]:
     return [Repeated(first, second, heard(0.05), later)] * 3
 
 
-def check(finding: Finding, verdict: Verdict, *words: str) -> None:
+def check(finding: CheckResult, verdict: Verdict, *words: str) -> None:
     assert finding.verdict is verdict, finding
     for word in words:
         assert word in finding.measured
@@ -138,7 +138,7 @@ def test_turns_keep_what_was_before():
     hits, misses = repeated(heard(0.5), heard(0.1, cached=960)), repeated(heard(), heard(cached=0))
     hit = Turned(heard(), heard(cached=960, prompt=1100))
     missed = Turned(heard(), heard(cached=64, prompt=1100))
-    kept, rewritten = [Kept("an answer", 1000, 998)], [Kept("an answer", 1000, 40)]
+    kept, rewritten = [KeptPrefix("an answer", 1000, 998)], [KeptPrefix("an answer", 1000, 40)]
     check(judges.judge_turns(hit, hits), OK, "960 cached, where the turn before had 1,000")
     check(judges.judge_turns(missed, hits), FAILURE)
     check(judges.judge_turns(Turned(heard(), heard(cached=0)), hits), FAILURE)

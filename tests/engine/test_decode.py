@@ -19,7 +19,7 @@ from tests.engine.tiny import (
     until_idle,
 )
 
-from hotloop.backends.backend import Row, Sampling
+from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.host import HostChosen
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
@@ -183,7 +183,7 @@ def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) 
     matcher.error = "too many states"
     part = Slice(request, 0, 3, wants_token=True)
     logits = np.ones((1, VOCAB_SIZE), np.float32)
-    outcome = decoder.decode(part, HostChosen(logits, Sampling([Row(request, 3)]), 0.0), 0)
+    outcome = decoder.decode(part, HostChosen(logits, Sampling([SampleRow(request, 3)]), 0.0), 0)
     assert isinstance(outcome.error, RequestError)
     assert (outcome.tokens, part.has_failed, request.num_output) == ([], True, 0)
 

@@ -19,7 +19,7 @@ from tests.engine.tiny import BLOCK_SIZE, greedy, make_engine, make_request, unt
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.engine.changes import Changes
-from hotloop.engine.kv_events import KvPublisher, Wording
+from hotloop.engine.kv_events import EventEncoder, KvPublisher
 from hotloop.engine.radix import RadixTree
 
 ANYWHERE = "tcp://127.0.0.1:0"
@@ -67,7 +67,7 @@ class Told(Life):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes, self.wording, self.reader = Changes(), Wording(BLOCK), Reader()
+        self.changes, self.wording, self.reader = Changes(), EventEncoder(BLOCK), Reader()
         self.tree = RadixTree(self.pool, BLOCK, changes=self.changes)
 
     def tell(self) -> None:

@@ -10,7 +10,7 @@ from tests.engine.test_kv_events import Reader, kept_prompts
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Changes
-from hotloop.engine.kv_events import Wording
+from hotloop.engine.kv_events import EventEncoder
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 
@@ -36,7 +36,7 @@ class TwoMemories:
 
     def __init__(self, num_blocks: int = 8, num_host_blocks: int = 8) -> None:
         self.pool = BlockPool(num_blocks)
-        self.changes, self.wording, self.reader = Changes(), Wording(BLOCK), Reader()
+        self.changes, self.wording, self.reader = Changes(), EventEncoder(BLOCK), Reader()
         room = HostRoom(BlockPool(num_host_blocks), self._offload)
         self.retention = Retention(num_blocks)
         self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, room)

@@ -11,14 +11,16 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import ConfigError
-from hotloop.fleet.wire import Head, Outline
+from hotloop.fleet.wire import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
 from hotloop.router.upstream.wire import Ask
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
 
-JSON = Head(200, [(b"content-type", b"application/json"), (b"x-request-id", b"other")], "a", Choice("a", "warm", 100))
-EVENTS = Head(200, [(b"content-type", b"text/event-stream")], "a", None)
+JSON = AnswerHead(
+    200, [(b"content-type", b"application/json"), (b"x-request-id", b"other")], "a", Choice("a", "warm", 100)
+)
+EVENTS = AnswerHead(200, [(b"content-type", b"text/event-stream")], "a", None)
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from hotloop.lint.live import Watch
+from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Meter
 from hotloop.lint.proxy import LintProxy, ProxyServer
 from hotloop.lint.rules import RULES
@@ -27,7 +27,7 @@ def serving(server, scheme="http"):
 
 @contextmanager
 def watching(upstream, tell=lambda finding: None):
-    watch = Watch(RULES, tell, meter=Meter())
+    watch = LiveLint(RULES, tell, meter=Meter())
     with serving(ProxyServer(LintProxy(upstream, watch.see))) as url:
         yield url, watch
 

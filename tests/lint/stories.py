@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.engine import Report, lint
+from hotloop.lint.engine import LintReport, lint
 from hotloop.lint.finding import Finding
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange, find_api
@@ -90,15 +90,15 @@ def exchanges(
 
 def lint_chat(
     change: Callable[[Json, int], Json] = lambda body, number: body, talk: Sequence[Json] = TALK, **more: Any
-) -> Report:
+) -> LintReport:
     return lint(sort_into_runs(exchanges(bodies(talk, **more), change), Meter()))
 
 
-def found(report: Report, rule: str) -> list[Finding]:
+def found(report: LintReport, rule: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.rule == rule]
 
 
-def rules_of(report: Report) -> set[str]:
+def rules_of(report: LintReport) -> set[str]:
     return {finding.rule for finding in report.findings}
 
 

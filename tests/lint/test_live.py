@@ -3,14 +3,14 @@
 from benchmarks.cache.breakers import shuffle_tools
 from tests.lint.stories import bodies, exchanges, lint_chat
 
-from hotloop.lint.live import Watch
+from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Meter
 from hotloop.lint.rules import RULES
 
 
 def test_each_finding_is_told_once_and_all_are_counted():
     told = []
-    watch = Watch(RULES, told.append, meter=Meter())
+    watch = LiveLint(RULES, told.append, meter=Meter())
     for exchange in exchanges(bodies(), shuffle_tools):
         watch.see(exchange)
     assert [finding.rule for finding in told] == ["HL003"]
@@ -20,7 +20,7 @@ def test_each_finding_is_told_once_and_all_are_counted():
 
 def test_a_clean_conversation_is_told_nothing():
     told = []
-    watch = Watch(RULES, told.append, meter=Meter())
+    watch = LiveLint(RULES, told.append, meter=Meter())
     for exchange in exchanges(bodies()):
         watch.see(exchange)
     assert not told

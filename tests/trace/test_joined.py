@@ -30,7 +30,7 @@ from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.trace import names
-from hotloop.trace.ledger import RunLedger, Tokens, build_ledger
+from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
@@ -278,7 +278,7 @@ def test_every_client_was_told_what_its_ledger_has(played: Played) -> None:
 
 def test_all_that_the_engines_did_is_in_the_ledgers(played: Played) -> None:
     ledgers = [ledger for _, ledger, _ in played.ledgers()]
-    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), Tokens())
+    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), TokenCounts())
     assert {name: getattr(did, ours) for name, ours in COUNTS.items()} == played.counted
     assert any(ledger.lost.prompt for ledger in ledgers), "what was broken off"
     assert any(ledger.read_ahead.prompt for ledger in ledgers)

@@ -11,10 +11,10 @@ from tests.trace.spans import DAWN_NS, MS, SERVER, a_request, span
 
 from hotloop.core.prices import Prices
 from hotloop.trace import names
-from hotloop.trace.ledger import RunLedger, Tokens, build_ledger
+from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
-from hotloop.trace.sweep import Part
+from hotloop.trace.sweep import TimePart
 
 
 def parts_ms(ledger: Any) -> dict[str, float]:
@@ -63,7 +63,7 @@ def test_a_turn_is_accounted_for_to_the_millisecond():
 def test_tokens_are_the_servers_own():
     run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])
-    assert ledger.tokens == Tokens(
+    assert ledger.tokens == TokenCounts(
         prompt=100, cached=60, new=30, again=10, output=20, sampled=10, forced=4, drafted=6, guessed=9, right=6,
         causes={"diverged": 8, "block": 2},
     )  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_hosted_model_costs_money():
     chat = span(names.CHAT, 0, 50, turn, model="big", num_prompt=1000, num_cached=400, num_output=100)
     prices = PriceTable({"big": Prices(prompt=10.0, cached=1.0, output=100.0)})
     ledger = build_ledger([run, turn, chat], prices)
-    assert ledger.tokens == Tokens(prompt=1000, cached=400, new=600, output=100, sampled=100)
+    assert ledger.tokens == TokenCounts(prompt=1000, cached=400, new=600, output=100, sampled=100)
     assert ledger.money == ledger.turns[0].money == pytest.approx(0.006 + 0.0004 + 0.01)
     paid = span(names.RUN, 0, 50, money=3.0, end="done")
     assert build_ledger([paid]).money == 3.0
@@ -226,7 +226,7 @@ def test_agents_within_agents_have_turns_of_their_own():
     chat = span(names.CHAT, 10, 60, inner_turn, model="m")
     ledger = build_ledger([run, turn, tool, inner, inner_turn, chat, *a_request(10, 60, chat)])
     assert [each.run_span_id for each in ledger.turns] == [run.span_id, inner.span_id]
-    assert ledger.turns[0].tokens == Tokens()
+    assert ledger.turns[0].tokens == TokenCounts()
     assert ledger.tokens == ledger.turns[1].tokens
     assert parts_ms(ledger)["tools"] == 10
     assert ledger.turns[0].tools[0].waited_s == pytest.approx(0.090)
@@ -238,7 +238,7 @@ def test_a_summary_between_turns_is_counted_with_the_run():
     turn = span(names.TURN, 40, 90, run, turn=1)
     ledger = build_ledger([run, summary, turn])
     assert ledger.tokens.prompt == 50
-    assert ledger.turns[0].tokens == Tokens()
+    assert ledger.turns[0].tokens == TokenCounts()
 
 
 def test_a_server_with_another_clock_is_put_where_it_belongs():
@@ -326,4 +326,4 @@ def test_a_long_run_is_no_trouble():
     check(ledger)
     assert len(ledger.turns) == 300
     assert ledger.tokens.prompt == 30_000
-    assert set(ledger.parts) <= set(Part)
+    assert set(ledger.parts) <= set(TimePart)

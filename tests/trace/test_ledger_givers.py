@@ -4,7 +4,7 @@ from msgspec.structs import replace
 from tests.trace.spans import a_request, span
 
 from hotloop.trace import names
-from hotloop.trace.ledger import Tokens, build_ledger
+from hotloop.trace.ledger import TokenCounts, build_ledger
 
 
 def test_a_request_that_was_asked_twice_is_counted_by_who_answered():
@@ -41,7 +41,7 @@ def test_where_anothers_model_answers_after_ours_was_asked_ours_is_lost():
 def test_an_answer_that_somebody_between_has_renamed_is_still_ours():
     chat = span(names.CHAT, 0, 60, model="m", answer_id="gen-1", num_prompt=100, num_output=20)
     ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
-    assert (ledger.tokens.prompt, ledger.tokens.again, ledger.lost) == (100, 10, Tokens())
+    assert (ledger.tokens.prompt, ledger.tokens.again, ledger.lost) == (100, 10, TokenCounts())
 
 
 def test_what_was_asked_and_not_waited_for_is_lost():
@@ -49,6 +49,6 @@ def test_what_was_asked_and_not_waited_for_is_lost():
     turn = span(names.TURN, 0, 60, run, error="the run was cancelled")
     chat = span(names.CHAT, 0, 60, turn, model="m", error="broken off")
     ledger = build_ledger([run, turn, chat, *a_request(1, 50, chat)])
-    assert ledger.tokens == ledger.turns[0].tokens == Tokens()
+    assert ledger.tokens == ledger.turns[0].tokens == TokenCounts()
     assert ledger.lost == ledger.turns[0].lost
     assert ledger.lost.prompt == 100

@@ -55,7 +55,7 @@ class Allowed(Protocol):
 
 
 @dataclass(slots=True)
-class Row:
+class SampleRow:
     """A token to be chosen: the one at `position` of this request.
 
     known to the request  [ token_ids ........ ]
@@ -83,7 +83,7 @@ class Row:
 class Sampling:
     """How the tokens of a batch are chosen: a row for each wanted one, and which of them a grammar restricts."""
 
-    rows: Sequence[Row]
+    rows: Sequence[SampleRow]
     eos_ids: frozenset[int] = frozenset()
     """What an answer may not end with while it is too short."""
     masks: Callable[[], Iterable[tuple[int, Mask]]] = tuple

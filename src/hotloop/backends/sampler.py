@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Allowed, Mask, Row
+from hotloop.backends.backend import Allowed, Mask, SampleRow
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams, TokenLogprob
 
@@ -40,7 +40,7 @@ class Rows:
         self.logits = logits
 
 
-def sample(rows: Rows, index: int, row: Row, allowed: Allowed | None, eos_ids: frozenset[int]) -> int:
+def sample(rows: Rows, index: int, row: SampleRow, allowed: Allowed | None, eos_ids: frozenset[int]) -> int:
     """The token of this row, among those allowed. Raises RequestError if the grammar fails."""
     params = row.request.sampling
     likeliest = rows.likeliest[index]
@@ -67,7 +67,7 @@ def is_allowed(mask: Mask, token_id: int) -> bool:
     return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
-def _shape(raw: Logits, row: Row, eos_ids: frozenset[int]) -> Logits:
+def _shape(raw: Logits, row: SampleRow, eos_ids: frozenset[int]) -> Logits:
     """Penalties, biases and forbidden ends, on a copy if there are any."""
     params = row.request.sampling
     is_too_short = row.num_output < params.min_tokens
@@ -121,14 +121,14 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _is_plain_greedy(row: Row) -> bool:
+def _is_plain_greedy(row: SampleRow) -> bool:
     params = row.request.sampling
     return (
         params.is_greedy and not params.has_penalties and not params.logit_bias and row.num_output >= params.min_tokens
     )
 
 
-def _penalise(logits: Logits, row: Row) -> None:
+def _penalise(logits: Logits, row: SampleRow) -> None:
     """Repetition counts the prompt too, as its inventors and others do; presence and frequency the output only."""
     params, token_ids = row.request.sampling, row.token_ids()
     if params.repetition_penalty != 1:

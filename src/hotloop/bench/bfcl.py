@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hotloop.bench.questions import Json, Question
+from hotloop.bench.questions import Json, ToolQuestion
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
 from hotloop.models.fetch import Download, pip_download, replace_atomically
@@ -64,14 +64,14 @@ class _Key(msgspec.Struct):
     ground_truth: list[dict[str, dict[str, list[Any]]]]
 
 
-def read_questions(path: Path, categories: Sequence[str], max_questions: int | None = None) -> list[Question]:
+def read_questions(path: Path, categories: Sequence[str], max_questions: int | None = None) -> list[ToolQuestion]:
     """The first questions of each category out of a folder of `<category>.jsonl[.gz]`, or all of one such file."""
     if path.is_dir():
         files = [(name, _find_file(path, name)) for name in categories]
     else:
         stem = path.name.split(".")[0]
         files = [(next((name for name, known in CATEGORIES.items() if known == stem), stem), path)]
-    questions: list[Question] = []
+    questions: list[ToolQuestion] = []
     for name, file in files:
         rows = (_parse(line, _Row, f"{file}, line {number}") for number, line in read_lines(file))
         questions += _take(rows, name, max_questions)
@@ -82,13 +82,13 @@ def read_questions(path: Path, categories: Sequence[str], max_questions: int | N
 
 def fetch_questions(
     categories: Sequence[str], max_questions: int | None = None, *, download: Download = pip_download
-) -> list[Question]:
+) -> list[ToolQuestion]:
     """The first questions of each category out of the published wheel, which is kept for the next time."""
     return read_wheel(_fetch_wheel(download), categories, max_questions)
 
 
-def read_wheel(path: Path, categories: Sequence[str], max_questions: int | None = None) -> list[Question]:
-    questions: list[Question] = []
+def read_wheel(path: Path, categories: Sequence[str], max_questions: int | None = None) -> list[ToolQuestion]:
+    questions: list[ToolQuestion] = []
     with zipfile.ZipFile(path) as wheel:
         for name in categories:
             keys = _read_member(wheel, _ANSWERS.format(CATEGORIES[name]), _Key)
@@ -99,8 +99,8 @@ def read_wheel(path: Path, categories: Sequence[str], max_questions: int | None 
     return questions
 
 
-def _take(rows: Iterator[_Row], category: str, max_questions: int | None) -> list[Question]:
-    questions: list[Question] = []
+def _take(rows: Iterator[_Row], category: str, max_questions: int | None) -> list[ToolQuestion]:
+    questions: list[ToolQuestion] = []
     for row in rows:
         if max_questions is not None and len(questions) == max_questions:
             break
@@ -108,12 +108,12 @@ def _take(rows: Iterator[_Row], category: str, max_questions: int | None) -> lis
     return questions
 
 
-def _question(row: _Row, category: str) -> Question:
+def _question(row: _Row, category: str) -> ToolQuestion:
     messages = row.messages if row.messages is not None else (row.question or [[]])[0]
     functions = row.functions_raw if row.functions_raw is not None else row.function
     if not messages or not functions:
         raise ConfigError(f"the question {row.id} has no messages or no functions")
-    return Question(
+    return ToolQuestion(
         id=row.id,
         category=category,
         messages=tuple(messages),

@@ -45,7 +45,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """All of a completion."""
 
     text: str
@@ -115,7 +115,7 @@ class ChatClient:
         is_streamed: bool = True,
         session_id: str = "",
         **options: Any,
-    ) -> Answer:
+    ) -> ChatAnswer:
         """One chat completion when it is over; `options` go into the body as they are."""
         gathered = Gathered()
         if is_streamed:
@@ -157,10 +157,10 @@ class Gathered:
                 self.arguments.append([])
             self.arguments[piece.index].append(piece.arguments)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ChatAnswer:
         pieces = zip(self.calls, self.arguments, strict=True)
         calls = tuple(ToolCall(call.id, call.name, "".join(arguments)) for call, arguments in pieces)
-        return Answer("".join(self.texts), calls, self.finish_reason, self.usage)
+        return ChatAnswer("".join(self.texts), calls, self.finish_reason, self.usage)
 
 
 def _headers(session_id: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ Expected = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ToolQuestion:
     """Messages and tools as they go over the wire, and the calls that would be right, in any order."""
 
     id: str
@@ -36,7 +36,7 @@ class Question:
         return {tool["function"]["name"]: tool["function"] for tool in self.tools}
 
 
-def is_well_formed(question: Question, call: ToolCall) -> bool:
+def is_well_formed(question: ToolQuestion, call: ToolCall) -> bool:
     """Whether the call names a tool of the question and its arguments are a JSON object."""
     return call.name in question.functions and parse_arguments(call) is not None
 
@@ -51,7 +51,7 @@ class SchemaCheck:
         except ImportError:
             raise ConfigError("checking calls against their schema needs jsonschema: pip install jsonschema") from None
 
-    def __call__(self, question: Question, call: ToolCall) -> bool:
+    def __call__(self, question: ToolQuestion, call: ToolCall) -> bool:
         if not is_well_formed(question, call):
             return False
         schema = question.functions[call.name].get("parameters", {})
@@ -78,7 +78,7 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> Json:
     return values
 
 
-def is_right(question: Question, calls: Sequence[ToolCall]) -> bool:
+def is_right(question: ToolQuestion, calls: Sequence[ToolCall]) -> bool:
     """Whether the calls are those of the key, each once, in whatever order."""
     missing = list(question.expected)
     if len(calls) != len(missing):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.bench.client import ChatClient
-from hotloop.bench.workload import Job, Turn
+from hotloop.bench.workload import AgentJob, WorkloadTurn
 from hotloop.core.errors import RemoteError
 from hotloop.core.request import Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayedTurn:
     """One turn, done."""
 
     job_id: str
@@ -34,7 +34,7 @@ class Progress:
     job_id: str
     turn: int
     text: str = ""
-    step: Step | None = None
+    step: ReplayedTurn | None = None
     error: str = ""
 
 
@@ -42,7 +42,7 @@ class Progress:
 class Replay:
     """What one run gave."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ReplayedTurn] = field(default_factory=list)
     job_times_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     wall_s: float = 0.0
@@ -57,7 +57,7 @@ class Replay:
 
 async def replay(
     client: ChatClient,
-    jobs: Sequence[Job],
+    jobs: Sequence[AgentJob],
     *,
     num_agents: int,
     gap_s: float = 0.0,
@@ -87,7 +87,7 @@ class _Run:
         self._gap_s = gap_s
         self._watch = watch
 
-    async def work(self, job: Job) -> None:
+    async def work(self, job: AgentJob) -> None:
         began_at, num_errors = time.perf_counter(), 0
         for number, turn in enumerate(job.turns):
             try:
@@ -103,7 +103,7 @@ class _Run:
         if not num_errors:
             self.result.job_times_s.append(time.perf_counter() - began_at)
 
-    async def _take(self, job_id: str, number: int, turn: Turn) -> Step:
+    async def _take(self, job_id: str, number: int, turn: WorkloadTurn) -> ReplayedTurn:
         self._watch(Progress(job_id, number))
         began_at = time.perf_counter()
         first_at: float | None = None
@@ -117,4 +117,4 @@ class _Run:
             usage = delta.usage or usage
         ended_at = time.perf_counter()
         ttft_s = (first_at or ended_at) - began_at
-        return Step(job_id, number, ttft_s, ended_at - began_at, usage)
+        return ReplayedTurn(job_id, number, ttft_s, ended_at - began_at, usage)

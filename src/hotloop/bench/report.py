@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.replay import Replay
-from hotloop.bench.workload import Job
+from hotloop.bench.workload import AgentJob
 
 _OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
 """The old names are in the JSON beside the new ones; they go with the next version."""
@@ -49,7 +49,7 @@ class Summary:
         return rounded(figures)
 
 
-def summarise(label: str, run: Replay, jobs: Sequence[Job]) -> Summary:
+def summarise(label: str, run: Replay, jobs: Sequence[AgentJob]) -> Summary:
     ttfts = [step.ttft_s for step in run.steps]
     latencies = [step.latency_s for step in run.steps]
     num_prompt = sum(step.usage.num_prompt for step in run.steps)
@@ -87,7 +87,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]
 
 
-def count_new_tokens(run: Replay, jobs: Sequence[Job]) -> int:
+def count_new_tokens(run: Replay, jobs: Sequence[AgentJob]) -> int:
     """Prompt tokens that no earlier request of the run had: see `Summary`."""
     by_id = {job.id: job for job in jobs}
     num_prefilled_of: dict[str, int] = {}

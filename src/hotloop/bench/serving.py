@@ -13,7 +13,7 @@ from typing import Any, Self
 from hotloop.bench.client import ChatClient
 from hotloop.bench.replay import Progress, replay
 from hotloop.bench.report import Summary, summarise
-from hotloop.bench.workload import Job
+from hotloop.bench.workload import AgentJob
 from hotloop.core.errors import RemoteError
 
 NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-tokens")
@@ -102,7 +102,7 @@ def end_process(process: "subprocess.Popen[Any]") -> None:
 def replay_child(
     label: str,
     flags: Sequence[str],
-    jobs: Sequence[Job],
+    jobs: Sequence[AgentJob],
     *,
     num_agents: int,
     gap_s: float = 0.0,
@@ -116,7 +116,7 @@ def replay_child(
 def replay_server(
     label: str,
     url: str,
-    jobs: Sequence[Job],
+    jobs: Sequence[AgentJob],
     *,
     num_agents: int,
     gap_s: float = 0.0,

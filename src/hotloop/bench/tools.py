@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hotloop.bench.client import Answer, ChatClient
-from hotloop.bench.questions import Question
+from hotloop.bench.client import ChatAnswer, ChatClient
+from hotloop.bench.questions import ToolQuestion
 from hotloop.core.errors import RemoteError
 
 Delivery = Literal["streamed", "whole", "both"]
@@ -36,7 +36,7 @@ class Manner:
     is_strict: bool | None = None
     """What tools say about strictness; None: nothing."""
 
-    def options(self, question: Question) -> dict[str, Any]:
+    def options(self, question: ToolQuestion) -> dict[str, Any]:
         tools: Sequence[Any] = question.tools
         if self.is_strict is not None:
             tools = [{**tool, "function": {**tool["function"], "strict": self.is_strict}} for tool in tools]
@@ -54,7 +54,7 @@ class Manner:
 class Timed:
     """An answer and how long it took, from sending the request to its end."""
 
-    answer: Answer
+    answer: ChatAnswer
     latency_s: float
 
     @property
@@ -66,17 +66,17 @@ class Timed:
 class Pair:
     """One question, answered with and without shortcuts; `unstreamed` are the same once more, if that was wanted."""
 
-    question: Question
+    question: ToolQuestion
     fast: Timed
     slow: Timed
-    unstreamed: tuple[Answer, ...] = ()
+    unstreamed: tuple[ChatAnswer, ...] = ()
 
     @property
     def ratio(self) -> float:
         return self.slow.token_s / self.fast.token_s if self.fast.token_s else 0.0
 
     @property
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[ChatAnswer, ...]:
         return (self.fast.answer, self.slow.answer, *self.unstreamed)
 
     @property
@@ -84,7 +84,7 @@ class Pair:
         return len({_essence(answer) for answer in self.answers}) == 1
 
 
-def _essence(answer: Answer) -> tuple[object, ...]:
+def _essence(answer: ChatAnswer) -> tuple[object, ...]:
     """What makes two answers the same: every word and the number of tokens; not the ids of calls."""
     calls = tuple((call.name, call.arguments) for call in answer.calls)
     return answer.text, calls, answer.finish_reason, answer.usage.num_output
@@ -107,7 +107,7 @@ class Measured:
 
 
 async def measure(
-    client: ChatClient, questions: Sequence[Question], manner: Manner, watch: Callable[[int], None] = lambda _: None
+    client: ChatClient, questions: Sequence[ToolQuestion], manner: Manner, watch: Callable[[int], None] = lambda _: None
 ) -> Measured:
     """Ask all questions, `num_agents` at a time; `watch` hears how many are done after every round."""
     await client.find_model()
@@ -120,7 +120,7 @@ async def measure(
     return measured
 
 
-async def learn(client: ChatClient, questions: Sequence[Question], manner: Manner) -> None:
+async def learn(client: ChatClient, questions: Sequence[ToolQuestion], manner: Manner) -> None:
     """Ask all questions once, for what the server can learn from them."""
     await client.find_model()
     asker = _Asker(client, manner)
@@ -129,7 +129,7 @@ async def learn(client: ChatClient, questions: Sequence[Question], manner: Manne
         raise RemoteError(failure)
 
 
-def _batched(questions: Sequence[Question], size: int) -> Iterator[tuple[Question, ...]]:
+def _batched(questions: Sequence[ToolQuestion], size: int) -> Iterator[tuple[ToolQuestion, ...]]:
     left = iter(questions)
     while part := tuple(itertools.islice(left, size)):
         yield part
@@ -143,7 +143,7 @@ class _Asker:
         self._client = client
         self._manner = manner
 
-    async def measure(self, questions: Sequence[Question]) -> Measured:
+    async def measure(self, questions: Sequence[ToolQuestion]) -> Measured:
         """One round. A question that failed at any time gives no pair."""
         await self.ask_all(questions, shortcuts=False, max_tokens=1)
         is_streamed = self._manner.delivery != "whole"
@@ -164,7 +164,12 @@ class _Asker:
         return Measured(pairs, list(self.failures.values()), fast_s, slow_s)
 
     async def ask_all(
-        self, questions: Sequence[Question], *, shortcuts: bool, is_streamed: bool = True, max_tokens: int | None = None
+        self,
+        questions: Sequence[ToolQuestion],
+        *,
+        shortcuts: bool,
+        is_streamed: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[dict[str, Timed], float]:
         """The answers by question, and the seconds all of it took."""
         queue = deque(questions)
@@ -187,7 +192,7 @@ class _Asker:
                 group.create_task(agent())
         return answers, time.perf_counter() - began_at
 
-    async def _ask(self, question: Question, is_streamed: bool, options: dict[str, Any]) -> Timed:
+    async def _ask(self, question: ToolQuestion, is_streamed: bool, options: dict[str, Any]) -> Timed:
         began_at = time.perf_counter()
         answer = await self._client.ask(question.messages, is_streamed=is_streamed, session_id=question.id, **options)
         return Timed(answer, time.perf_counter() - began_at)

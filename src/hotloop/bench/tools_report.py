@@ -6,16 +6,16 @@ from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.client import Answer
+from hotloop.bench.client import ChatAnswer
 from hotloop.bench.figures import figures_table, rounded
-from hotloop.bench.questions import Question, is_right, is_well_formed
+from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
 from hotloop.bench.report import percentile
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
 
 TOTAL = "total"
 
-Check = Callable[[Question, ToolCall], bool]
+Check = Callable[[ToolQuestion, ToolCall], bool]
 """Whether a call is valid."""
 
 _MAX_SHOWN = 20
@@ -129,7 +129,7 @@ class _Sums:
     num_steps: int = 0
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> "_Sums":
+    def of(cls, answers: Sequence[ChatAnswer]) -> "_Sums":
         sums = cls()
         for answer in answers:
             sums.num_output += answer.usage.num_output

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hotloop.bench.questions import Json, Question
+from hotloop.bench.questions import Json, ToolQuestion
 
 CATEGORY = "workflows"
 
@@ -125,17 +125,17 @@ _WORKFLOWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def generate_workflows(seed: int, num_workflows: int | None = None) -> list[Question]:
+def generate_workflows(seed: int, num_workflows: int | None = None) -> list[ToolQuestion]:
     """The calls of the first workflows, workflow by workflow, with the values of that seed."""
     tools = tuple(_tool(name, *spec) for name, spec in _TOOLS.items())
-    questions: list[Question] = []
+    questions: list[ToolQuestion] = []
     for number, (goal, steps) in enumerate(_WORKFLOWS[:num_workflows]):
         rng = random.Random(f"{seed}/{number}")
         values = {name: draw(rng) for name, draw in _VALUES.items()}
         for step, (messages, expected) in enumerate(_turns(goal, steps, values)):
             key = {expected["name"]: {name: [value] for name, value in expected["arguments"].items()}}
             id_ = f"workflow-{number}-{seed}-{step}"
-            questions.append(Question(id_, CATEGORY, messages, tools, (key,)))
+            questions.append(ToolQuestion(id_, CATEGORY, messages, tools, (key,)))
     return questions
 
 

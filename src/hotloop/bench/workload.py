@@ -20,7 +20,7 @@ ChatMessage = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WorkloadTurn:
     """One request: everything said so far, and how many tokens to ask for."""
 
     messages: tuple[ChatMessage, ...]
@@ -32,27 +32,27 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AgentJob:
     """One agent's run; each turn's messages begin with those of the turn before. Ids are ours, unique and plain."""
 
     id: str
-    turns: tuple[Turn, ...]
+    turns: tuple[WorkloadTurn, ...]
 
 
-def load_jobs(path: Path | None, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
+def load_jobs(path: Path | None, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[AgentJob]:
     """Recorded jobs or, without a path, generated ones."""
     if path is None:
         return generate_jobs(num_jobs=max_jobs, num_turns=max_turns, num_output=max_output)
     return read_jobs(path, max_jobs=max_jobs, max_turns=max_turns, max_output=max_output, max_chars=max_chars)
 
 
-def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[Job]:
+def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[AgentJob]:
     """The first `max_jobs` runs of a transcript file whose last prompt is shorter than `max_chars` characters."""
-    jobs: list[Job] = []
+    jobs: list[AgentJob] = []
     for row in read_transcripts(path):
         turns = _turns_of(row, max_output)[:max_turns]
         if turns and turns[-1].num_chars < max_chars:
-            jobs.append(Job(f"job-{len(jobs)}", tuple(turns)))
+            jobs.append(AgentJob(f"job-{len(jobs)}", tuple(turns)))
         if len(jobs) == max_jobs:
             break
     if not jobs:
@@ -60,10 +60,10 @@ def read_jobs(path: Path, *, max_jobs: int, max_turns: int, max_output: int, max
     return jobs
 
 
-def _turns_of(row: Transcript, max_output: int) -> list[Turn]:
+def _turns_of(row: Transcript, max_output: int) -> list[WorkloadTurn]:
     tools = json.dumps(row.tools, sort_keys=True)
     history: list[ChatMessage] = [_message("system", f"{row.system}\n\nAvailable tools:\n{tools}")]
-    turns: list[Turn] = []
+    turns: list[WorkloadTurn] = []
     for recorded in row.messages:
         text = recorded.content or ""
         match recorded.role:
@@ -71,7 +71,7 @@ def _turns_of(row: Transcript, max_output: int) -> list[Turn]:
                 if recorded.tool_calls:
                     text += json.dumps([call.function for call in recorded.tool_calls])
                 if history[-1]["role"] == "user":
-                    turns.append(Turn(tuple(history), _num_output(text, max_output)))
+                    turns.append(WorkloadTurn(tuple(history), _num_output(text, max_output)))
                 history.append(_message("assistant", text))
             case "tool":
                 history.append(_message("user", f"Tool result:\n{text}"))
@@ -91,12 +91,12 @@ def _message(role: str, content: str) -> ChatMessage:
 
 def generate_jobs(
     *, num_jobs: int, num_turns: int, num_output: int, system_chars: int = 16_000, seed: int = 0
-) -> list[Job]:
+) -> list[AgentJob]:
     """Agents of one shop: the same long system prompt and tools, different customers, a history that grows by a call
     and its result each turn. Equal arguments give equal jobs."""
     system = _message("system", _system_text(random.Random(seed), system_chars))
     return [
-        Job(f"agent-{i}", tuple(_generated_turns(random.Random(f"{seed}/{i}"), system, num_turns, num_output)))
+        AgentJob(f"agent-{i}", tuple(_generated_turns(random.Random(f"{seed}/{i}"), system, num_turns, num_output)))
         for i in range(num_jobs)
     ]
 
@@ -135,14 +135,16 @@ def _tool(verb: str, thing: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _generated_turns(rng: random.Random, system: ChatMessage, num_turns: int, num_output: int) -> Iterator[Turn]:
+def _generated_turns(
+    rng: random.Random, system: ChatMessage, num_turns: int, num_output: int
+) -> Iterator[WorkloadTurn]:
     name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
     history = [
         system,
         _message("user", f"Hello, this is {name}. I want to {rng.choice(_VERBS)} my {thing}: {rng.choice(_REASONS)}."),
     ]
     for _ in range(num_turns):
-        yield Turn(tuple(history), num_output)
+        yield WorkloadTurn(tuple(history), num_output)
         call = {
             "name": f"{rng.choice(_VERBS)}_{thing}",
             "arguments": {"id": str(rng.randint(10_000, 99_999))},

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.chat.assembly.spans import Span, SpanKind
+from hotloop.chat.assembly.spans import PromptSpan, SpanKind
 from hotloop.chat.prompt import Prompt
 from hotloop.models.tokenizer import Tokenizer
 
@@ -224,7 +224,7 @@ def _whole_chars(data: bytes, size: int) -> int:
     return size
 
 
-def _find_char(span: Span, at: int, prompt: Prompt, spell: Spell) -> int:
+def _find_char(span: PromptSpan, at: int, prompt: Prompt, spell: Spell) -> int:
     """Where in the text a token of this span begins. The span's first token may begin a little behind its place."""
     begin = span.place.begin
     opening = _decode(_join(prompt.token_ids[span.begin : span.begin + _NUM_AFTER], spell))
@@ -232,7 +232,7 @@ def _find_char(span: Span, at: int, prompt: Prompt, spell: Spell) -> int:
     return max(found, begin) + len(_decode(_join(prompt.token_ids[span.begin : at], spell)))
 
 
-def _place_spot(spans: Sequence[Span], char: int) -> Spot | None:
+def _place_spot(spans: Sequence[PromptSpan], char: int) -> Spot | None:
     """The part of the conversation that a character belongs to.
 
     What the template writes between two parts belongs to the one before it where that could have gone on, and else to

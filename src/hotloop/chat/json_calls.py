@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotloop.chat.openings import FENCE, CallOpening
-from hotloop.chat.stream import Answer, MarkedParser
+from hotloop.chat.stream import EventCollector, MarkedParser
 from hotloop.core.message import Tool
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -209,7 +209,7 @@ class _Value:
 class _CallObject:
     """One call's object, from behind its first brace. It is called once its name is known and its arguments began."""
 
-    def __init__(self, answer: Answer, *, is_bare: bool) -> None:
+    def __init__(self, answer: EventCollector, *, is_bare: bool) -> None:
         self.is_called = False
         self.is_over = False
         self._answer = answer

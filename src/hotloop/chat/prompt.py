@@ -13,7 +13,7 @@ from typing import Any
 from hotloop.chat.assembly.canonical import canonical_tools
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
-from hotloop.chat.assembly.spans import Place, Reword, Span, find_places, find_spans
+from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.assembly.system_turns import keeps_system_turns, word_system_turns
 from hotloop.chat.formats import ToolFormat
@@ -37,7 +37,7 @@ class Prompt:
     """What was done to the conversation so that it begins as it did before."""
     num_exact: int = 0
     """Tokens that are there because they were generated so, not because the tokenizer would cut them so."""
-    find_spans: Callable[[], tuple[Span, ...]] = field(default=tuple, repr=False, compare=False)
+    find_spans: Callable[[], tuple[PromptSpan, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
     def text(self) -> str:
@@ -45,7 +45,7 @@ class Prompt:
         return self.find_text()
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[PromptSpan, ...]:
         """Where its tokens came from; empty if it came as tokens."""
         return self.find_spans()
 
@@ -111,7 +111,7 @@ class Prompts:
         messages, text, verbatim = self._word_verbatim(messages, tools, reword)
         encoded = self._splicer.encode(text, scope=scope)
 
-        def spans() -> tuple[Span, ...]:
+        def spans() -> tuple[PromptSpan, ...]:
             places = find_places(encoded.text, messages, tools, reword)
             return find_spans(_as_given(places, tools, conversation.tools), encoded, self._tokenizer)
 
@@ -120,7 +120,7 @@ class Prompts:
     def text(self, text: str, *, has_bos: bool = True, scope: str = "") -> Prompt:
         """Plain text, as a completion continues it; it begins as the model wants a text to, unless told otherwise."""
         encoded = self._splicer.encode(text, add_bos=has_bos and self._tokenizer.wants_bos, scope=scope)
-        places = [Place("text", 0, 0, len(encoded.text))]
+        places = [PromptPlace("text", 0, 0, len(encoded.text))]
         spans = partial(find_spans, places, encoded, self._tokenizer)
         return Prompt(encoded.token_ids, lambda: encoded.text, num_exact=encoded.num_exact, find_spans=spans)
 
@@ -180,7 +180,7 @@ class Prompts:
         )
 
 
-def _as_given(places: Iterable[Place], tools: Tools, given: Tools) -> list[Place]:
+def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:
     """The places of tools by where a tool stood in the request, not in the prompt."""
     indexes = {tool.name: i for i, tool in enumerate(given)}
     return [

@@ -28,7 +28,7 @@ class CallParser(Protocol):
         ...
 
 
-class Answer:
+class EventCollector:
     """Collects events. Owns the rule of whitespace: between and after calls it is not content."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class MarkedParser(ABC):
     """
 
     def __init__(self, *openings: str) -> None:
-        self.answer = Answer()
+        self.answer = EventCollector()
         self.raw = ""
         self.state: Callable[[str], None] = self.prose
         self._openings = openings

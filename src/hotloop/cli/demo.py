@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hotloop.bench.replay import Progress
     from hotloop.bench.report import Summary
     from hotloop.bench.tools_report import ToolFigures
-    from hotloop.bench.workload import Job
+    from hotloop.bench.workload import AgentJob
 
 _OUTPUT_TOKENS = 24
 _SYSTEM_CHARS = 8_000
@@ -78,7 +78,7 @@ def demo(
     return 1 if naive.num_errors or ours.num_errors or calls.num_errors else 0
 
 
-def _run(console: Console, label: str, what: str, url: str, jobs: "list[Job]") -> "Summary":
+def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob]") -> "Summary":
     from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
@@ -104,20 +104,20 @@ def _call_tools(url: str) -> "ToolFigures":
 
 
 @contextlib.contextmanager
-def _watching(console: Console, jobs: "list[Job]") -> "Iterator[Fleet]":
+def _watching(console: Console, jobs: "list[AgentJob]") -> "Iterator[AgentTable]":
     """On a terminal a panel that lives, else a line a turn."""
     if not console.is_terminal:
-        yield Fleet.of(jobs, console)
+        yield AgentTable.of(jobs, console)
         return
     from rich.live import Live
 
-    fleet = Fleet.of(jobs)
+    fleet = AgentTable.of(jobs)
     with Live(fleet, console=console, refresh_per_second=8):
         yield fleet
 
 
 @dataclass(slots=True)
-class Row:
+class AgentRow:
     """What is known of one agent."""
 
     num_turns: int
@@ -129,15 +129,15 @@ class Row:
 
 
 @dataclass(slots=True)
-class Fleet:
+class AgentTable:
     """The agents at this moment, as a table; given a console, prints a line for every turn instead."""
 
-    rows: dict[str, Row]
+    rows: dict[str, AgentRow]
     console: Console | None = None
 
     @classmethod
-    def of(cls, jobs: "list[Job]", console: Console | None = None) -> "Fleet":
-        return cls({job.id: Row(len(job.turns)) for job in jobs}, console)
+    def of(cls, jobs: "list[AgentJob]", console: Console | None = None) -> "AgentTable":
+        return cls({job.id: AgentRow(len(job.turns)) for job in jobs}, console)
 
     def update(self, progress: "Progress") -> None:
         row = self.rows[progress.job_id]
@@ -165,7 +165,7 @@ class Fleet:
         return table
 
 
-def _line(progress: "Progress", row: Row) -> str:
+def _line(progress: "Progress", row: AgentRow) -> str:
     turn = f"  {progress.job_id} turn {row.turn}/{row.num_turns}"
     if progress.step is None:
         return f"{turn}: {progress.error}"

@@ -12,7 +12,7 @@ from hotloop.core.errors import RemoteError
 from hotloop.doctor import judges
 from hotloop.doctor.advice import NO_ANSWER, advise
 from hotloop.doctor.facts import Connected, Heard, Repeated
-from hotloop.doctor.finding import Finding, Verdict
+from hotloop.doctor.finding import CheckResult, Verdict
 from hotloop.doctor.probes import answers
 from hotloop.doctor.probes.exposure import probe_exposure
 from hotloop.doctor.probes.hang_up import probe_hang_up
@@ -34,7 +34,7 @@ _MAX_TIMEOUTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class TimeLimits:
     """How long things may take."""
 
     idle_s: float = 6.0
@@ -50,7 +50,7 @@ class Examination:
     url: str
     model: str
     kind: str
-    findings: Sequence[Finding]
+    findings: Sequence[CheckResult]
 
     @property
     def has_failed(self) -> bool:
@@ -60,12 +60,12 @@ class Examination:
 async def examine(
     deployment: Deployment,
     *,
-    pace: Pace | None = None,
+    pace: TimeLimits | None = None,
     addresses: Sequence[str] | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """`watch` hears what is about to be looked at. Raises RemoteError where nothing answers at all."""
-    pace = pace or Pace()
+    pace = pace or TimeLimits()
     try:
         async with asyncio.timeout(pace.check_s):
             target = await meet(deployment)
@@ -82,18 +82,18 @@ class _Room:
     target: Target
     client: Deployment
     """One with a connection of its own, which idles while others are busy."""
-    pace: Pace
+    pace: TimeLimits
     addresses: Sequence[str] | None
     watch: Callable[[str], None]
     num_timeouts: int = 0
     rounds: Sequence[Repeated] = ()
     alone: Sequence[Heard] = ()
     idle: asyncio.Task[Connected] | None = None
-    findings: dict[str, Finding] = field(default_factory=dict)
+    findings: dict[str, CheckResult] = field(default_factory=dict)
 
-    async def examine(self) -> list[Finding]:
+    async def examine(self) -> list[CheckResult]:
         """In the order of the checklist, although a connection is left to idle over several checks."""
-        steps: Sequence[tuple[tuple[str, ...], Callable[[], Awaitable[Sequence[Finding]]]]] = (
+        steps: Sequence[tuple[tuple[str, ...], Callable[[], Awaitable[Sequence[CheckResult]]]]] = (
             (("prefix cache", "cached tokens told"), self._caching),
             (("streaming",), self._stream),
             (("connections",), self._connection),
@@ -113,13 +113,15 @@ class _Room:
                 self.idle.cancel()
         return [self.findings[name] for name in CHECKS]
 
-    async def _check(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[Finding]]]) -> None:
+    async def _check(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[CheckResult]]]) -> None:
         self.watch(names[0])
         self.findings |= {finding.check: finding for finding in await self._try(names, step)}
 
-    async def _try(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[Finding]]]) -> Sequence[Finding]:
+    async def _try(
+        self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[CheckResult]]]
+    ) -> Sequence[CheckResult]:
         if self.num_timeouts >= _MAX_TIMEOUTS:
-            return [Finding(name, Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts") for name in names]
+            return [CheckResult(name, Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts") for name in names]
         verdict = Verdict.FAILURE
         try:
             async with asyncio.timeout(self.pace.check_s):
@@ -130,45 +132,45 @@ class _Room:
             if self.num_timeouts < _MAX_TIMEOUTS:  # it may only be slow
                 verdict = Verdict.WARNING
         except Refused as error:
-            return [Finding(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
+            return [CheckResult(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
         except RemoteError as error:
             said = str(error)
-        return [Finding(name, verdict, said, NO_ANSWER) for name in names]
+        return [CheckResult(name, verdict, said, NO_ANSWER) for name in names]
 
-    async def _caching(self) -> Sequence[Finding]:
+    async def _caching(self) -> Sequence[CheckResult]:
         self.rounds = await answers.probe_repeats(self.target)
         return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
 
-    async def _stream(self) -> Sequence[Finding]:
+    async def _stream(self) -> Sequence[CheckResult]:
         self.alone = await answers.probe_stream(self.target)
         return [judges.judge_stream(self.alone)]
 
-    async def _connection(self) -> Sequence[Finding]:
+    async def _connection(self) -> Sequence[CheckResult]:
         heard = await answers.probe_connection(self.client)
         self.idle = asyncio.create_task(answers.watch_idle(self.client, heard, self.pace.idle_s))
         return []
 
-    async def _idle(self) -> Sequence[Finding]:
+    async def _idle(self) -> Sequence[CheckResult]:
         assert self.idle, "or else there is a finding already"
         return [judges.judge_connections(await self.idle)]
 
-    async def _batching(self) -> Sequence[Finding]:
+    async def _batching(self) -> Sequence[CheckResult]:
         alone = self.alone or await answers.probe_stream(self.target)
         return [judges.judge_batching(await answers.probe_batching(self.target, alone))]
 
-    async def _calls(self) -> Sequence[Finding]:
+    async def _calls(self) -> Sequence[CheckResult]:
         return [judges.judge_calls(*await answers.probe_calls(self.target))]
 
-    async def _turns(self) -> Sequence[Finding]:
+    async def _turns(self) -> Sequence[CheckResult]:
         return [judges.judge_turns(await answers.probe_turns(self.target), self.rounds)]
 
-    async def _hang_up(self) -> Sequence[Finding]:
+    async def _hang_up(self) -> Sequence[CheckResult]:
         return [judges.judge_hang_up(await probe_hang_up(self.target, self.pace.notice_s))]
 
-    async def _exposure(self) -> Sequence[Finding]:
+    async def _exposure(self) -> Sequence[CheckResult]:
         return [judges.judge_exposure(await probe_exposure(self.target, self.addresses))]
 
 
-def _advised(finding: Finding, kind: str) -> Finding:
+def _advised(finding: CheckResult, kind: str) -> CheckResult:
     is_fine = finding.verdict in (Verdict.OK, Verdict.UNKNOWN)
     return finding if is_fine else replace(finding, advice=advise(finding.trouble or finding.check, kind))

@@ -115,7 +115,7 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPrefix:
     """How much of one turn's prompt the next turn's prompt begins with, by their token ids."""
 
     what: str
@@ -129,7 +129,7 @@ class Turned:
 
     first: Heard
     second: Heard
-    kept: Sequence[Kept] = ()
+    kept: Sequence[KeptPrefix] = ()
 
 
 @dataclass(frozen=True, slots=True)

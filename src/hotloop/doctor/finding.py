@@ -14,7 +14,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """`advice` is what to do, and empty where nothing needs doing."""
 
     check: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptBlocks:
     """The tree keeps these blocks, one after the other, behind `parent_id`; `key` is the raw bytes of their tokens."""
 
     parent_id: int | None
@@ -37,7 +37,7 @@ class Emptied:
     """The tree keeps nothing."""
 
 
-Change = Kept | GivenUp | Moved | Emptied
+Change = KeptBlocks | GivenUp | Moved | Emptied
 
 
 class Changes:
@@ -49,7 +49,7 @@ class Changes:
     def add(self, change: Change) -> None:
         self._changes.append(change)
 
-    def restate(self, kept: Iterable[Kept]) -> None:
+    def restate(self, kept: Iterable[KeptBlocks]) -> None:
         """Say everything from the beginning instead of what has changed."""
         self._changes = [Emptied(), *kept]
 

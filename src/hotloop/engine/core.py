@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotloop.backends.backend import Backend, Flight, Row, Sampling
+from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Changes
-from hotloop.engine.decode import Decoder, Outcome, Sampled
+from hotloop.engine.decode import DecodedTokens, Decoder, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
@@ -246,9 +246,9 @@ class EngineCore:
         rows = []
         for part in step.slices:
             if part.wants_token:
-                rows.append(Row(part.request, part.end))
+                rows.append(SampleRow(part.request, part.end))
             count = len(part.draft_ids)
-            rows += [Row(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
+            rows += [SampleRow(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
         return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
 
     def _settle(self, launched: _Launched) -> StepReport:
@@ -282,7 +282,7 @@ class EngineCore:
         overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 
-    def _deliver(self, request: Request, outcome: Outcome, now: float) -> None:
+    def _deliver(self, request: Request, outcome: DecodedTokens, now: float) -> None:
         """Tokens arrived: does one end the request, and which text is final? An error ends this one only."""
         if outcome.error:
             self._fail(request, outcome.error)

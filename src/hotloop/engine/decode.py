@@ -50,7 +50,7 @@ class Guide:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DecodedTokens:
     """What a step gave a request."""
 
     tokens: list[Sampled]
@@ -93,7 +93,7 @@ class Decoder:
                 yield part.first_row + i, matcher.mask()
             matcher.rollback(len(part.draft_ids))
 
-    def decode(self, part: Slice, chosen: Chosen, index: int) -> Outcome:
+    def decode(self, part: Slice, chosen: Chosen, index: int) -> DecodedTokens:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
         num_known = request.num_tokens
@@ -104,10 +104,10 @@ class Decoder:
             except HotloopError as error:  # nothing of this step counts
                 part.has_failed = True
                 del request.token_ids[num_known:]
-                return Outcome([], error)
+                return DecodedTokens([], error)
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
-        return Outcome(tokens)
+        return DecodedTokens(tokens)
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from hotloop.core.retention import Eviction
-from hotloop.engine.node import Node, path, root_of
+from hotloop.engine.node import TreeNode, path, root_of
 
 MAX_EVICTIONS = 4096
 
@@ -19,7 +19,7 @@ class Evictions:
     def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
         return self._evictions.get(_digest(salt, parts))
 
-    def remember(self, leaf: Node, end: int, eviction: Eviction) -> None:
+    def remember(self, leaf: TreeNode, end: int, eviction: Eviction) -> None:
         """What the first `end` bytes of a leaf's key end with was given up."""
         [_, *above] = [node.key for node in path(leaf)]
         self._evictions[_digest(root_of(leaf).key, [*reversed(above), leaf.key[:end]])] = eviction

@@ -21,7 +21,7 @@ import msgspec
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
-from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, Kept, Moved
+from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, KeptBlocks, Moved
 
 MAX_REPLAYED = 4096
 """How many batches are kept for those who missed some."""
@@ -39,7 +39,7 @@ def open_publisher(config: EngineConfig, block_size: int, ask_all: Callable[[], 
     return KvPublisher(config.kv_events, block_size, ask_all) if config.kv_events else None
 
 
-class Wording:
+class EventEncoder:
     """Changes of the tree in the words of the wire. A block is called by a hash of its tokens and all before them."""
 
     def __init__(self, block_size: int) -> None:
@@ -49,7 +49,7 @@ class Wording:
     def render(self, change: Change) -> list[Any] | None:
         """The event, if there is anything to say."""
         match change:
-            case Kept():
+            case KeptBlocks():
                 return self._stored(change)
             case GivenUp():
                 names = [self._names.pop(block_id) for block_id in change.block_ids if block_id in self._names]
@@ -62,7 +62,7 @@ class Wording:
                 self._names.clear()
                 return ["AllBlocksCleared"]
 
-    def _stored(self, kept: Kept) -> list[Any]:
+    def _stored(self, kept: KeptBlocks) -> list[Any]:
         parent = name = None if kept.parent_id is None else self._names[kept.parent_id]
         names, size = [], self._block_size * _TOKEN_BYTES
         for i, block_id in enumerate(kept.block_ids):
@@ -85,7 +85,7 @@ class KvPublisher:
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self.changes = Changes()
-        self._wording = Wording(block_size)
+        self._wording = EventEncoder(block_size)
         self._ask_all = ask_all
         self._restated_at = -MIN_RESTATE_S
         self._number = 0
@@ -113,7 +113,7 @@ class KvPublisher:
         self._waiting.append(changes)
         self._wake()
 
-    def restate(self, kept: Iterable[Kept]) -> None:
+    def restate(self, kept: Iterable[KeptBlocks]) -> None:
         """Say again all that the tree keeps. On the engine's thread."""
         self._waiting.clear()
         self._is_behind = False

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 
-from hotloop.engine.node import Node, is_leaf
+from hotloop.engine.node import TreeNode, is_leaf
 from hotloop.engine.retention import Rank
 
 
@@ -13,17 +13,17 @@ class Leaves:
 
     def __init__(self, *, is_hosted: bool) -> None:
         self._is_hosted = is_hosted
-        self._heap: list[tuple[Rank, int, Node]] = []
+        self._heap: list[tuple[Rank, int, TreeNode]] = []
         self._tickets = count()
         self._max_entries = 64
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[TreeNode]:
         return (node for rank, _, node in self._heap if self._is_fresh(rank, node))
 
-    def push(self, leaf: Node, rank: Rank) -> None:
+    def push(self, leaf: TreeNode, rank: Rank) -> None:
         leaf.queued = rank
         heapq.heappush(self._heap, (rank, next(self._tickets), leaf))
         if len(self._heap) > self._max_entries:
@@ -32,7 +32,7 @@ class Leaves:
             heapq.heapify(self._heap)
             self._max_entries = 2 * len(self._heap) + 64
 
-    def pop(self, most: Rank | None = None) -> Node | None:
+    def pop(self, most: Rank | None = None) -> TreeNode | None:
         """The first, unless it is worth more than that."""
         while self._heap:
             rank, _, leaf = self._heap[0]
@@ -44,5 +44,5 @@ class Leaves:
                 return leaf
         return None
 
-    def _is_fresh(self, rank: Rank, node: Node) -> bool:
+    def _is_fresh(self, rank: Rank, node: TreeNode) -> bool:
         return rank == node.queued and node.is_hosted == self._is_hosted and is_leaf(node)

@@ -11,10 +11,10 @@ from hotloop.engine.retention import Rank
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TreeNode:
     """An edge and where it ends: the tokens of some whole blocks, and the blocks. A root has its salt for a key."""
 
-    parent: "Node | None"
+    parent: "TreeNode | None"
     key: bytes
     block_ids: list[int]
     """Of the device, or of host memory."""
@@ -30,7 +30,7 @@ class Node:
     """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
     looked_at: float | None = None
     """When it is next seen whether its hold has expired; entries of another time are stale."""
-    children: "dict[bytes, Node]" = field(default_factory=dict)
+    children: "dict[bytes, TreeNode]" = field(default_factory=dict)
 
     @property
     def names(self) -> list[int]:
@@ -42,26 +42,26 @@ class Node:
         return self.names[-1] if self.block_ids else None
 
 
-def is_leaf(node: Node) -> bool:
+def is_leaf(node: TreeNode) -> bool:
     """Whether it has blocks, and nothing in the same memory hangs below it."""
     return bool(node.block_ids) and not any(child.is_hosted == node.is_hosted for child in node.children.values())
 
 
-def path(node: Node) -> Iterator[Node]:
+def path(node: TreeNode) -> Iterator[TreeNode]:
     """A node and those above it, but for the root."""
-    above: Node | None = node
+    above: TreeNode | None = node
     while above and above.parent:
         yield above
         above = above.parent
 
 
-def root_of(node: Node) -> Node:
+def root_of(node: TreeNode) -> TreeNode:
     while node.parent:
         node = node.parent
     return node
 
 
-def subtree(top: Node) -> Iterator[Node]:
+def subtree(top: TreeNode) -> Iterator[TreeNode]:
     stack = [top]
     while stack:
         node = stack.pop()
@@ -69,7 +69,7 @@ def subtree(top: Node) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def trace(root: Node | None, key: bytes, size: int) -> Iterator[tuple[Node, int]]:
+def trace(root: TreeNode | None, key: bytes, size: int) -> Iterator[tuple[TreeNode, int]]:
     """Each node along the key, and how many of its blocks the key has."""
     node, begin = root, 0
     while node and (child := node.children.get(key[begin : begin + size])):
@@ -92,10 +92,10 @@ def num_common(edge: bytes, key: bytes, begin: int, size: int) -> int:
     return low
 
 
-def split(node: Node, num_blocks: int, size: int) -> Node:
+def split(node: TreeNode, num_blocks: int, size: int) -> TreeNode:
     """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
     assert node.parent is not None
-    upper = Node(
+    upper = TreeNode(
         node.parent,
         node.key[: num_blocks * size],
         node.block_ids[:num_blocks],
@@ -110,7 +110,7 @@ def split(node: Node, num_blocks: int, size: int) -> Node:
     return upper
 
 
-def join(node: Node, size: int) -> bool:
+def join(node: TreeNode, size: int) -> bool:
     """Make a node and its only child, which alone is left, one edge, if nothing tells them apart but where it ends."""
     if len(node.children) != 1 or node.hold or node.parent is None:
         return False
@@ -123,7 +123,7 @@ def join(node: Node, size: int) -> bool:
     return True
 
 
-def check_node(node: Node, size: int) -> None:
+def check_node(node: TreeNode, size: int) -> None:
     assert node.parent is not None
     assert len(node.key) == len(node.block_ids) * size > 0
     assert node.parent.children[node.key[:size]] is node

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom, no_host_room
-from hotloop.engine.changes import Changes, Emptied, GivenUp, Kept, Moved
+from hotloop.engine.changes import Changes, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
 from hotloop.engine.leaves import Leaves
-from hotloop.engine.node import Node, check_node, is_leaf, join, num_common, path, split, subtree, trace
+from hotloop.engine.node import TreeNode, check_node, is_leaf, join, num_common, path, split, subtree, trace
 from hotloop.engine.retention import Rank, Retention
 
 _TOKEN_BYTES = array("i").itemsize
@@ -46,7 +46,7 @@ class RadixTree:
         self._changes = changes
         self._block_size = block_size
         self._block_bytes = block_size * _TOKEN_BYTES
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[str, TreeNode] = {}
         self._clock = 0
         self._num_nodes = 0
         self._leaves, self._host_leaves = Leaves(is_hosted=False), Leaves(is_hosted=True)
@@ -85,7 +85,7 @@ class RadixTree:
         nodes = [(node, num) for node, num in self.trace(token_ids, salt) if node.is_hosted == is_hosted]
         return [block_id for node, num in nodes for block_id in node.block_ids[:num]]
 
-    def trace(self, token_ids: "array[int]", salt: str = "") -> Iterator[tuple[Node, int]]:
+    def trace(self, token_ids: "array[int]", salt: str = "") -> Iterator[tuple[TreeNode, int]]:
         """Each node along the tokens, and how many of its blocks they have; nothing is marked or split."""
         return trace(self._roots.get(salt), token_ids.tobytes(), self._block_bytes)
 
@@ -126,10 +126,10 @@ class RadixTree:
             known += node.block_ids
         new_ids = block_ids[len(known) :]
         if new_ids:
-            node = node or self._roots.setdefault(salt, Node(None, salt.encode(), [], 0))
+            node = node or self._roots.setdefault(salt, TreeNode(None, salt.encode(), [], 0))
             new_key = key[len(known) * self._block_bytes :]
             if self._changes and not salt:
-                self._changes.add(Kept(node.last_name, new_key, new_ids))
+                self._changes.add(KeptBlocks(node.last_name, new_key, new_ids))
             self._append(node, new_key, new_ids, session)
         return known + new_ids
 
@@ -148,7 +148,7 @@ class RadixTree:
         `most`; what they hold goes to host memory if it is worth that. Returns how many could be freed.
         """
         freed = 0
-        rest: list[Node] = []
+        rest: list[TreeNode] = []
         self._holds.expire()
         num_wanted = max(num_wanted, self.host.least)
         while freed < num_wanted and (node := self._leaves.pop(most)):
@@ -161,12 +161,12 @@ class RadixTree:
             self._remember_leaf(node)
         return freed
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[KeptBlocks]:
         """All that is kept without a salt, each edge after the one above it."""
         root = self._roots.get("")
         for node in subtree(root) if root else ():
             if node.parent:
-                yield Kept(node.parent.last_name, node.key, node.names)
+                yield KeptBlocks(node.parent.last_name, node.key, node.names)
 
     def check(self) -> None:
         nodes = [*self._nodes()]
@@ -184,7 +184,7 @@ class RadixTree:
         self._holds.check(nodes)
         assert all(root.children for root in self._roots.values())
 
-    def _walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[Node]:
+    def _walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[TreeNode]:
         """Each node along the key, marked as used now; an edge the key leaves midway is split, and its rest ages on."""
         root = self._roots.get(salt)
         if root is None:
@@ -207,16 +207,16 @@ class RadixTree:
             yield child
             node, begin = child, begin + len(child.key)
 
-    def _pool_of(self, node: Node) -> BlockPool:
+    def _pool_of(self, node: TreeNode) -> BlockPool:
         return self.host.pool if node.is_hosted else self.pool
 
-    def _check_users(self, node: Node) -> None:
+    def _check_users(self, node: TreeNode) -> None:
         """Who uses a block uses all before it in the same memory."""
         above = node.parent.block_ids[-1:] if node.parent and node.parent.is_hosted == node.is_hosted else []
         is_used = [self._pool_of(node).num_users(block_id) > 0 for block_id in above + node.block_ids]
         assert is_used == sorted(is_used, reverse=True), "an idle block comes before one that is in use"
 
-    def _num_idle(self, node: Node) -> int:
+    def _num_idle(self, node: TreeNode) -> int:
         """Who uses a block uses all before it, so the idle ones are the last. None are idle before what is being copied
         from host memory, though it may be others who have brought those back since the copy began.
         """
@@ -225,7 +225,7 @@ class RadixTree:
         num_users = self._pool_of(node).num_users
         return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users(block_id))
 
-    def _append(self, parent: Node, key: bytes, block_ids: list[int], session: str) -> None:
+    def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`: its own edge grows if it is of the same session and nothing hangs below it and
         holds it, else there is a new leaf.
         """
@@ -235,17 +235,17 @@ class RadixTree:
             parent.block_ids += block_ids
             self._own(parent, len(block_ids))
             return
-        leaf = Node(parent, key, list(block_ids), self._clock, self.retention.now, session)
+        leaf = TreeNode(parent, key, list(block_ids), self._clock, self.retention.now, session)
         parent.children[key[: self._block_bytes]] = leaf
         self._own(leaf, len(block_ids))
         self._num_nodes += 1
         self._remember_leaf(leaf)
 
-    def _split(self, node: Node, num_blocks: int) -> Node:
+    def _split(self, node: TreeNode, num_blocks: int) -> TreeNode:
         self._num_nodes += 1
         return split(node, num_blocks, self._block_bytes)
 
-    def _is_worth_more(self, leaf: Node) -> bool:
+    def _is_worth_more(self, leaf: TreeNode) -> bool:
         """Whether what follows a leaf in host memory, and can only come back behind it, is worth more; then it is
         queued as that.
         """
@@ -255,7 +255,7 @@ class RadixTree:
         self._leaves.push(leaf, rank)
         return True
 
-    def _shed(self, leaf: Node, num_wanted: int, beneficiary: str) -> int:
+    def _shed(self, leaf: TreeNode, num_wanted: int, beneficiary: str) -> int:
         """Free at most that many blocks from the end of a leaf, as long as nobody uses them; returns how many.
 
         [ ............ | moved to host memory | given up ]
@@ -276,7 +276,7 @@ class RadixTree:
         pool = self.host.pool
         if most[0] == HoldKind.FINISHED:
             return 0
-        in_use: list[Node] = []
+        in_use: list[TreeNode] = []
         while pool.num_free < num_wanted and (leaf := self._host_leaves.pop(most)):
             num_given_up = min(num_wanted - pool.num_free, self._num_idle(leaf))
             if num_given_up < len(leaf.block_ids):
@@ -286,7 +286,7 @@ class RadixTree:
             self._remember_leaf(leaf)
         return min(num_wanted, pool.num_free)
 
-    def _move_out(self, node: Node, keep: int) -> None:
+    def _move_out(self, node: TreeNode, keep: int) -> None:
         """Move a leaf of the device to host memory, where there is room for it; but for its first so many blocks."""
         if keep:
             self._split(node, keep)
@@ -305,14 +305,14 @@ class RadixTree:
         if node.parent.parent and is_leaf(node.parent):
             self._remember_leaf(node.parent)
 
-    def _bring_back(self, node: Node, block_ids: list[int]) -> None:
+    def _bring_back(self, node: TreeNode, block_ids: list[int]) -> None:
         """What a node has in host memory is in these blocks of the device as well: have it there."""
         self.pool.keep(block_ids)
         self._replace(node, list(block_ids))
         if is_leaf(node):
             self._remember_leaf(node)
 
-    def _replace(self, node: Node, block_ids: list[int]) -> None:
+    def _replace(self, node: TreeNode, block_ids: list[int]) -> None:
         """Have a node's blocks in the other memory, where these hold the same."""
         names = node.names
         self._own(node, -len(block_ids))
@@ -322,7 +322,7 @@ class RadixTree:
         if self._changes:
             self._changes.add(Moved(names, node.names))
 
-    def _trim(self, leaf: Node, keep: int, beneficiary: str) -> None:
+    def _trim(self, leaf: TreeNode, keep: int, beneficiary: str) -> None:
         """Give up all but the first blocks of a leaf, and what goes on from there in host memory."""
         given_up = leaf.block_ids[keep:]
         if not given_up:
@@ -340,7 +340,7 @@ class RadixTree:
         if leaf in self._holds.in_tool_gap:  # better one session recomputes all of it than many a little
             self._holds.set(leaf, None)
 
-    def _remove(self, leaf: Node) -> None:
+    def _remove(self, leaf: TreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._block_bytes]]
@@ -351,7 +351,7 @@ class RadixTree:
         elif is_leaf(parent):
             self._remember_leaf(parent)
 
-    def _cut(self, top: Node) -> None:
+    def _cut(self, top: TreeNode) -> None:
         """Give up a node and all below it."""
         for node in list(subtree(top)):
             self._drop(node, node.block_ids)
@@ -360,7 +360,7 @@ class RadixTree:
             self._num_nodes -= node is not top
         self._remove(top)
 
-    def _own(self, node: Node, num_more: int) -> None:
+    def _own(self, node: TreeNode, num_more: int) -> None:
         """So many more blocks are of that node's session, if they are on the device."""
         if node.is_hosted:
             return
@@ -369,13 +369,13 @@ class RadixTree:
         if not self.num_owned[node.session]:
             del self.num_owned[node.session]
 
-    def _drop(self, node: Node, block_ids: list[int]) -> None:
+    def _drop(self, node: TreeNode, block_ids: list[int]) -> None:
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
         if self._changes and block_ids:
             self._changes.add(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
 
-    def _rank_anew(self, node: Node) -> None:
+    def _rank_anew(self, node: TreeNode) -> None:
         """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""
         if is_leaf(node):
             self._remember_leaf(node)
@@ -383,14 +383,14 @@ class RadixTree:
         if above is not node and is_leaf(above):
             self._remember_leaf(above)
 
-    def _remember_leaf(self, leaf: Node) -> None:
+    def _remember_leaf(self, leaf: TreeNode) -> None:
         (self._host_leaves if leaf.is_hosted else self._leaves).push(leaf, self._rank(leaf))
 
-    def _rank(self, node: Node) -> Rank:
+    def _rank(self, node: TreeNode) -> Rank:
         depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
         return self.retention.rank(node.hold, node.used_at, node.last_used, depth)
 
-    def _nodes(self) -> Iterator[Node]:
+    def _nodes(self) -> Iterator[TreeNode]:
         for root in self._roots.values():
             for child in root.children.values():
                 yield from subtree(child)

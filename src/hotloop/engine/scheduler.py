@@ -31,7 +31,7 @@ from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
 from hotloop.engine.short import ShortShare
-from hotloop.engine.step import Plan, Slice, Step
+from hotloop.engine.step import Slice, Step, StepPlan
 
 MAX_SHORT = 16  # so many of the queue are looked at for those who lack little
 MAX_PUT_OFF = 8  # so many newcomers in a step are seen not to have a seat; then no other is tried
@@ -89,7 +89,7 @@ class Scheduler:
         if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = self.admission.now = now
-        plan = Plan()
+        plan = StepPlan()
         behind = []
         for request in list(self.running.values()):
             if request.num_pending and request.is_about_to_end:
@@ -213,7 +213,7 @@ class Scheduler:
         lead = min((each.rank for each in self.running.values()), default=0)
         self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
-    def _short(self, queue: list[Request], lacking: dict[Request, int], plan: Plan) -> list[Request]:
+    def _short(self, queue: list[Request], lacking: dict[Request, int], plan: StepPlan) -> list[Request]:
         """Those of the first class that lack little, if one before them would fill the step."""
         if len(queue) < 2 or not self._can_join(queue):
             return []
@@ -235,7 +235,7 @@ class Scheduler:
         """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
         return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=is_hosted)
 
-    def _serve(self, plan: Plan, request: Request, num_most: float = math.inf) -> int:
+    def _serve(self, plan: StepPlan, request: Request, num_most: float = math.inf) -> int:
         """Let a request compute as much as it may; returns how much that is."""
         room = int(min(num_most, plan.num_left))
         if room <= 0 or not self.budget.has_room(request.rank):
@@ -249,7 +249,7 @@ class Scheduler:
         self.budget.take(request.rank, request.num_computed, num_tokens)
         return num_tokens
 
-    def _advance(self, plan: Plan, request: Request, budget: int) -> int:
+    def _advance(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Compute as much of a request as the budget allows; returns what it took of it."""
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
@@ -266,7 +266,7 @@ class Scheduler:
         plan.prefixes.add(prefix)
         return count
 
-    def _grant(self, plan: Plan, request: Request, count: int) -> bool:
+    def _grant(self, plan: StepPlan, request: Request, count: int) -> bool:
         """Find blocks for the next tokens, if need be at the cost of the least urgent; False if it gave way itself."""
         begin = request.num_computed
         end = begin + count
@@ -288,7 +288,7 @@ class Scheduler:
             self.tree.evict(count - self.pool.num_free, request.id)
         return self.pool.allocate(count)
 
-    def _admit(self, plan: Plan, request: Request) -> bool:
+    def _admit(self, plan: StepPlan, request: Request) -> bool:
         """Let one who waits run, if there is room."""
         if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
@@ -361,7 +361,7 @@ class Scheduler:
             return b""
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
 
-    def _is_read_by_another(self, plan: Plan, prefix: bytes) -> bool:
+    def _is_read_by_another(self, plan: StepPlan, prefix: bytes) -> bool:
         """Whether this step or one in flight computes a block already: then whoever needs it waits and follows."""
         return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
@@ -381,7 +381,7 @@ class Scheduler:
                 self.pool.release([mine])
                 request.block_ids[i] = theirs
 
-    def _preempt(self, plan: Plan, request: Request) -> None:
+    def _preempt(self, plan: StepPlan, request: Request) -> None:
         """Back to waiting. What it computed is in the tree, so coming back is cheap unless all the room is needed."""
         plan.slices.pop(request.id, None)
         plan.is_closed = True

@@ -18,7 +18,7 @@ from hotloop.core.request import Request, Usage
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore, Totals
 from hotloop.engine.lines import PREFIX
-from hotloop.engine.node import Node
+from hotloop.engine.node import TreeNode
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
@@ -100,7 +100,7 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
 
 def _num_along(tree: RadixTree, prefixes: Iterable[tuple["array[int]", str]]) -> Counter[str | None]:
     """How many blocks these prefixes, each with its salt, have on the device together, by whose they are."""
-    reached: dict[Node, int] = {}
+    reached: dict[TreeNode, int] = {}
     for token_ids, salt in prefixes:
         for node, num_blocks in tree.trace(token_ids, salt):
             reached[node] = 0 if node.is_hosted else max(reached.get(node, 0), num_blocks)

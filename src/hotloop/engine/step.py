@@ -61,7 +61,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """A step in the making."""
 
     slices: dict[str, Slice] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from hotloop.models.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Piece:
+class FinalText:
     """Text that no stop string can take back, and the stop string that ended it, if one did."""
 
     text: str
@@ -28,26 +28,26 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
 
-    def push(self, token_id: int, *, may_stop: bool = True) -> Piece:
+    def push(self, token_id: int, *, may_stop: bool = True) -> FinalText:
         """The text final with this token. A stop string that is complete while it may not stop passes unnoticed."""
         text = self._decoder.decode(self._bytes_of(token_id))
-        return self._scan(text, may_stop) if self._stops else Piece(text)
+        return self._scan(text, may_stop) if self._stops else FinalText(text)
 
     def finish(self) -> str:
         """What was held back, now that no more comes; half a character becomes a replacement character."""
         text, self._pending = self._pending + self._decoder.decode(b"", final=True), ""
         return text
 
-    def _scan(self, text: str, may_stop: bool) -> Piece:
+    def _scan(self, text: str, may_stop: bool) -> FinalText:
         num_old = len(self._pending)
         self._pending += text
         stop, end = self._first_stop(num_old) if may_stop else (None, 0)
         if stop is not None:
             text, self._pending = self._pending[: end if self._include_stop else end - len(stop)], ""
-            return Piece(text, stop)
+            return FinalText(text, stop)
         num_final = len(self._pending) - self._num_held()
         text, self._pending = self._pending[:num_final], self._pending[num_final:]
-        return Piece(text)
+        return FinalText(text)
 
     def _first_stop(self, num_old: int) -> tuple[str | None, int]:
         """The stop string that the new text completes first, and where it ends; of two that end together the longer."""

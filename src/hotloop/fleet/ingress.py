@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
-from hotloop.fleet.wire import Head, Outline, Trip
+from hotloop.fleet.wire import AnswerHead, Outline, Trip
 from hotloop.router.app import OWNED, ROUTE_HEADER
 from hotloop.router.asked import parse_asked
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
@@ -42,10 +42,10 @@ _LOST = RouteError(502, "replica_lost", "the replica was lost while it answered"
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class BegunAnswer:
     """An answer that has begun."""
 
-    head: Head
+    head: AnswerHead
     pieces: Any
     outline: Outline
     num_tried: int
@@ -69,7 +69,7 @@ class Flight:
 class FlightResponse(StreamingResponse):
     """Whatever ends it, the replica is told to stop and the placement that it has."""
 
-    def __init__(self, flight: Flight, body: AsyncIterator[bytes]) -> None:
+    def __init__(self, flight: BegunAnswer, body: AsyncIterator[bytes]) -> None:
         super().__init__(body, flight.head.status)
         kept = [header for header in flight.head.headers if header[0] not in DROPPED]
         self.raw_headers = [*kept, (ROUTE_HEADER, flight.render_route().encode())]
@@ -129,7 +129,7 @@ class Ingress:
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")
         return Outline(maker=self._makers.get(answer_id, ""))
 
-    async def _ask(self, ask: Ask, outline: Outline) -> Flight:
+    async def _ask(self, ask: Ask, outline: Outline) -> BegunAnswer:
         """Raises Overloaded, or RouteError where nobody answers."""
         for num_tried in range(1, MAX_TRIES + 1):
             try:
@@ -142,18 +142,18 @@ class Ingress:
                 log.warning("a replica did not begin to answer: %s", error)
         raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were asked, and none began to answer")
 
-    async def _try(self, ask: Ask, outline: Outline, num_tried: int) -> Flight:
+    async def _try(self, ask: Ask, outline: Outline, num_tried: int) -> BegunAnswer:
         pieces = self._answer.remote(ask, outline)
         try:
-            head: Head = await anext(pieces)
+            head: AnswerHead = await anext(pieces)
         except BaseException:
             pieces.cancel()
             outline.trip.end(Told())
             raise
         outline.trip.begin()
-        return Flight(head, pieces, outline, num_tried)
+        return BegunAnswer(head, pieces, outline, num_tried)
 
-    async def _relay(self, flight: Flight, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
+    async def _relay(self, flight: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
         """Of a stream only complete events are passed on, so that what ends it can be read."""
         end, held = b"", b""
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from hotloop.fleet.residents import OpenResident
-from hotloop.fleet.wire import Head, Outline
+from hotloop.fleet.wire import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
 from hotloop.router.upstream.wire import Ask
 
@@ -24,11 +24,13 @@ class EngineReplica:
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._resident = open_resident()
 
-    async def answer(self, ask: Ask, outline: Outline, choice: Choice | None = None) -> AsyncIterator[Head | bytes]:
+    async def answer(
+        self, ask: Ask, outline: Outline, choice: Choice | None = None
+    ) -> AsyncIterator[AnswerHead | bytes]:
         """The head, then the body as it is written. `outline` was for the placement, which added its `choice`."""
         answer = await self._resident.send(ask)
         try:
-            yield Head(answer.status, answer.headers, self._name, choice)
+            yield AnswerHead(answer.status, answer.headers, self._name, choice)
             async for chunk in answer.chunks():
                 yield chunk
         finally:

@@ -51,7 +51,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """What comes before the body of an answer."""
 
     status: int

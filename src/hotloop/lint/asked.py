@@ -10,7 +10,7 @@ from hotloop.wire.part import Api
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LintedRequest:
     """One request. `index` counts requests of the whole input, `line` is its line there; `at` is in unix seconds."""
 
     index: int

@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import Any
 
 from hotloop.lint.part import Part
-from hotloop.lint.run import Step
+from hotloop.lint.run import LintedStep
 
 _MIN_VALUE = 3  # characters; a shorter value stands everywhere
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CallTurn:
     """A turn of the assistant with one call; `known` is all text before it, `result` what the call gave back."""
 
     call: Part
@@ -30,9 +30,9 @@ class Turn:
             return ()
 
 
-def chains(step: Step) -> Iterator[list[Turn]]:
+def chains(step: LintedStep) -> Iterator[list[CallTurn]]:
     """Turns of one call each that follow one another with nothing but results between them."""
-    chain: list[Turn] = []
+    chain: list[CallTurn] = []
     known = "\n".join(part.text for part in step.asked.system)
     for role, group in groupby(
         step.asked.continued, key=lambda part: "assistant" if part.role == "assistant" else part.kind
@@ -41,9 +41,9 @@ def chains(step: Step) -> Iterator[list[Turn]]:
         if role == "result":
             if chain:
                 last = chain[-1]
-                chain[-1] = Turn(last.call, last.is_silent, last.known, "\n".join(part.text for part in said))
+                chain[-1] = CallTurn(last.call, last.is_silent, last.known, "\n".join(part.text for part in said))
         elif role == "assistant" and len(calls := [part for part in said if part.kind == "call"]) == 1:
-            chain.append(Turn(calls[0], all(part.kind != "text" for part in said), known, ""))
+            chain.append(CallTurn(calls[0], all(part.kind != "text" for part in said), known, ""))
         else:
             yield chain
             chain = []

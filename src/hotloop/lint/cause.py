@@ -2,13 +2,13 @@
 
 from enum import Enum, auto
 
-from hotloop.lint.asked import Asked
+from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import Change
 from hotloop.lint.part import PICTURE
 from hotloop.lint.volatile import find_volatile
 
 
-class Cause(Enum):
+class LossCause(Enum):
     VOLATILE = auto()
     """A time, an id or a counter."""
     UNSTABLE = auto()
@@ -24,15 +24,17 @@ class Cause(Enum):
     """What the model wrote, sent back in another spelling."""
 
 
-def find_cause(asked: Asked, before: Asked | None, change: Change, *, is_first: bool) -> Cause | None:
+def find_cause(
+    asked: LintedRequest, before: LintedRequest | None, change: Change, *, is_first: bool
+) -> LossCause | None:
     """`is_first`: the request begins a run, and is compared with one of another run."""
     part = change.part
     if part.kind == "tool":
         return _cause_in_tools(change)
     if part.kind == "thinking":
-        return Cause.THINKING if change.kind == "removed" else Cause.REWRITTEN
+        return LossCause.THINKING if change.kind == "removed" else LossCause.REWRITTEN
     if change.kind == "edited" and is_volatile(change):
-        return Cause.VOLATILE
+        return LossCause.VOLATILE
     if any(part is each for request in (asked, before) if request for each in request.system):
         return _cause_in_system(change, is_first=is_first)
     return _cause_in_history(asked, change)
@@ -44,29 +46,29 @@ def is_volatile(change: Change) -> str | None:
     return find_volatile(change.old.text, change.new.text, change.begin, change.end, change.old_end)
 
 
-def _cause_in_tools(change: Change) -> Cause:
+def _cause_in_tools(change: Change) -> LossCause:
     if change.kind == "moved":
-        return Cause.TOOL_ORDER
+        return LossCause.TOOL_ORDER
     if change.kind == "edited" and change.is_same_value:
-        return Cause.KEY_ORDER
-    return Cause.VOLATILE if change.kind == "edited" and is_volatile(change) else Cause.TOOLS_CHANGED
+        return LossCause.KEY_ORDER
+    return LossCause.VOLATILE if change.kind == "edited" and is_volatile(change) else LossCause.TOOLS_CHANGED
 
 
-def _cause_in_system(change: Change, *, is_first: bool) -> Cause:
+def _cause_in_system(change: Change, *, is_first: bool) -> LossCause:
     """A system text that only grew, by whole lines, while its conversation went on has taken up what came later."""
     has_grown = change.kind == "inserted" or (change.kind == "edited" and _has_new_lines(change))
-    return Cause.HOISTED if has_grown and not is_first else Cause.UNSTABLE
+    return LossCause.HOISTED if has_grown and not is_first else LossCause.UNSTABLE
 
 
-def _cause_in_history(asked: Asked, change: Change) -> Cause | None:
+def _cause_in_history(asked: LintedRequest, change: Change) -> LossCause | None:
     part = change.part
     if change.kind == "removed":
-        return None if change.is_tail else Cause.TRIMMED
+        return None if change.is_tail else LossCause.TRIMMED
     if change.kind == "inserted":
-        return Cause.HOISTED if part.kind == "system" else Cause.REWRITTEN
+        return LossCause.HOISTED if part.kind == "system" else LossCause.REWRITTEN
     if part.role == "assistant" and (change.is_same_value or _differ_in_space(change)):
-        return Cause.REWORDED
-    return Cause.UNSTABLE if _is_opening(asked, change) else Cause.REWRITTEN
+        return LossCause.REWORDED
+    return LossCause.UNSTABLE if _is_opening(asked, change) else LossCause.REWRITTEN
 
 
 def _has_new_lines(change: Change) -> bool:
@@ -80,6 +82,6 @@ def _differ_in_space(change: Change) -> bool:
     return "".join(old.split()) == "".join(new.split())
 
 
-def _is_opening(asked: Asked, change: Change) -> bool:
+def _is_opening(asked: LintedRequest, change: Change) -> bool:
     """Whether the assistant has not spoken yet."""
     return all(part.role != "assistant" for part in asked.parts[: change.position])

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, Literal
 
-from hotloop.lint.asked import Asked
+from hotloop.lint.asked import LintedRequest
 from hotloop.lint.part import Part
 
 
@@ -53,7 +53,7 @@ class Change:
         return bool(self.old and self.new) and is_same_json(self.old.text, self.new.text)  # type: ignore[union-attr]
 
 
-def find_changes(before: Asked, now: Asked, *, is_kin: bool = False) -> tuple[Change, ...]:
+def find_changes(before: LintedRequest, now: LintedRequest, *, is_kin: bool = False) -> tuple[Change, ...]:
     """In the order of the prompt. Of a request that is only kin, the history is another."""
     positions = {id(part): i for i, part in enumerate(now.parts)}
     found = [*_align(before.system, now.system, positions, can_grow=False), *_tool_changes(before, now, positions)]
@@ -96,7 +96,7 @@ def _loose(value: Any) -> Any:
     }
 
 
-def _tool_changes(before: Asked, now: Asked, positions: dict[int, int]) -> Iterator[Change]:
+def _tool_changes(before: LintedRequest, now: LintedRequest, positions: dict[int, int]) -> Iterator[Change]:
     """Tools are known by their names; of those that both have, the first that is out of order has moved."""
     old = {tool.label: tool for tool in before.tools}
     new = {tool.label: tool for tool in now.tools}

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hotloop.lint.asked import Asked
+from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import count_common, find_changes
 from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import Part
 from hotloop.lint.requests import Exchange
 from hotloop.lint.reuse import Reach, Seen, count_lost
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _MAX_THREADS = 256  # conversations that a request may go on with
 _MAX_KIN = 32
@@ -30,7 +30,7 @@ _MIN_SYSTEM = 200
 class _Coming:
     """A request whose conversation is looked for."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LintedRequest) -> None:
         self.history, self.beginning = Texts(asked.history), Texts(asked.beginning)
         self.before_answer, self.answer = split_newest(asked.history)
         self.states = {_state(asked, self.before_answer), _state(asked, (*self.before_answer, *self.answer))}
@@ -42,14 +42,14 @@ class _Thread:
 
     id: str
     session: str
-    last: Asked
+    last: LintedRequest
     beginning: Texts
     texts: Texts
 
-    def can_hold(self, asked: Asked) -> bool:
+    def can_hold(self, asked: LintedRequest) -> bool:
         return (self.session, self.last.source) == (asked.session, asked.source)
 
-    def follow(self, asked: Asked) -> None:
+    def follow(self, asked: LintedRequest) -> None:
         if asked.beginning != self.last.beginning:
             self.beginning = Texts(asked.beginning)
         self.last = asked
@@ -80,11 +80,11 @@ class ConversationSorter:
         self._seen = Seen()
         self._threads: dict[str, _Thread] = {}
         self._states: dict[int, None] = {}
-        self._firsts: deque[Asked] = deque(maxlen=_MAX_KIN)
+        self._firsts: deque[LintedRequest] = deque(maxlen=_MAX_KIN)
         self._num_asked = 0
         self._num_runs = 0
 
-    def step(self, exchange: Exchange) -> tuple[str, Step]:
+    def step(self, exchange: Exchange) -> tuple[str, LintedStep]:
         asked = self._ask(exchange)
         thread = self._find_thread(asked, exchange.run)
         before, is_first = (thread.last, False) if thread else (self._find_kin(asked), True)
@@ -99,9 +99,9 @@ class ConversationSorter:
             del self._states[next(iter(self._states))]
         return thread.id, step
 
-    def _ask(self, exchange: Exchange) -> Asked:
+    def _ask(self, exchange: Exchange) -> LintedRequest:
         self._num_asked += 1
-        return Asked(
+        return LintedRequest(
             index=self._num_asked - 1,
             api=exchange.api,
             body=exchange.body,
@@ -115,17 +115,19 @@ class ConversationSorter:
             row=exchange.row,
         )
 
-    def _compare(self, asked: Asked, before: Asked | None, *, is_first: bool) -> Step:
+    def _compare(self, asked: LintedRequest, before: LintedRequest | None, *, is_first: bool) -> LintedStep:
         usage = asked.answer.usage
         scale = self._meter.scale(asked.parts, usage.num_prompt if usage and not asked.is_chained else None)
         if before is None:
-            return Step(asked=asked, before=None, is_first=True, scale=scale)
+            return LintedStep(asked=asked, before=None, is_first=True, scale=scale)
         changes = find_changes(before, asked, is_kin=is_first)
         reach = self._seen.reach(asked.parts) if changes else Reach(len(asked.parts))
         num_lost = count_lost(before, asked, changes, reach, scale)
-        return Step(asked=asked, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost)
+        return LintedStep(
+            asked=asked, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost
+        )
 
-    def _find_thread(self, asked: Asked, run: str) -> _Thread | None:
+    def _find_thread(self, asked: LintedRequest, run: str) -> _Thread | None:
         if run:
             return self._threads.get(run)
         threads = [thread for thread in reversed(self._threads.values()) if thread.can_hold(asked)]
@@ -147,7 +149,7 @@ class ConversationSorter:
         # Whoever names a session, and begins as it did, goes on with it however little is left of it.
         return next((t for t in threads if asked.session and _is_alike(t.last, asked)), None)
 
-    def _begin_thread(self, asked: Asked, run: str) -> _Thread:
+    def _begin_thread(self, asked: LintedRequest, run: str) -> _Thread:
         self._num_runs += 1
         id_ = run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
         thread = self._threads[id_] = _Thread(id_, asked.session, asked, Texts(asked.beginning), Texts(()))
@@ -156,33 +158,33 @@ class ConversationSorter:
             del self._threads[next(iter(self._threads))]
         return thread
 
-    def _find_kin(self, asked: Asked) -> Asked | None:
+    def _find_kin(self, asked: LintedRequest) -> LintedRequest | None:
         """A beginning of another conversation of the same file that is much like this one's."""
         firsts = (each for each in reversed(self._firsts) if (each.api, each.source) == (asked.api, asked.source))
         return next((first for first in firsts if _is_alike(first, asked)), None)
 
 
-def sort_into_runs(exchanges: Iterable[Exchange], meter: Meter) -> list[Run]:
+def sort_into_runs(exchanges: Iterable[Exchange], meter: Meter) -> list[LintedRun]:
     """All runs, in the order in which they began."""
     sorter = ConversationSorter(meter)
-    runs: dict[str, list[Step]] = {}
+    runs: dict[str, list[LintedStep]] = {}
     for exchange in exchanges:
         run, step = sorter.step(exchange)
         runs.setdefault(run, []).append(step)
-    return [Run(id_, tuple(steps)) for id_, steps in runs.items()]
+    return [LintedRun(id_, tuple(steps)) for id_, steps in runs.items()]
 
 
-def _find_answered(threads: Sequence[_Thread], asked: Asked) -> _Thread | None:
+def _find_answered(threads: Sequence[_Thread], asked: LintedRequest) -> _Thread | None:
     before = asked.body["previous_response_id"]
     return next((thread for thread in threads if thread.last.answer.id == before), None)
 
 
-def _state(asked: Asked, history: Sequence[Part]) -> int:
+def _state(asked: LintedRequest, history: Sequence[Part]) -> int:
     """Stands for all that was said up to some point."""
     return hash((asked.session, asked.source, *(part.key for part in (*asked.beginning, *history))))
 
 
-def _is_alike(one: Asked, other: Asked) -> bool:
+def _is_alike(one: LintedRequest, other: LintedRequest) -> bool:
     names = [[tool.label for tool in asked.tools] for asked in (one, other)]
     if len(names[0]) > 1 and {*names[0]} == {*names[1]}:
         return True

@@ -6,7 +6,7 @@ from statistics import median
 
 from hotloop.core.prices import Prices
 from hotloop.lint.finding import Waste
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 PriceOf = Callable[[str], Prices | None]
 
@@ -18,10 +18,10 @@ class Costs:
     price_of: PriceOf = lambda model: None
     prefill_tokens_per_s: float | None = None
 
-    def price(self, waste: Waste, run: Run) -> Waste:
+    def price(self, waste: Waste, run: LintedRun) -> Waste:
         return replace(waste, ms=self._ms(waste, run), money=self._money(waste, run.last.asked.model))
 
-    def _ms(self, waste: Waste, run: Run) -> float | None:
+    def _ms(self, waste: Waste, run: LintedRun) -> float | None:
         speed = self.prefill_tokens_per_s or measure_speed(run.steps)
         reading = waste.num_recomputed / speed * 1000 if speed else None
         waits = [step.asked.ttft_ms for step in run.steps if step.asked.ttft_ms is not None]
@@ -38,7 +38,7 @@ class Costs:
         return again + prices.cost(waste.num_carried, waste.num_carried, 0)
 
 
-def measure_speed(steps: Iterable[Step]) -> float | None:
+def measure_speed(steps: Iterable[LintedStep]) -> float | None:
     """Prompt tokens that had to be computed, by the time until first tokens came; None where either is not known."""
     num_prefilled, total_ms = 0, 0.0
     for step in steps:

@@ -8,14 +8,14 @@ from hotloop.lint.costs import Costs
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules import RULES
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     """What was looked at, and what was found."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[LintedRun, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -42,13 +42,13 @@ class Report:
         return max((finding.severity for finding in self.findings), default=None)
 
 
-def lint(runs: Sequence[Run], *, rules: Sequence[Rule] = RULES, costs: Costs | None = None) -> Report:
+def lint(runs: Sequence[LintedRun], *, rules: Sequence[Rule] = RULES, costs: Costs | None = None) -> LintReport:
     costs = costs or Costs()
     found = [finding for run in runs for finding in lint_run(run, rules, costs)]
-    return Report(tuple(runs), tuple(found))
+    return LintReport(tuple(runs), tuple(found))
 
 
-def lint_run(run: Run, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -> Iterator[Finding]:
+def lint_run(run: LintedRun, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -> Iterator[Finding]:
     """What is found in requests from number `begin` on."""
     for rule in rules:
         for finding in _merge(rule, (found for found in rule.check(run) if found.place.request >= begin)):
@@ -57,7 +57,7 @@ def lint_run(run: Run, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -
             yield replace(finding, run=run.id, severity=severity, waste=costs.price(finding.waste, run))
 
 
-def count_reported(step: Step) -> int | None:
+def count_reported(step: LintedStep) -> int | None:
     """Tokens of the request before, its answer included, that the server did not find again; None if it is silent."""
     usage, before = step.asked.answer.usage, step.before.answer.usage if step.before else None
     if not usage or not before or usage.num_cached is None:

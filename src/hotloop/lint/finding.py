@@ -17,7 +17,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPlace:
     """So many characters into a text of a request: `path` leads to it in the body, as in `messages[3].content`."""
 
     request: int
@@ -59,15 +59,15 @@ class Finding:
 
     rule: str
     severity: Severity
-    place: Place
+    place: TextPlace
     words: str
     mend: str
     waste: Waste = field(default_factory=Waste)
     run: str = ""
-    others: tuple[Place, ...] = ()
+    others: tuple[TextPlace, ...] = ()
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[TextPlace, ...]:
         return (self.place, *self.others)
 
 

@@ -15,10 +15,10 @@ from copy import deepcopy
 from typing import Any
 
 from hotloop.core.errors import ConfigError
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.part import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
@@ -26,12 +26,12 @@ _MARK = {"type": "ephemeral"}
 _PATH = re.compile(r"messages\[(\d+)\]\.content(?:\[(\d+)\]\.text)?|system(?:\[(\d+)\]\.text)?")
 
 
-def fix_runs(runs: Sequence[Run]) -> dict[int, Json]:
+def fix_runs(runs: Sequence[LintedRun]) -> dict[int, Json]:
     """The bodies by the number of their request."""
     return {index: body for run in runs for index, body in _fix_run(run)}
 
 
-def fix_file(runs: Sequence[Run]) -> Iterator[str]:
+def fix_file(runs: Sequence[LintedRun]) -> Iterator[str]:
     """The lines of a file of requests, in their order, and what else they told. Raises ConfigError for a transcript."""
     rows = {step.asked.index: step.asked.row for run in runs for step in run.steps}
     for index, body in sorted(fix_runs(runs).items()):
@@ -60,7 +60,7 @@ def place_breakpoints(body: Json) -> Json:
     return body
 
 
-def _fix_run(run: Run) -> Iterator[tuple[int, Json]]:
+def _fix_run(run: LintedRun) -> Iterator[tuple[int, Json]]:
     moves = _Moves(run)
     wants_marks = any(part.has_breakpoint for step in run.steps for part in step.asked.parts)
     for step in run.steps:
@@ -72,15 +72,15 @@ def _fix_run(run: Run) -> Iterator[tuple[int, Json]]:
 class _Moves:
     """Which lines of the system text go where: known once all of a run was seen. `notes` are by message."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LintedRun) -> None:
         self._lines = {
             (change.part.path, change.part.text.count("\n", 0, change.begin))
-            for step, change in run.changes_by(Cause.VOLATILE)
+            for step, change in run.changes_by(LossCause.VOLATILE)
             if change.part in step.asked.system
         }
         self._notes: dict[int, str] = {}
 
-    def apply(self, step: Step, body: Json) -> Json:
+    def apply(self, step: LintedStep, body: Json) -> Json:
         taken = [_take_line(body, path, line) for path, line in sorted(self._lines, reverse=True)]
         news = "\n".join(reversed([line for line in taken if line]))
         messages = [mapping(message) for message in listing(body.get("messages"))]

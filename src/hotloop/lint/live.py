@@ -12,7 +12,7 @@ from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import Exchange
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _WINDOW = 3
 _MAX_RUNS = 256
@@ -22,11 +22,11 @@ _MAX_RUNS = 256
 class _Told:
     """The latest requests of a conversation, and what was told of it."""
 
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    steps: deque[LintedStep] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     keys: set[tuple[str, Severity, str]] = field(default_factory=set)
 
 
-class Watch:
+class LiveLint:
     """Tells of each finding once a conversation, and counts what all of them cost. May be fed from any thread."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Watch:
             self._told[run_id] = told  # the latest used last
             told.steps.append(step)
             self.num_requests += 1
-            found = [*lint_run(Run(run_id, tuple(told.steps)), self._rules, self._costs, begin=step.asked.index)]
+            found = [*lint_run(LintedRun(run_id, tuple(told.steps)), self._rules, self._costs, begin=step.asked.index)]
             for finding in found:
                 self._count(finding, told)
             if len(self._told) > _MAX_RUNS:

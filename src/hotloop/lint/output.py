@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hotloop.core.version import __version__
-from hotloop.lint.asked import Asked
-from hotloop.lint.engine import Report
-from hotloop.lint.finding import Finding, Place, Severity, Waste
+from hotloop.lint.asked import LintedRequest
+from hotloop.lint.engine import LintReport
+from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
 from hotloop.lint.rules import RULES
 
 Json = dict[str, Any]
@@ -26,14 +26,14 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _MAX_PLACES = 3
 
 
-def render_text(report: Report) -> RenderableType:
+def render_text(report: LintReport) -> RenderableType:
     """The costliest first; what is said is never taken for markup."""
     ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_recomputed, -f.waste.num_carried))
     asked = _asked(report)
     return Group(*(render_finding(finding, asked[finding.place.request]) for finding in ranked), _summary(report))
 
 
-def render_finding(finding: Finding, request: Asked | None = None) -> Text:
+def render_finding(finding: Finding, request: LintedRequest | None = None) -> Text:
     """With its file and line, if the request that it is in came from one."""
     text = Text()
     text.append(f"{finding.rule} {finding.severity.label}", _STYLES[finding.severity])
@@ -60,7 +60,7 @@ def render_waste(waste: Waste) -> str:
     return ", ".join(words for amount, words in pieces if amount)
 
 
-def render_json(report: Report) -> Json:
+def render_json(report: LintReport) -> Json:
     asked = _asked(report)
     return {
         "version": 1,
@@ -77,7 +77,7 @@ def render_json(report: Report) -> Json:
     }
 
 
-def render_sarif(report: Report) -> Json:
+def render_sarif(report: LintReport) -> Json:
     """SARIF 2.1.0. Characters are of the text at the path, so a place in a file is its line."""
     asked, prints = _asked(report), _fingerprints(report)
     rules = [
@@ -95,7 +95,7 @@ def render_sarif(report: Report) -> Json:
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
-def render_github(report: Report) -> Iterator[str]:
+def render_github(report: LintReport) -> Iterator[str]:
     """Workflow commands, which become annotations of a pull request."""
     asked = _asked(report)
     for finding in report.findings:
@@ -105,7 +105,7 @@ def render_github(report: Report) -> Iterator[str]:
         yield f"::{_GITHUB[finding.severity]}{where}title={finding.rule} {_NAMES[finding.rule]}::{message}"
 
 
-def _summary(report: Report) -> Text:
+def _summary(report: LintReport) -> Text:
     counts = [(s, sum(f.severity is s for f in report.findings)) for s in reversed(Severity)]
     found = ", ".join(_count(count, s.label) for s, count in counts if count) or "nothing found"
     share = report.num_recomputed / report.num_prompt if report.num_prompt else 0.0
@@ -118,11 +118,11 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,d} {noun}{'s' * (count != 1)}"
 
 
-def _asked(report: Report) -> dict[int, Asked]:
+def _asked(report: LintReport) -> dict[int, LintedRequest]:
     return {step.asked.index: step.asked for run in report.runs for step in run.steps}
 
 
-def _finding_json(finding: Finding, asked: dict[int, Asked]) -> Json:
+def _finding_json(finding: Finding, asked: dict[int, LintedRequest]) -> Json:
     return {
         "rule": finding.rule,
         "name": _NAMES[finding.rule],
@@ -136,12 +136,12 @@ def _finding_json(finding: Finding, asked: dict[int, Asked]) -> Json:
     }
 
 
-def _place_json(place: Place, asked: dict[int, Asked]) -> Json:
+def _place_json(place: TextPlace, asked: dict[int, LintedRequest]) -> Json:
     request = asked[place.request]
     return {**asdict(place), "source": request.source, "line": request.line}
 
 
-def _fingerprints(report: Report) -> Iterator[str]:
+def _fingerprints(report: LintReport) -> Iterator[str]:
     """The same for the same finding however many runs come before it: a run is known by what is said first in it."""
     openings = {run.id: next((part.text for part in run.steps[0].asked.history), "") for run in report.runs}
     times: Counter[str] = Counter()
@@ -152,7 +152,7 @@ def _fingerprints(report: Report) -> Iterator[str]:
         yield f"{name}:{times[name]}"
 
 
-def _sarif_result(finding: Finding, fingerprint: str, asked: dict[int, Asked]) -> Json:
+def _sarif_result(finding: Finding, fingerprint: str, asked: dict[int, LintedRequest]) -> Json:
     return {
         "ruleId": finding.rule,
         "ruleIndex": [*_NAMES].index(finding.rule),
@@ -164,7 +164,7 @@ def _sarif_result(finding: Finding, fingerprint: str, asked: dict[int, Asked]) -
     }
 
 
-def _sarif_location(place: Place, request: Asked) -> Json:
+def _sarif_location(place: TextPlace, request: LintedRequest) -> Json:
     location: Json = {"logicalLocations": [{"fullyQualifiedName": place.path, "kind": "value"}]}
     if request.line:
         artifact = {"artifactLocation": {"uri": quote(request.source)}, "region": {"startLine": request.line}}

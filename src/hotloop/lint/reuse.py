@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hotloop.lint.asked import Asked
+from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import Change, count_common
 from hotloop.lint.meter import Scale
 from hotloop.lint.part import Part
@@ -58,7 +58,7 @@ class Seen:
         self._num_chars = 0
 
 
-def count_lost(before: Asked, now: Asked, changes: Sequence[Change], reach: Reach, scale: Scale) -> int:
+def count_lost(before: LintedRequest, now: LintedRequest, changes: Sequence[Change], reach: Reach, scale: Scale) -> int:
     """Tokens behind what a cache could find that the request before had too, its answer included."""
     known = Counter(part.key for part in (*before.parts, *before.answer.parts))
     edits = {change.position: change for change in changes if change.kind == "edited"}

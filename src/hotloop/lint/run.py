@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from hotloop.lint.asked import Asked
-from hotloop.lint.cause import Cause, find_cause
+from hotloop.lint.asked import LintedRequest
+from hotloop.lint.cause import LossCause, find_cause
 from hotloop.lint.change import Change
-from hotloop.lint.finding import Place, Waste
+from hotloop.lint.finding import TextPlace, Waste
 from hotloop.lint.meter import Scale
 from hotloop.lint.part import Part
 
@@ -18,13 +18,13 @@ _SHRUNK = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class LintedStep:
     """A request and the one before it. Of a run's first request that is one of another run that is much like it, if
     there is one: then only system texts and tools were compared.
     """
 
-    asked: Asked
-    before: Asked | None
+    asked: LintedRequest
+    before: LintedRequest | None
     is_first: bool
     scale: Scale
     changes: tuple[Change, ...] = ()
@@ -32,7 +32,7 @@ class Step:
     """Tokens behind the first change that were computed before, and had to be recomputed."""
 
     @cached_property
-    def causes(self) -> tuple[Cause | None, ...]:
+    def causes(self) -> tuple[LossCause | None, ...]:
         """Of each change; None of one that costs nothing."""
         return tuple(find_cause(self.asked, self.before, change, is_first=self.is_first) for change in self.changes)
 
@@ -44,15 +44,17 @@ class Step:
         then, now = (sum(len(part.text) for part in parts) for parts in (self.before.continued, self.asked.history))
         return now < _SHRUNK * then
 
-    def place(self, part: Part, begin: int = 0, end: int | None = None) -> Place:
-        return Place(self.asked.index, part.path, begin, len(part.text) if end is None else end)
+    def place(self, part: Part, begin: int = 0, end: int | None = None) -> TextPlace:
+        return TextPlace(self.asked.index, part.path, begin, len(part.text) if end is None else end)
 
-    def place_of(self, change: Change) -> Place:
+    def place_of(self, change: Change) -> TextPlace:
         """Of what is gone, the place where it stood: the part that is there now, or that the request ends with."""
         if change.new:
             return self.place(change.new, change.begin, change.end)
         parts = self.asked.parts
-        return self.place(parts[min(change.position, len(parts) - 1)], 0, 0) if parts else Place(self.asked.index, "")
+        return (
+            self.place(parts[min(change.position, len(parts) - 1)], 0, 0) if parts else TextPlace(self.asked.index, "")
+        )
 
     def waste_of(self, change: Change) -> Waste:
         """All that was lost is the first change's doing: behind it nothing else could have been found either way."""
@@ -60,15 +62,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LintedRun:
     id: str
-    steps: tuple[Step, ...]
+    steps: tuple[LintedStep, ...]
 
     @property
-    def last(self) -> Step:
+    def last(self) -> LintedStep:
         return self.steps[-1]
 
-    def changes_by(self, cause: Cause) -> Iterator[tuple[Step, Change]]:
+    def changes_by(self, cause: LossCause) -> Iterator[tuple[LintedStep, Change]]:
         for step in self.steps:
             for change, found in zip(step.changes, step.causes, strict=True):
                 if found is cause:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from hotloop.chat.assembly.spans import Span
+from hotloop.chat.assembly.spans import PromptSpan
 from hotloop.chat.prompt import Prompt
 from hotloop.core.message import Message
 from hotloop.models.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def _find_end(hint: CacheHint, messages: Sequence[Message], prompt: Prompt, toke
     return max(end, *(span.end for span in tools)) if tools else end
 
 
-def _find_token(span: Span, num_after: int, prompt: Prompt, tokenizer: Tokenizer) -> int:
+def _find_token(span: PromptSpan, num_after: int, prompt: Prompt, tokenizer: Tokenizer) -> int:
     """Where the last characters of a span begin. Counted from its end: what is moved out of a prompt is at its top."""
     before = prompt.text[span.place.begin : max(span.place.end - num_after, span.place.begin)].encode()
     sizes = (len(tokenizer.token_bytes(token_id)) for token_id in prompt.token_ids[span.begin : span.end])

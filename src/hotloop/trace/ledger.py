@@ -16,14 +16,14 @@ import msgspec
 from hotloop.trace import names
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
-from hotloop.trace.sweep import Part, Segment, output_shares, split, sweep
-from hotloop.trace.tree import Node, build_tree, clip, is_open, length_of, overlap_of, union
+from hotloop.trace.sweep import Segment, TimePart, output_shares, split, sweep
+from hotloop.trace.tree import SpanNode, build_tree, clip, is_open, length_of, overlap_of, union
 
 _ASKERS = frozenset({names.RUN, names.TURN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class TokenCounts:
     """prompt = cached + new + again; output = sampled + forced + drafted."""
 
     prompt: int = 0
@@ -46,14 +46,14 @@ class Tokens:
     """Of those: `drafted`, and what was forced anyway or came behind the end."""
     causes: Mapping[str, int] = field(default_factory=dict)
 
-    def __add__(self, other: "Tokens") -> "Tokens":
+    def __add__(self, other: "TokenCounts") -> "TokenCounts":
         counts = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
         reasons = dict.fromkeys((*self.causes, *other.causes))
         causes = {reason: self.causes.get(reason, 0) + other.causes.get(reason, 0) for reason in reasons}
-        return Tokens(**counts, causes=causes)
+        return TokenCounts(**counts, causes=causes)
 
 
-_COUNTS = [each for each in fields(Tokens) if each.name != "causes"]
+_COUNTS = [each for each in fields(TokenCounts) if each.name != "causes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,11 @@ class TurnLedger:
     end_ns: int
     wall_s: float
     first_token_s: float | None
-    parts: Mapping[Part, float]
-    tokens: Tokens
-    read_ahead: Tokens
+    parts: Mapping[TimePart, float]
+    tokens: TokenCounts
+    read_ahead: TokenCounts
     """What was read ahead in this turn, on top of what was asked."""
-    lost: Tokens
+    lost: TokenCounts
     """What was read and written for answers that failed or were broken off, or that others came before."""
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
@@ -128,11 +128,11 @@ class RunLedger:
     start_ns: int
     end_ns: int
     wall_s: float
-    parts: Mapping[Part, float]
+    parts: Mapping[TimePart, float]
     turns: tuple[TurnLedger, ...]
-    tokens: Tokens
-    read_ahead: Tokens
-    lost: Tokens
+    tokens: TokenCounts
+    read_ahead: TokenCounts
+    lost: TokenCounts
     money: float
     critical_path: tuple[PathStep, ...]
     model_idle_s: float
@@ -187,7 +187,7 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     )
 
 
-def _turns(nodes: Sequence[Node], prices: PriceTable) -> tuple[TurnLedger, ...]:
+def _turns(nodes: Sequence[SpanNode], prices: PriceTable) -> tuple[TurnLedger, ...]:
     """Where no agent told of its turns, each question to a model is one."""
     found = [node for node in nodes if node.name == names.TURN]
     if not found:
@@ -196,7 +196,7 @@ def _turns(nodes: Sequence[Node], prices: PriceTable) -> tuple[TurnLedger, ...]:
     return tuple(_turn(node, i, prices) for i, node in enumerate(found, start=1))
 
 
-def _turn(turn: Node, number: int, prices: PriceTable) -> TurnLedger:
+def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     calls = list(turn.calls())
     asked = [call for call in calls if not call.is_reading]
     segments = sweep([turn], turn.begin, turn.end)
@@ -228,7 +228,7 @@ def _turn(turn: Node, number: int, prices: PriceTable) -> TurnLedger:
     )
 
 
-def _tool(node: Node, segments: Sequence[Segment]) -> ToolLedger:
+def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
     told, below = node.span.attributes, {id(each) for each in node.walk()}
     waited_ns = sum(each.end - each.begin for each in segments if id(each.node) in below)
     dispatched_ns = node.moment(names.DISPATCHED_NS) or node.begin
@@ -247,33 +247,33 @@ def _tool(node: Node, segments: Sequence[Segment]) -> ToolLedger:
     )
 
 
-def _tokens(call: Node) -> Tokens:
+def _tokens(call: SpanNode) -> TokenCounts:
     """Of an answer that was given, as the server counted them."""
     if call.is_reading or call.span.error:
-        return Tokens()
+        return TokenCounts()
     if givers := _givers(call):
         return _sum(map(_counted, givers))
     told = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
     teller = next(told, call)
     num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
     num_cached = min(teller.count(names.NUM_CACHED), num_prompt)
-    return Tokens(
+    return TokenCounts(
         prompt=num_prompt, cached=num_cached, new=num_prompt - num_cached, output=num_output, sampled=num_output
     )
 
 
-def _read_ahead(call: Node) -> Tokens:
-    return _sum(map(_counted, _requests(call))) if call.is_reading else Tokens()
+def _read_ahead(call: SpanNode) -> TokenCounts:
+    return _sum(map(_counted, _requests(call))) if call.is_reading else TokenCounts()
 
 
-def _lost(call: Node) -> Tokens:
+def _lost(call: SpanNode) -> TokenCounts:
     if call.is_reading:
-        return Tokens()
+        return TokenCounts()
     givers = {id(request) for request in _givers(call)}
     return _sum(_counted(request) for request in _requests(call) if id(request) not in givers)
 
 
-def _givers(call: Node) -> list[Node]:
+def _givers(call: SpanNode) -> list[SpanNode]:
     """Of the requests that were made for an answer, those that gave it: by its id, else all that went well. There may
     be none: another's model answered, after one of ours was asked what kind of a task it is, or answered badly.
     """
@@ -284,24 +284,24 @@ def _givers(call: Node) -> list[Node]:
     return named or [request for request in requests if not request.span.error and not _is_other(request, call)]
 
 
-def _is_other(request: Node, call: Node) -> bool:
+def _is_other(request: SpanNode, call: SpanNode) -> bool:
     """Whether it gave another answer: neither the id nor the prompt is the one that was told of."""
     told, counted = call.count(names.NUM_PROMPT), request.count(names.NUM_PROMPT)
     return bool(_stem(call) and _stem(request) and told and told != counted)
 
 
-def _stem(node: Node) -> str:
+def _stem(node: SpanNode) -> str:
     """An answer's id without what its API begins ids with: a router that translates changes no more than that."""
     return re.sub(r"^[a-z]+[-_]", "", _word(node, names.ANSWER_ID))
 
 
-def _requests(call: Node) -> list[Node]:
+def _requests(call: SpanNode) -> list[SpanNode]:
     return [node for node in call.walk() if node.name == names.REQUEST]
 
 
-def _counted(request: Node) -> Tokens:
+def _counted(request: SpanNode) -> TokenCounts:
     sampled, forced, drafted = output_shares(request)
-    return Tokens(
+    return TokenCounts(
         prompt=request.count(names.NUM_PROMPT),
         cached=request.count(names.NUM_CACHED),
         new=request.count(names.NUM_NEW),
@@ -318,14 +318,14 @@ def _counted(request: Node) -> Tokens:
     )
 
 
-def _causes(request: Node) -> dict[str, int]:
+def _causes(request: SpanNode) -> dict[str, int]:
     sums: dict[str, int] = {}
     for cause, _ in request.causes():
         sums[cause["reason"]] = sums.get(cause["reason"], 0) + cause["num_tokens"]
     return sums
 
 
-def _first_token_s(call: Node) -> float | None:
+def _first_token_s(call: SpanNode) -> float | None:
     for node in call.walk():
         if began_at := node.moment(names.FIRST_TOKEN_NS):
             return (began_at - call.begin) / 1e9
@@ -334,7 +334,7 @@ def _first_token_s(call: Node) -> float | None:
     return None
 
 
-def _money(call: Node, prices: PriceTable) -> float:
+def _money(call: SpanNode, prices: PriceTable) -> float:
     """As the agent reckoned, or by the table."""
     tokens, model = _tokens(call), _first_word(list(call.walk()), names.MODEL)
     return call.amount(names.MONEY) or prices.cost(
@@ -342,8 +342,8 @@ def _money(call: Node, prices: PriceTable) -> float:
     )
 
 
-def _add_up(segments: Sequence[Segment]) -> dict[Part, float]:
-    sums = dict.fromkeys(Part, 0)
+def _add_up(segments: Sequence[Segment]) -> dict[TimePart, float]:
+    sums = dict.fromkeys(TimePart, 0)
     for segment in segments:
         for part, num_ns in split(segment):
             sums[part] += num_ns
@@ -361,7 +361,7 @@ def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
     return tuple(steps)
 
 
-def _busy(nodes: Sequence[Node], *, is_model: bool) -> list[tuple[int, int]]:
+def _busy(nodes: Sequence[SpanNode], *, is_model: bool) -> list[tuple[int, int]]:
     """When a model, or a tool, was at work; a server of ours tells best when that was."""
     if is_model:
         kinds = [node for node in nodes if node.name == names.REQUEST]
@@ -372,14 +372,14 @@ def _busy(nodes: Sequence[Node], *, is_model: bool) -> list[tuple[int, int]]:
     return union((node.begin, node.end) for node in kinds)
 
 
-def _sum(each: Iterable[Tokens]) -> Tokens:
-    return sum(each, Tokens())
+def _sum(each: Iterable[TokenCounts]) -> TokenCounts:
+    return sum(each, TokenCounts())
 
 
-def _word(node: Node | None, name: str) -> str:
+def _word(node: SpanNode | None, name: str) -> str:
     value = node.span.attributes.get(name) if node else None
     return value if isinstance(value, str) else ""
 
 
-def _first_word(nodes: Sequence[Node], name: str) -> str:
+def _first_word(nodes: Sequence[SpanNode], name: str) -> str:
     return next((word for node in nodes if (word := _word(node, name))), "")

@@ -22,7 +22,7 @@ from hotloop.trace import names
 from hotloop.trace.content import Content
 from hotloop.trace.span import Span
 from hotloop.trace.tracer import Losses
-from hotloop.trace.tree import Node, is_open
+from hotloop.trace.tree import SpanNode, is_open
 
 _PATH = "/v1/traces"
 _SCOPE = InstrumentationScope("hotloop")
@@ -141,7 +141,7 @@ def _attributes(span: Span) -> dict[str, Value]:
 
 def _num_written(span: Span) -> int:
     """All that is computed of a prompt is kept."""
-    request = Node(span)
+    request = SpanNode(span)
     return max(request.count(names.NUM_PROMPT) - request.count(names.NUM_CACHED), 0)
 
 

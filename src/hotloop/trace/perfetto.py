@@ -30,7 +30,7 @@ _DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Track:
     """Where a span is drawn."""
 
     pid: int
@@ -43,7 +43,7 @@ class Place:
 @dataclass(slots=True)
 class _Lane:
     group: str
-    place: Place
+    place: Track
     open_until: list[int] = field(default_factory=list)
     """Ends of the spans that enclose the present, the innermost last."""
 
@@ -76,7 +76,7 @@ def _as_of_now(spans: Iterable[Span]) -> Iterator[Span]:
     return chain.from_iterable(map(as_of_now, traces.values()))
 
 
-def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, Place]]:
+def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, Track]]:
     pids = {service: pid for pid, service in enumerate(_services(ordered), 1)}
     for span in ordered:
         group, pid = _GROUPS.get(span.name, _OTHER_GROUP), pids[span.service]
@@ -84,7 +84,7 @@ def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, 
             if (lane.group, lane.place.pid) == (group, pid) and lane.take(span):
                 break
         else:
-            lane = _Lane(group, Place(pid, len(lanes) + 1))
+            lane = _Lane(group, Track(pid, len(lanes) + 1))
             lane.take(span)
             lanes.append(lane)
         yield span, lane.place
@@ -92,7 +92,7 @@ def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, 
 
 def _name_lanes(ordered: Sequence[Span], lanes: Sequence[_Lane]) -> Iterator[dict[str, Any]]:
     for pid, service in enumerate(_services(ordered), 1):
-        process = Place(pid, 0)
+        process = Track(pid, 0)
         yield process.as_event("M", "process_name", args={"name": service})
         yield process.as_event("M", "process_sort_index", args={"sort_index": pid})
     seen: dict[tuple[int, str], int] = {}
@@ -110,7 +110,7 @@ def _services(ordered: Sequence[Span]) -> list[str]:
     return list(dict.fromkeys(span.service for span in ordered))
 
 
-def _slice(span: Span, place: Place, zero_ns: int) -> dict[str, Any]:
+def _slice(span: Span, place: Track, zero_ns: int) -> dict[str, Any]:
     detail = next((str(span.attributes[key]) for key in _DETAILS if span.attributes.get(key)), "")
     args = {**span.attributes, "trace_id": span.trace_id, "span_id": span.span_id}
     if span.session:
@@ -122,7 +122,7 @@ def _slice(span: Span, place: Place, zero_ns: int) -> dict[str, Any]:
     return place.as_event("X", title, cat=span.name, ts=start_us, dur=max(end_us - start_us, 0), args=args)
 
 
-def _arrows(ordered: Sequence[Span], places: dict[tuple[str, str], Place], zero_ns: int) -> Iterator[dict[str, Any]]:
+def _arrows(ordered: Sequence[Span], places: dict[tuple[str, str], Track], zero_ns: int) -> Iterator[dict[str, Any]]:
     by_key = {_key(span): span for span in ordered}
     for number, span in enumerate(ordered, 1):
         parent = by_key.get((span.trace_id, span.parent_id or ""))

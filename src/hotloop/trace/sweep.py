@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hotloop.trace import names
-from hotloop.trace.tree import Node
+from hotloop.trace.tree import SpanNode
 
 
-class Part(StrEnum):
+class TimePart(StrEnum):
     """What a run waits for."""
 
     ROUTER_QUEUE = "router_queue"
@@ -71,7 +71,7 @@ _READING = 1
 class Segment:
     """For this long, this is what was waited for; None is nothing that was recorded."""
 
-    node: Node | None
+    node: SpanNode | None
     begin: int
     end: int
 
@@ -83,17 +83,17 @@ class _Claim:
     begin: int
     end: int
     rank: int
-    node: Node
+    node: SpanNode
 
     @property
     def order(self) -> tuple[int, int, int, str]:
         return self.rank, self.end, -self.begin, self.node.span.span_id
 
 
-def sweep(roots: Sequence[Node], begin: int, end: int) -> list[Segment]:
+def sweep(roots: Sequence[SpanNode], begin: int, end: int) -> list[Segment]:
     """The time from begin to end without a gap or an overlap, in order."""
     segments: list[Segment] = []
-    work: list[tuple[Node | None, Sequence[Node], int, int]] = [(None, roots, begin, end)]
+    work: list[tuple[SpanNode | None, Sequence[SpanNode], int, int]] = [(None, roots, begin, end)]
     while work:
         owner, children, begin, end = work.pop()
         for node, since, until in _winners(children, begin, end):
@@ -104,13 +104,13 @@ def sweep(roots: Sequence[Node], begin: int, end: int) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.begin)
 
 
-def _winners(children: Sequence[Node], begin: int, end: int) -> Iterator[tuple[Node | None, int, int]]:
+def _winners(children: Sequence[SpanNode], begin: int, end: int) -> Iterator[tuple[SpanNode | None, int, int]]:
     """Who has which piece of this time; None where nobody claims it."""
     claims = [each for child in children for each in _claims(child) if each.end > begin and each.begin < end]
     starting = sorted(claims, key=lambda claim: claim.begin, reverse=True)
     points = sorted({begin, end, *(each.begin for each in claims), *(each.end for each in claims)})
     active: list[_Claim] = []
-    held: tuple[Node | None, int] | None = None
+    held: tuple[SpanNode | None, int] | None = None
     for at in points:
         if not begin <= at < end:
             continue
@@ -126,7 +126,7 @@ def _winners(children: Sequence[Node], begin: int, end: int) -> Iterator[tuple[N
         yield held[0], held[1], end
 
 
-def _claims(node: Node) -> Iterator[_Claim]:
+def _claims(node: SpanNode) -> Iterator[_Claim]:
     """A tool that was begun before it was asked for counts as one only from then on."""
     rank = _READING if node.is_reading else _RANKS.get(node.name, _RUN)
     asked_at = node.moment(names.DISPATCHED_NS) if node.name == names.TOOL else None
@@ -137,13 +137,13 @@ def _claims(node: Node) -> Iterator[_Claim]:
         yield _Claim(asked_at, node.end, rank, node)
 
 
-def split(segment: Segment) -> Iterator[tuple[Part, int]]:
+def split(segment: Segment) -> Iterator[tuple[TimePart, int]]:
     """The parts of a segment, in nanoseconds; together as long as it is."""
     node = segment.node
     if node is None:
-        yield Part.CLIENT, segment.end - segment.begin
+        yield TimePart.CLIENT, segment.end - segment.begin
     elif node.is_reading:
-        yield Part.READ_AHEAD, segment.end - segment.begin
+        yield TimePart.READ_AHEAD, segment.end - segment.begin
     elif node.name in (names.PREFILL, names.DECODE):
         yield from _by_tokens(segment, node)
     else:
@@ -154,38 +154,41 @@ def split(segment: Segment) -> Iterator[tuple[Part, int]]:
             since = at
 
 
-def _stages(node: Node) -> Iterator[tuple[Part, int]]:
+def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
     """What a span of which nothing more is known is, until when; the last of it until its end."""
     end = max(node.end, node.begin) + 1
     match node.name:
         case names.TOOL:
-            yield Part.FORESEEN, node.moment(names.DISPATCHED_NS) or node.begin
-            yield Part.TOOLS, end
+            yield TimePart.FORESEEN, node.moment(names.DISPATCHED_NS) or node.begin
+            yield TimePart.TOOLS, end
         case names.FORESEEN:
-            yield Part.FORESEEN, end
+            yield TimePart.FORESEEN, end
         case names.QUEUE:
-            yield Part.QUEUE, end
+            yield TimePart.QUEUE, end
         case names.REQUEST:
-            yield Part.PREPARE, min((child.begin for child in node.children), default=end)
-            yield Part.NETWORK, end
+            yield TimePart.PREPARE, min((child.begin for child in node.children), default=end)
+            yield TimePart.NETWORK, end
         case names.ATTEMPT:
-            yield Part.NETWORK, end
+            yield TimePart.NETWORK, end
         case names.CHAT | names.ROUTE:
-            yield Part.ROUTER_QUEUE, node.begin + node.count(names.QUEUE_NS)
+            yield TimePart.ROUTER_QUEUE, node.begin + node.count(names.QUEUE_NS)
             if not node.is_served:
-                yield Part.HOSTED_PREFILL, node.moment(names.FIRST_TOKEN_NS) or node.moment(names.FIRST_BYTE_NS) or end
-                yield Part.HOSTED_DECODE, end
-            yield Part.NETWORK, end
+                yield (
+                    TimePart.HOSTED_PREFILL,
+                    node.moment(names.FIRST_TOKEN_NS) or node.moment(names.FIRST_BYTE_NS) or end,
+                )
+                yield TimePart.HOSTED_DECODE, end
+            yield TimePart.NETWORK, end
         case _:
-            yield Part.RUNTIME, end
+            yield TimePart.RUNTIME, end
 
 
-def _by_tokens(segment: Segment, node: Node) -> Iterator[tuple[Part, int]]:
+def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int]]:
     """In proportion to the tokens that were computed for each; what was cached took no time."""
     if node.name == names.PREFILL:
-        shares = dict(zip((Part.PREFILL_NEW, Part.PREFILL_AGAIN), prompt_shares(node.parent), strict=True))
+        shares = dict(zip((TimePart.PREFILL_NEW, TimePart.PREFILL_AGAIN), prompt_shares(node.parent), strict=True))
     else:
-        kinds = (Part.DECODE_SAMPLED, Part.DECODE_FORCED, Part.DECODE_DRAFTED)
+        kinds = (TimePart.DECODE_SAMPLED, TimePart.DECODE_FORCED, TimePart.DECODE_DRAFTED)
         shares = dict(zip(kinds, output_shares(node.parent), strict=True))
     left, num_left = segment.end - segment.begin, sum(shares.values())
     first, *others = shares
@@ -196,12 +199,12 @@ def _by_tokens(segment: Segment, node: Node) -> Iterator[tuple[Part, int]]:
     yield first, left
 
 
-def prompt_shares(request: Node | None) -> tuple[int, int]:
+def prompt_shares(request: SpanNode | None) -> tuple[int, int]:
     """Of what was computed of a prompt: new, and recomputed."""
     return (request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)) if request else (0, 0)
 
 
-def output_shares(request: Node | None) -> tuple[int, int, int]:
+def output_shares(request: SpanNode | None) -> tuple[int, int, int]:
     """Of the output: sampled one by one, forced, as drafted. A draft of what was forced anyway is not counted twice."""
     if request is None:
         return 0, 0, 0

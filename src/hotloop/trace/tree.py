@@ -25,10 +25,10 @@ _MAX_COUNT = 2**53
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class SpanNode:
     span: Span
-    parent: "Node | None" = None
-    children: list["Node"] = field(default_factory=list)
+    parent: "SpanNode | None" = None
+    children: list["SpanNode"] = field(default_factory=list)
     shift_ns: int = 0
     is_reading: bool = False
     """Whether it is part of reading ahead."""
@@ -71,7 +71,7 @@ class Node:
                 case {"reason": str(), "num_tokens": int(num_tokens)} if 0 < num_tokens < _MAX_COUNT:
                     yield cause, told[i] if i < len(told) and isinstance(told[i], dict) else {}
 
-    def walk(self) -> Iterator["Node"]:
+    def walk(self) -> Iterator["SpanNode"]:
         """This one and all below, parents first."""
         waiting = [self]
         while waiting:
@@ -79,7 +79,7 @@ class Node:
             yield node
             waiting.extend(reversed(node.children))
 
-    def calls(self) -> Iterator["Node"]:
+    def calls(self) -> Iterator["SpanNode"]:
         """The questions to a model in here, each as whoever asked saw it; not those of runs within."""
         waiting = [self]
         while waiting:
@@ -102,16 +102,16 @@ def as_of_now(spans: Iterable[Span]) -> list[Span]:
     return [replace(span, end_ns=max(last_ns, span.end_ns)) if is_open(span) else span for span in known.values()]
 
 
-def build_tree(spans: Iterable[Span]) -> list[Node]:
+def build_tree(spans: Iterable[Span]) -> list[SpanNode]:
     """The roots, as they began."""
-    nodes = {span.span_id: Node(span) for span in as_of_now(spans)}
+    nodes = {span.span_id: SpanNode(span) for span in as_of_now(spans)}
     roots = _link(nodes)
     for root in roots:
         _settle(root)
     return sorted(roots, key=lambda node: (node.begin, node.span.span_id))
 
 
-def _link(nodes: dict[str, Node]) -> list[Node]:
+def _link(nodes: dict[str, SpanNode]) -> list[SpanNode]:
     roots = []
     going_on = next((node for node in nodes.values() if node.span.is_root and is_open(node.span)), None)
     for node in nodes.values():
@@ -129,7 +129,7 @@ def _link(nodes: dict[str, Node]) -> list[Node]:
     return roots
 
 
-def _settle(root: Node) -> None:
+def _settle(root: SpanNode) -> None:
     """Put everything below on the root's clock, and tell the children what they are part of and the parents of whom."""
     in_order = list(root.walk())
     for node in in_order:
@@ -142,7 +142,7 @@ def _settle(root: Node) -> None:
         node.is_served = node.name == names.REQUEST or any(child.is_served for child in node.children)
 
 
-def _shift_ns(child: Node, parent: Node) -> int:
+def _shift_ns(child: SpanNode, parent: SpanNode) -> int:
     begin = child.span.start_ns + parent.shift_ns
     if child.span.service == parent.span.service or parent.begin - _SKEW_NS <= begin <= parent.end:
         return parent.shift_ns

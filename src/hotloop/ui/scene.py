@@ -18,7 +18,7 @@ from hotloop.trace.ledger import PathStep, RunLedger, ToolLedger, TurnLedger, bu
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.sweep import split, sweep
-from hotloop.trace.tree import Node, build_tree
+from hotloop.trace.tree import SpanNode, build_tree
 from hotloop.ui.source import Json
 from hotloop.ui.unfinished import with_open_turns
 
@@ -99,7 +99,7 @@ class _Scene:
             "rows": sorted(self._rows(node, turn), key=lambda row: (row["kind"] != "chat", row["start"])),
         }
 
-    def _rows(self, node: Node, turn: TurnLedger) -> Iterator[Json]:
+    def _rows(self, node: SpanNode, turn: TurnLedger) -> Iterator[Json]:
         for call in node.calls():
             yield self._draw_call(call)
         for tool in turn.tools:
@@ -108,7 +108,7 @@ class _Scene:
             if child.name == names.FORESEEN and not child.span.attributes.get(names.WAS_USED):
                 yield self._draw_foreseen(child)
 
-    def _draw_call(self, call: Node) -> Json:
+    def _draw_call(self, call: SpanNode) -> Json:
         """A question as its asker saw it: what was waited for at every moment of it."""
         pieces = []
         at = call.begin
@@ -126,7 +126,7 @@ class _Scene:
             "error": call.span.error,
         }
 
-    def _draw_tool(self, tool: ToolLedger, node: Node) -> Json:
+    def _draw_tool(self, tool: ToolLedger, node: SpanNode) -> Json:
         return {
             "kind": "tool",
             "label": tool.name,
@@ -142,7 +142,7 @@ class _Scene:
             "result": _content(node, names.CONTENT_RESULT),
         }
 
-    def _draw_foreseen(self, node: Node) -> Json:
+    def _draw_foreseen(self, node: SpanNode) -> Json:
         return {
             "kind": "foreseen",
             "label": str(node.span.attributes.get(names.TOOL_NAME, "")),
@@ -164,7 +164,7 @@ class _Scene:
         }
 
 
-def _depth(node: Node) -> int:
+def _depth(node: SpanNode) -> int:
     """How many runs it is within, beyond the first."""
     num_runs = 0
     while node.parent:
@@ -173,19 +173,19 @@ def _depth(node: Node) -> int:
     return max(num_runs - 1, 0)
 
 
-def _answer(turn: Node) -> str | None:
+def _answer(turn: SpanNode) -> str | None:
     calls = (node for call in turn.calls() if not call.is_reading for node in call.walk())
     return next((said for node in calls if (said := _content(node, names.CONTENT_ANSWER)) is not None), None)
 
 
-def _causes(call: Node) -> Iterator[Json]:
+def _causes(call: SpanNode) -> Iterator[Json]:
     """Why tokens were recomputed, with the words where they are recorded."""
     for node in call.walk():
         for cause, said in node.causes():
             yield {**cause, **{name: _cut(text) for name, text in said.items()}}
 
 
-def _content(node: Node, name: str) -> str | None:
+def _content(node: SpanNode, name: str) -> str | None:
     text = node.span.attributes.get(name)
     return None if text is None else _cut(text)
 

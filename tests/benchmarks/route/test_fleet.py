@@ -13,7 +13,7 @@ from benchmarks.route.fleet import (
     size_room,
 )
 
-from hotloop.bench.replay import Replay, Step
+from hotloop.bench.replay import Replay, ReplayedTurn
 from hotloop.bench.report import summarise
 from hotloop.bench.workload import generate_jobs
 from hotloop.core.config import parse_bytes
@@ -34,7 +34,7 @@ hotloop_output_tokens_total 50.0
 
 
 def side(policy: str, job_s: float, *counts: ReplicaCount) -> FleetSide:
-    steps = [Step(JOBS[0].id, number, 0.1, 0.2, Usage(100, 50, 4)) for number in range(2)]
+    steps = [ReplayedTurn(JOBS[0].id, number, 0.1, 0.2, Usage(100, 50, 4)) for number in range(2)]
     return FleetSide(summarise(policy, Replay(steps, [job_s], [], job_s), JOBS), counts, ())
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.tiers.questions import TierQuestion, mix
 
-from hotloop.bench.questions import Question
+from hotloop.bench.questions import ToolQuestion
 
 PARAMETERS = {
     "type": "object",
@@ -17,10 +17,12 @@ CLOCK = {"name": "clock", "description": "The time.", "parameters": PARAMETERS}
 KEY = {"forecast": {"flag": [True, ""], "city": ["Rome", "Roma"]}}
 
 
-def question(number: int, category: str, *functions: dict[str, Any], expected: tuple[Any, ...] = (KEY,)) -> Question:
+def question(
+    number: int, category: str, *functions: dict[str, Any], expected: tuple[Any, ...] = (KEY,)
+) -> ToolQuestion:
     tools = tuple({"type": "function", "function": function} for function in functions)
     messages = ({"role": "user", "content": f"Rain in Rome {number}?"},)
-    return Question(f"{category}-{number}", category, messages, tools, expected, is_parallel=category == "parallel")
+    return ToolQuestion(f"{category}-{number}", category, messages, tools, expected, is_parallel=category == "parallel")
 
 
 QUESTIONS = {

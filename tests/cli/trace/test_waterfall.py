@@ -3,7 +3,7 @@
 import pytest
 from tests.cli.trace.spans import Trace, clerk, plain
 
-from hotloop.cli.trace.waterfall import CRITICAL, DECODE, PREFILL, Piece, draw, draw_bar, duration
+from hotloop.cli.trace.waterfall import CRITICAL, DECODE, PREFILL, Bar, draw, draw_bar, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span
@@ -60,7 +60,7 @@ def test_agents_within_agents_go_to_the_right_until_there_is_no_room():
 
 
 def test_whatever_took_time_takes_a_cell():
-    pieces = [Piece(0, 1000, PREFILL), Piece(999, 1000, DECODE)]
+    pieces = [Bar(0, 1000, PREFILL), Bar(999, 1000, DECODE)]
     assert draw_bar(pieces, [], 0, 1000, 10).plain == "▒▒▒▒▒▒▒▒▒█"
     assert draw_bar(pieces[1:], [1000], 1000, 1000, 3).plain == "▼  "
 

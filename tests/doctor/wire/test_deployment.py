@@ -9,7 +9,7 @@ from tests.doctor.speaking import NOT_FOUND, Asked, Reply, Script, engine, event
 
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.doctor import prompts
-from hotloop.doctor.examine import Pace, examine
+from hotloop.doctor.examine import TimeLimits, examine
 from hotloop.doctor.facts import Heard
 from hotloop.doctor.target import meet
 from hotloop.doctor.wire.deployment import Deployment, Refused
@@ -143,7 +143,7 @@ async def test_silence_has_an_end():
     ping = Reply(b": ping\n\n" * 4096, 200, "text/event-stream", repeats=True)
     async with speaking(chatting(ping)) as url, Deployment(url) as deployment:
         with pytest.raises(RemoteError, match=r"timed out after 0\.05 s|sent more than 8 MiB"):
-            await examine(deployment, pace=Pace(check_s=0.05))
+            await examine(deployment, pace=TimeLimits(check_s=0.05))
 
 
 def messages_only(asked: Asked) -> Reply:

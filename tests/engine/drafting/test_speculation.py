@@ -22,7 +22,7 @@ from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.speculation import Pace
+from hotloop.engine.drafting.speculation import StepCost
 from hotloop.engine.engine import Engine
 
 PARAMS = [
@@ -168,7 +168,7 @@ def test_sampling_with_drafts_follows_the_distribution() -> None:
 
 def test_a_full_batch_is_not_slowed_by_doubtful_guesses() -> None:
     """A draft costs the others time: with many running, and a step that costs by the token, none is made."""
-    pace = Pace()
+    pace = StepCost()
     for n in range(1, 65):
         pace.observe(n, 0.001 * n)
     assert pace.marginal(8) == pytest.approx(1 / 8, rel=0.01)
@@ -179,7 +179,7 @@ def test_a_full_batch_is_not_slowed_by_doubtful_guesses() -> None:
 
 
 def test_the_pace_of_steps_that_are_all_alike_is_still_a_guess() -> None:
-    pace = Pace()
+    pace = StepCost()
     assert 0 < pace.marginal(1) < 0.1
     for _ in range(50):
         pace.observe(4, 0.01)

@@ -15,7 +15,7 @@ from tests.server.serving import HELLO, MODEL, Serving
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import RemoteError
 from hotloop.engine.engine import Engine
-from hotloop.engine.kv_events import Wording
+from hotloop.engine.kv_events import EventEncoder
 from hotloop.router.placement.exact import MIN_RUN_TOKENS
 from hotloop.router.placement.state import ExactState, ask_tokens
 
@@ -30,7 +30,7 @@ async def no_tokens(question: Mapping[str, Any]) -> list[int] | None:
 async def settle(engine: Engine, state: ExactState, name: str) -> None:
     """Until all that an engine keeps is known, and nothing else."""
     await asyncio.to_thread(until_idle, engine)
-    wording = Wording(engine.block_size)
+    wording = EventEncoder(engine.block_size)
     for kept in engine._core.scheduler.tree.kept():
         wording.render(kept)
     names = set(wording._names.values())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Row, Sampling
+from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
 from hotloop.backends.sampler import mix
 
@@ -28,7 +28,7 @@ class _Adjustments:
     repetition: list[NDArray[np.float32]] = field(default_factory=list)
     addend: list[NDArray[np.float32]] = field(default_factory=list)
 
-    def add(self, index: int, row: Row, eos_ids: frozenset[int]) -> None:
+    def add(self, index: int, row: SampleRow, eos_ids: frozenset[int]) -> None:
         """What is said more than once of a token is summed up."""
         params = row.request.sampling
         tokens, repetition, addend = _penalties(row) if params.has_penalties else _no_penalties()
@@ -53,7 +53,7 @@ def _no_penalties() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.
     return np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32)
 
 
-def _penalties(row: Row) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+def _penalties(row: SampleRow) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Repetition counts the prompt too; presence and frequency the output only."""
     params, seen = row.request.sampling, row.token_ids()
     tokens = np.unique(seen)
@@ -106,6 +106,6 @@ def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:
         adjust(logits, *upload([np.concatenate(column) for column in columns]))
 
 
-def _seed(row: Row) -> int:
+def _seed(row: SampleRow) -> int:
     """Of the request and the position, as a signed number of 63 bits."""
     return mix(mix(row.request.seed) + row.position) >> 1

@@ -4,7 +4,7 @@ that does not fit into the GPU's memory fails while the engine is loaded, not un
 
 import numpy as np
 
-from hotloop.backends.backend import Backend, Batch, Mask, Row, Sampling
+from hotloop.backends.backend import Backend, Batch, Mask, SampleRow, Sampling
 from hotloop.backends.cuda.head import TILE_ROWS
 from hotloop.core.request import Request, SamplingParams
 
@@ -40,7 +40,7 @@ def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_wanted: 
         block_begins=np.array([0, num_blocks], np.int32),
         wanted=np.arange(num_tokens - num_wanted, num_tokens),
     )
-    row = Row(Request("warm-up", [0] * num_tokens, params), num_tokens)
+    row = SampleRow(Request("warm-up", [0] * num_tokens, params), num_tokens)
     mask: Mask = np.full(-(-backend.vocab_size // 8), 255, np.uint8)
     flight = backend.launch(batch)
     flight.sample(Sampling([row] * num_wanted, masks=lambda: [(0, mask)]))

@@ -33,7 +33,7 @@ _MAX_GAP = 100  # characters between the name of a call and its arguments, or a 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PromptPlace:
     """A part of a prompt's text. `index` is the message's, or for a tool the tool's; None for what nobody sent."""
 
     kind: SpanKind
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PromptSpan:
     """A part of a prompt, in tokens `begin` to `end`; `place` has the characters.
 
     Spans follow each other without a gap. A token belongs to the part in which it begins.
@@ -53,26 +53,26 @@ class Span:
     index: int | None
     begin: int
     end: int
-    place: Place
+    place: PromptPlace
 
 
-def find_places(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> list[Place]:
+def find_places(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> list[PromptPlace]:
     """The parts of a text that `reword` gave for these messages and tools, in order and without gaps."""
     found = [*_read_marks(text, messages, tools, reword)] or [*_search(text, messages, tools)]
     return [*_fill_gaps(found, len(text))]
 
 
-def find_spans(places: Iterable[Place], encoded: Encoded, tokenizer: Tokenizer) -> tuple[Span, ...]:
+def find_spans(places: Iterable[PromptPlace], encoded: Encoded, tokenizer: Tokenizer) -> tuple[PromptSpan, ...]:
     index = _TokenIndex(encoded, tokenizer)
     spans, begin = [], 0
     for place in places:
         end = index.token_at(place.end)
-        spans.append(Span(place.kind, place.index, begin, end, place))
+        spans.append(PromptSpan(place.kind, place.index, begin, end, place))
         begin = end
     return tuple(spans)
 
 
-def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> Iterator[Place]:
+def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], reword: Reword) -> Iterator[PromptPlace]:
     calls = [(i, call) for i, message in enumerate(messages) for call in message.tool_calls]
     if max(len(messages), len(calls), len(tools)) > _MAX_MARKS or _MARK.search(text):
         return
@@ -89,12 +89,12 @@ def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], r
         yield from _message_place(text, message, i, marks.get(_OPEN + i), marks.get(_CLOSE + i))
     for j, (i, call) in enumerate(calls):
         if (at := marks.get(_CALL + j)) is not None:
-            yield Place("call", i, at, _call_end(text, at + len(call.name), call.arguments))
+            yield PromptPlace("call", i, at, _call_end(text, at + len(call.name), call.arguments))
     edges = sorted({*marks.values(), len(text)})
     for i in range(len(tools)):
         if (at := marks.get(_TOOL + i)) is not None:
             begin, end = _object_around(text, at) or (at, edges[bisect_right(edges, at)])
-            yield Place("tool", i, begin, end)
+            yield PromptPlace("tool", i, begin, end)
 
 
 def _mark_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -115,7 +115,9 @@ def _mark_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     return tuple(replace(tool, name=chr(_TOOL + i) + tool.name) for i, tool in enumerate(tools))
 
 
-def _message_place(text: str, message: Message, index: int, begin: int | None, end: int | None) -> Iterator[Place]:
+def _message_place(
+    text: str, message: Message, index: int, begin: int | None, end: int | None
+) -> Iterator[PromptPlace]:
     """A template may have cut off one end of the content, and its mark with it: thoughts, for one."""
     words = message.content.strip()
     if begin is None and end is not None:
@@ -123,7 +125,7 @@ def _message_place(text: str, message: Message, index: int, begin: int | None, e
     elif begin is not None and end is None:
         end = begin + _num_common(words, text[begin:])
     if begin is not None and end is not None:
-        yield Place("system" if message.role == "system" else "message", index, begin, end)
+        yield PromptPlace("system" if message.role == "system" else "message", index, begin, end)
 
 
 def _num_common(one: Iterable[str], other: Iterable[str]) -> int:
@@ -149,32 +151,32 @@ def _object_around(text: str, at: int) -> tuple[int, int] | None:
     return None
 
 
-def _search(text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Place]:
+def _search(text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[PromptPlace]:
     cursor = 0
     for i, message in enumerate(messages):
         words = message.content.strip()
         begin = text.find(words, cursor) if words else -1
         if begin >= 0:
             cursor = begin + len(words)
-            yield Place("system" if message.role == "system" else "message", i, begin, cursor)
+            yield PromptPlace("system" if message.role == "system" else "message", i, begin, cursor)
     for i, tool in enumerate(tools):
         at = text.find(json.dumps(tool.name))
         if at >= 0 and (around := _object_around(text, at)):
-            yield Place("tool", i, *around)
+            yield PromptPlace("tool", i, *around)
 
 
-def _fill_gaps(places: Iterable[Place], num_chars: int) -> Iterator[Place]:
+def _fill_gaps(places: Iterable[PromptPlace], num_chars: int) -> Iterator[PromptPlace]:
     cursor = 0
     for place in sorted(places, key=lambda place: (place.begin, place.end)):
         begin = max(place.begin, cursor)
         if place.end <= begin:
             continue
         if begin > cursor:
-            yield Place("template", None, cursor, begin)
+            yield PromptPlace("template", None, cursor, begin)
         yield replace(place, begin=begin)
         cursor = place.end
     if cursor < num_chars:
-        yield Place("template", None, cursor, num_chars)
+        yield PromptPlace("template", None, cursor, num_chars)
 
 
 class _TokenIndex:

@@ -10,7 +10,7 @@ from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
 
 if TYPE_CHECKING:
-    from hotloop.doctor.examine import Examination, Pace
+    from hotloop.doctor.examine import Examination, TimeLimits
 
 
 def doctor(
@@ -38,10 +38,10 @@ def doctor(
     timeout
         Seconds that one check may take.
     """
-    from hotloop.doctor.examine import Pace
+    from hotloop.doctor.examine import TimeLimits
     from hotloop.doctor.report import examination_json, examination_table
 
-    pace = Pace(idle_s=idle, check_s=timeout)
+    pace = TimeLimits(idle_s=idle, check_s=timeout)
     examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))
     show(examination_json(examination), examination_table(examination), as_json)
     return int(examination.has_failed)
@@ -53,7 +53,7 @@ def default_url() -> str:
     return f"http://{server.host}:{server.port}"
 
 
-async def _examine(url: str, model: str | None, api_key: str | None, pace: "Pace") -> "Examination":
+async def _examine(url: str, model: str | None, api_key: str | None, pace: "TimeLimits") -> "Examination":
     from hotloop.cli.loading import console
     from hotloop.doctor.examine import examine
     from hotloop.doctor.wire.deployment import Deployment

@@ -15,11 +15,11 @@ from hotloop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotloop.lint.costs import Costs
-    from hotloop.lint.engine import Report
+    from hotloop.lint.engine import LintReport
     from hotloop.lint.meter import Count, Meter
     from hotloop.lint.requests import Exchange
     from hotloop.lint.rules.rule import Rule
-    from hotloop.lint.run import Run
+    from hotloop.lint.run import LintedRun
     from hotloop.trace.span import Span
     from hotloop.ui.source import LintLine
 
@@ -175,7 +175,7 @@ def _costs(flags: LintFlags) -> "Costs":
     return Costs(load_prices(flags.prices).find, flags.prefill_speed)
 
 
-def _fix(runs: "Sequence[Run]", out: Path, meter: "Meter") -> "list[Run]":
+def _fix(runs: "Sequence[LintedRun]", out: Path, meter: "Meter") -> "list[LintedRun]":
     """Write the mended requests, and read them again: what is told is what is left."""
     from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.fix import fix_file
@@ -189,7 +189,7 @@ def _fix(runs: "Sequence[Run]", out: Path, meter: "Meter") -> "list[Run]":
     return sort_into_runs(read_exchanges(out), meter)
 
 
-def _show(report: "Report", form: Format) -> None:
+def _show(report: "LintReport", form: Format) -> None:
     from rich.console import Console
 
     from hotloop.lint.output import render_github, render_json, render_sarif, render_text
@@ -204,7 +204,7 @@ def _show(report: "Report", form: Format) -> None:
         print(json.dumps(rendered))
 
 
-def _status(report: "Report", fail_on: FailOn) -> int:
+def _status(report: "LintReport", fail_on: FailOn) -> int:
     from hotloop.lint.finding import Severity
 
     worst = report.worst()
@@ -221,12 +221,12 @@ def _watch(url: str, rules: "Sequence[Rule]", meter: "Meter", flags: LintFlags) 
     from rich.console import Console
 
     from hotloop.border.listen import bind
-    from hotloop.lint.live import Watch
+    from hotloop.lint.live import LiveLint
     from hotloop.lint.output import render_finding, render_waste
     from hotloop.lint.proxy import LintProxy, ProxyServer
 
     console = Console(highlight=False, soft_wrap=True)
-    watch = Watch(rules, lambda finding: console.print(render_finding(finding)), meter=meter, costs=_costs(flags))
+    watch = LiveLint(rules, lambda finding: console.print(render_finding(finding)), meter=meter, costs=_costs(flags))
     server = ProxyServer(LintProxy(url, watch.see), lambda address: print(f"{url} is at {address}, linted", flush=True))
     server.run([bind(flags.host, flags.port)])
     print(f"{watch.num_requests:,d} requests went by; {render_waste(watch.waste) or 'nothing wasted'}", file=sys.stderr)

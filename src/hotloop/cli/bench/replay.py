@@ -15,7 +15,7 @@ from hotloop.core.errors import RemoteError
 
 if TYPE_CHECKING:
     from hotloop.bench import replay as agents
-    from hotloop.bench.workload import Job
+    from hotloop.bench.workload import AgentJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def replay(
 
 
 async def _replay_all(
-    urls: Sequence[str], jobs: "Sequence[Job]", flags: ReplayFlags, api_key: str | None
+    urls: Sequence[str], jobs: "Sequence[AgentJob]", flags: ReplayFlags, api_key: str | None
 ) -> "list[agents.Replay]":
     """One run a server, all rounds merged. Who goes first changes each round, so that neither gains by its place."""
     from hotloop.bench import replay as agents

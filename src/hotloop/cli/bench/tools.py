@@ -16,7 +16,7 @@ from hotloop.core.config import Precision
 
 if TYPE_CHECKING:
     from hotloop.bench.client import ChatClient
-    from hotloop.bench.questions import Question
+    from hotloop.bench.questions import ToolQuestion
     from hotloop.bench.tools import Manner, Measured
 
 
@@ -88,7 +88,7 @@ def tools(
     show(tools_json(columns), tools_table(columns), as_json, errors)
 
 
-def _load_questions(flags: ToolsFlags) -> "tuple[list[Question], dict[str, list[Question]]]":
+def _load_questions(flags: ToolsFlags) -> "tuple[list[ToolQuestion], dict[str, list[ToolQuestion]]]":
     """What is asked first and not measured, and then the questions of each category."""
     from hotloop.bench.bfcl import CATEGORIES, fetch_questions, read_questions
     from hotloop.bench.workflows import CATEGORY, generate_workflows
@@ -101,14 +101,14 @@ def _load_questions(flags: ToolsFlags) -> "tuple[list[Question], dict[str, list[
         questions = fetch_questions(categories, flags.questions)
     else:
         questions = read_questions(flags.data, categories, flags.questions)
-    parts: dict[str, list[Question]] = {}
+    parts: dict[str, list[ToolQuestion]] = {}
     for question in questions:
         parts.setdefault(question.category, []).append(question)
     return [], parts
 
 
 async def _measure_tools(
-    client: "ChatClient", lessons: "list[Question]", parts: "dict[str, list[Question]]", manner: "Manner"
+    client: "ChatClient", lessons: "list[ToolQuestion]", parts: "dict[str, list[ToolQuestion]]", manner: "Manner"
 ) -> "dict[str, Measured]":
     from hotloop.bench.tools import learn, measure
 

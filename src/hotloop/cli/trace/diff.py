@@ -15,7 +15,7 @@ from hotloop.cli.text import shorten
 from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, make_table, money
 from hotloop.cli.trace.waterfall import duration
 from hotloop.trace.ledger import RunLedger, TurnLedger
-from hotloop.trace.sweep import Part
+from hotloop.trace.sweep import TimePart
 
 _COUNTS = ("prompt", "cached", "again", "output")
 _REASON_CHARS = 20
@@ -110,9 +110,9 @@ def _part_table(old: RunLedger, new: RunLedger) -> Table:
     return table
 
 
-def _paired_parts(old: RunLedger, new: RunLedger) -> Mapping[Part, tuple[float, float]]:
+def _paired_parts(old: RunLedger, new: RunLedger) -> Mapping[TimePart, tuple[float, float]]:
     """What changed most comes first."""
-    found = [part for part in Part if part in old.parts or part in new.parts]
+    found = [part for part in TimePart if part in old.parts or part in new.parts]
     pairs = {part: (old.parts.get(part, 0.0), new.parts.get(part, 0.0)) for part in found}
     return dict(sorted(pairs.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
 

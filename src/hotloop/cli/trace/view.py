@@ -15,31 +15,31 @@ from rich.text import Text
 from hotloop.cli.text import count, shorten
 from hotloop.cli.trace.waterfall import MIN_SHARE, draw, draw_legend, duration
 from hotloop.trace import names
-from hotloop.trace.ledger import PathStep, RunLedger, Tokens, TurnLedger
+from hotloop.trace.ledger import PathStep, RunLedger, TokenCounts, TurnLedger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary
-from hotloop.trace.sweep import Part
-from hotloop.trace.tree import Node, build_tree
+from hotloop.trace.sweep import TimePart
+from hotloop.trace.tree import SpanNode, build_tree
 
 MAX_WIDTH = 140
 ID_CHARS = 8
-PART_WORDS: Mapping[Part, tuple[str, str]] = {
-    Part.ROUTER_QUEUE: ("queue of the router", "yellow"),
-    Part.QUEUE: ("queue of the engine", "yellow"),
-    Part.PREPARE: ("preparing the prompt", "blue"),
-    Part.PREFILL_NEW: ("prefill: new", "blue"),
-    Part.PREFILL_AGAIN: ("prefill: recomputed", "red"),
-    Part.DECODE_SAMPLED: ("decode: sampled", "cyan"),
-    Part.DECODE_FORCED: ("decode: forced", "cyan"),
-    Part.DECODE_DRAFTED: ("decode: drafted", "cyan"),
-    Part.HOSTED_PREFILL: ("hosted, to 1st token", "blue"),
-    Part.HOSTED_DECODE: ("hosted, after it", "cyan"),
-    Part.NETWORK: ("network", "dim"),
-    Part.TOOLS: ("tools", "green"),
-    Part.FORESEEN: ("foreseen tools", "magenta"),
-    Part.READ_AHEAD: ("reading ahead", "blue"),
-    Part.RUNTIME: ("the runtime", "dim"),
-    Part.CLIENT: ("the client", "dim"),
+PART_WORDS: Mapping[TimePart, tuple[str, str]] = {
+    TimePart.ROUTER_QUEUE: ("queue of the router", "yellow"),
+    TimePart.QUEUE: ("queue of the engine", "yellow"),
+    TimePart.PREPARE: ("preparing the prompt", "blue"),
+    TimePart.PREFILL_NEW: ("prefill: new", "blue"),
+    TimePart.PREFILL_AGAIN: ("prefill: recomputed", "red"),
+    TimePart.DECODE_SAMPLED: ("decode: sampled", "cyan"),
+    TimePart.DECODE_FORCED: ("decode: forced", "cyan"),
+    TimePart.DECODE_DRAFTED: ("decode: drafted", "cyan"),
+    TimePart.HOSTED_PREFILL: ("hosted, to 1st token", "blue"),
+    TimePart.HOSTED_DECODE: ("hosted, after it", "cyan"),
+    TimePart.NETWORK: ("network", "dim"),
+    TimePart.TOOLS: ("tools", "green"),
+    TimePart.FORESEEN: ("foreseen tools", "magenta"),
+    TimePart.READ_AHEAD: ("reading ahead", "blue"),
+    TimePart.RUNTIME: ("the runtime", "dim"),
+    TimePart.CLIENT: ("the client", "dim"),
 }
 _WHO = "AGENT, SESSION"
 _LIST_WIDTH = 100
@@ -110,7 +110,7 @@ def show_run(spans: Sequence[Span], ledger: RunLedger, width: int, chosen: range
     return Group(*_sections(ledger, [nodes[turn.span_id] for turn in turns], nodes, turns, parts, width))
 
 
-def _is_within_turn(node: Node) -> bool:
+def _is_within_turn(node: SpanNode) -> bool:
     above = node.parent
     while above and above.name != names.TURN:
         above = above.parent
@@ -119,10 +119,10 @@ def _is_within_turn(node: Node) -> bool:
 
 def _sections(
     ledger: RunLedger,
-    roots: Sequence[Node],
-    nodes: Mapping[str, Node],
+    roots: Sequence[SpanNode],
+    nodes: Mapping[str, SpanNode],
     turns: Sequence[TurnLedger],
-    parts: Mapping[Part, float],
+    parts: Mapping[TimePart, float],
     width: int,
 ) -> Iterator[RenderableType]:
     yield from _heading(ledger)
@@ -177,19 +177,19 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
     return table
 
 
-def _token_cells(tokens: Tokens) -> list[Text]:
+def _token_cells(tokens: TokenCounts) -> list[Text]:
     counts = (tokens.prompt, tokens.cached, tokens.new, tokens.again, tokens.output, tokens.forced, tokens.drafted)
     styles = ("", "", "", "red" if tokens.again else "", "", "", "")
     return [Text(f"{number:,}", style) for number, style in zip(counts, styles, strict=True)]
 
 
-def _describe_recomputed(turn: TurnLedger, node: Node) -> Iterator[Text]:
+def _describe_recomputed(turn: TurnLedger, node: SpanNode) -> Iterator[Text]:
     for each in _recomputed(node):
         place, words = each.place and f", {each.place}", each.words and f": {each.words}"
         yield Text(f"turn {turn.index}  {each.reason}: {each.num_tokens:,} tokens{place}{words}")
 
 
-def _recomputed(turn: Node) -> Iterator[Recomputed]:
+def _recomputed(turn: SpanNode) -> Iterator[Recomputed]:
     """What the server told of the turn's answers."""
     for call in turn.calls():
         for node in call.walk():
@@ -213,11 +213,11 @@ def _quote(words: Any) -> str:
     return ""
 
 
-def _part_table(parts: Mapping[Part, float]) -> Table:
+def _part_table(parts: Mapping[TimePart, float]) -> Table:
     table = make_table(_PARTS, "TIME", "SHARE", words=_PARTS)
     table.add_column()
     total_s = sum(parts.values())
-    for part, words, style in ((part, *PART_WORDS[part]) for part in Part if parts.get(part)):
+    for part, words, style in ((part, *PART_WORDS[part]) for part in TimePart if parts.get(part)):
         share = parts[part] / total_s
         bar = Text("█" * round(share * _PART_CELLS), style)
         table.add_row(words, duration(parts[part]), f"{share:.1%}", bar)
@@ -225,7 +225,7 @@ def _part_table(parts: Mapping[Part, float]) -> Table:
     return table
 
 
-def _describe_path(ledger: RunLedger, roots: Sequence[Node], nodes: Mapping[str, Node]) -> Text:
+def _describe_path(ledger: RunLedger, roots: Sequence[SpanNode], nodes: Mapping[str, SpanNode]) -> Text:
     """While these lasted; what took a hundredth of the run or more."""
     begin, end = min((root.begin for root in roots), default=0), max((root.end for root in roots), default=0)
     steps = [step for step in ledger.critical_path if begin <= step.start_ns < end]
@@ -234,7 +234,7 @@ def _describe_path(ledger: RunLedger, roots: Sequence[Node], nodes: Mapping[str,
     return Text(" → ".join(words) or "nothing for long")
 
 
-def _step_words(node: Node | None) -> str:
+def _step_words(node: SpanNode | None) -> str:
     match node.name if node else "":
         case names.TOOL | names.FORESEEN if node:
             return shorten(str(node.span.attributes.get(names.TOOL_NAME) or node.name), _NAME_CHARS)

@@ -20,7 +20,7 @@ from rich.text import Text
 from hotloop.cli.text import shorten
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger
-from hotloop.trace.tree import Node
+from hotloop.trace.tree import SpanNode
 
 NETWORK, QUEUE, PREFILL, DECODE = ("·", "dim"), ("░", "yellow"), ("▒", "blue"), ("█", "cyan")
 TOOL, FAILED, FORESEEN, FRAME = ("━", "green"), ("━", "red"), ("┄", "magenta"), ("─", "dim")
@@ -41,7 +41,7 @@ _CALLS = (names.CHAT, names.ROUTE, names.REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Bar:
     """A stretch of time, and what it is drawn with."""
 
     begin: int
@@ -50,12 +50,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class WaterfallRow:
     """The first of its pieces is as long as the span."""
 
     depth: int
     label: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Bar, ...]
     moments: tuple[int, ...]
     """When tools began."""
     span_ids: AbstractSet[str]
@@ -67,7 +67,7 @@ class Row:
         return (self.pieces[0].end - self.pieces[0].begin) / 1e9
 
 
-def draw(roots: Sequence[Node], ledger: RunLedger, width: int) -> Iterator[Text]:
+def draw(roots: Sequence[SpanNode], ledger: RunLedger, width: int) -> Iterator[Text]:
     """A line a row, each of so many cells at most. `roots` are all of the run, or those of its turns to be seen."""
     begin, end = min(root.begin for root in roots), max(root.end for root in roots)
     path_ids = _path_ids(ledger)
@@ -88,7 +88,7 @@ def _path_ids(ledger: RunLedger) -> AbstractSet[str]:
     return {span_id for span_id, num_ns in sums.items() if num_ns >= MIN_SHARE * ledger.wall_s * 1e9}
 
 
-def draw_bar(pieces: Sequence[Piece], moments: Sequence[int], begin: int, end: int, num_cells: int) -> Text:
+def draw_bar(pieces: Sequence[Bar], moments: Sequence[int], begin: int, end: int, num_cells: int) -> Text:
     """Pieces over one another, the last on top; whatever took time at all takes a cell."""
     cells = [(" ", "")] * num_cells
     scale = num_cells / max(end - begin, 1)
@@ -115,7 +115,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-def _rows(roots: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[Row]:
+def _rows(roots: Sequence[SpanNode], numbers: Mapping[str, int]) -> Iterator[WaterfallRow]:
     """Spans as they began, each before those within it."""
     waiting = [(root, 0) for root in reversed(roots)]
     while waiting:
@@ -129,9 +129,9 @@ def _rows(roots: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[Row]:
         waiting.extend((child, min(depth + 1, _MAX_DEPTH)) for child in below)
 
 
-def _row(node: Node, depth: int, numbers: Mapping[str, int]) -> Row | None:
+def _row(node: SpanNode, depth: int, numbers: Mapping[str, int]) -> WaterfallRow | None:
     told = node.span.attributes
-    frame = Piece(node.begin, node.end, FAILED if node.span.error else FRAME)
+    frame = Bar(node.begin, node.end, FAILED if node.span.error else FRAME)
     match node.name:
         case names.RUN:
             return _make(node, depth, f"run {told.get(names.AGENT) or ''}", frame)
@@ -142,24 +142,24 @@ def _row(node: Node, depth: int, numbers: Mapping[str, int]) -> Row | None:
         case names.FORESEEN if told.get(names.WAS_USED):
             return None  # the call that used it begins where this did
         case names.FORESEEN:
-            wasted = Piece(node.begin, node.end, FORESEEN)
+            wasted = Bar(node.begin, node.end, FORESEEN)
             return _make(node, depth, f"wasted {told.get(names.TOOL_NAME) or node.name}", wasted)
     return _make(node, depth, node.name, frame)
 
 
-def _tool_pieces(node: Node) -> Iterator[Piece]:
+def _tool_pieces(node: SpanNode) -> Iterator[Bar]:
     is_error = node.span.attributes.get(names.IS_ERROR) or node.span.error
-    yield Piece(node.begin, node.end, FAILED if is_error else TOOL)
+    yield Bar(node.begin, node.end, FAILED if is_error else TOOL)
     asked_at = _asked_at(node)
     if asked_at > node.begin:
-        yield Piece(node.begin, asked_at, FORESEEN)
+        yield Bar(node.begin, asked_at, FORESEEN)
 
 
-def _asked_at(tool: Node) -> int:
+def _asked_at(tool: SpanNode) -> int:
     return min(max(tool.moment(names.DISPATCHED_NS) or tool.begin, tool.begin), tool.end)
 
 
-def _call_rows(call: Node, depth: int, numbers: Mapping[str, int]) -> Iterator[Row]:
+def _call_rows(call: SpanNode, depth: int, numbers: Mapping[str, int]) -> Iterator[WaterfallRow]:
     """A question to a model: a row with all that is known of it, and one for each try where there were several."""
     below = list(call.walk())
     number = numbers.get(call.span.span_id)
@@ -172,28 +172,33 @@ def _call_rows(call: Node, depth: int, numbers: Mapping[str, int]) -> Iterator[R
     yield _make(call, depth, label, *_call_pieces(call, below), moments=moments, within=below)
     attempts = [each for each in below if each.name == names.ATTEMPT]
     for attempt in attempts if len(attempts) > 1 else ():
-        frame = Piece(attempt.begin, attempt.end, FAILED if attempt.span.error else FRAME)
+        frame = Bar(attempt.begin, attempt.end, FAILED if attempt.span.error else FRAME)
         yield _make(attempt, depth + 1, f"tried {attempt.span.attributes.get(names.REPLICA) or ''}", frame)
 
 
-def _call_pieces(call: Node, below: Sequence[Node]) -> Iterator[Piece]:
-    yield Piece(call.begin, call.end, FAILED if call.span.error else NETWORK)
+def _call_pieces(call: SpanNode, below: Sequence[SpanNode]) -> Iterator[Bar]:
+    yield Bar(call.begin, call.end, FAILED if call.span.error else NETWORK)
     if not call.is_served and not call.span.error:
         began_at = call.moment(names.FIRST_TOKEN_NS) or call.moment(names.FIRST_BYTE_NS) or call.end
-        yield Piece(call.begin, began_at, PREFILL)
+        yield Bar(call.begin, began_at, PREFILL)
         if began_at < call.end:
-            yield Piece(began_at, call.end, DECODE)
+            yield Bar(began_at, call.end, DECODE)
     for node in below:
         if queued_ns := node.count(names.QUEUE_NS):
-            yield Piece(node.begin, min(node.begin + queued_ns, node.end), QUEUE)
+            yield Bar(node.begin, min(node.begin + queued_ns, node.end), QUEUE)
         if node.name in _SERVED and node.end > node.begin:
-            yield Piece(node.begin, node.end, _SERVED[node.name])
+            yield Bar(node.begin, node.end, _SERVED[node.name])
 
 
 def _make(
-    node: Node, depth: int, label: str, *pieces: Piece, moments: Sequence[int] = (), within: Sequence[Node] = ()
-) -> Row:
-    return Row(
+    node: SpanNode,
+    depth: int,
+    label: str,
+    *pieces: Bar,
+    moments: Sequence[int] = (),
+    within: Sequence[SpanNode] = (),
+) -> WaterfallRow:
+    return WaterfallRow(
         depth=depth,
         label=shorten(label, max(_LABEL_CELLS - depth, 4)),
         pieces=pieces,

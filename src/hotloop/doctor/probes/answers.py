@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from hotloop.doctor import prompts
-from hotloop.doctor.facts import Batched, Called, Connected, Heard, Kept, Repeated, Turned
+from hotloop.doctor.facts import Batched, Called, Connected, Heard, KeptPrefix, Repeated, Turned
 from hotloop.doctor.target import Target, make_nonce
 from hotloop.doctor.wire.deployment import Answered, ChatMessages, Deployment, Json
 
@@ -106,7 +106,7 @@ async def probe_turns(target: Target) -> Turned:
 
 async def _compare(
     deployment: Deployment, what: str, before: ChatMessages, after: ChatMessages, rest: Json
-) -> Kept | None:
+) -> KeptPrefix | None:
     """None where the deployment does not show the ids of a chat."""
     model = await deployment.find_model()
     pages = [
@@ -117,4 +117,4 @@ async def _compare(
         return None
     pairs = zip(pages[0].tokens, pages[1].tokens, strict=False)
     num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return Kept(what, len(pages[0].tokens), num_common)
+    return KeptPrefix(what, len(pages[0].tokens), num_common)

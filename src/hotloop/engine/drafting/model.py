@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotloop.backends.backend import Backend, Row, Sampling
+from hotloop.backends.backend import Backend, SampleRow, Sampling
 from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.batch import make_batch
@@ -169,7 +169,7 @@ class ModelDrafter:
         """Compute these and add the likeliest token to those who are level, if it is likely enough."""
         level = [part.request for part in slices if part.wants_token]
         flight = self._backend.launch(make_batch(Step(slices), self._block_size))
-        flight.sample(Sampling([Row(copy, copy.num_tokens) for copy in level]))
+        flight.sample(Sampling([SampleRow(copy, copy.num_tokens) for copy in level]))
         chosen = flight.wait()
         for part in slices:
             part.request.num_computed = part.end

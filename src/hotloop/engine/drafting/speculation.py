@@ -30,7 +30,7 @@ _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its val
 _GOOD = 0.5  # how often such a guess must be right
 
 
-class Pace:
+class StepCost:
     """What a step costs: a line through the durations of recent steps, by their number of tokens."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Speculator:
         self._drafter = drafter
         self._decoder = decoder
         self._max_draft_tokens = max_draft_tokens
-        self._pace = Pace()
+        self._pace = StepCost()
         self._odds = Odds()
 
     def draft(self, step: Step, scheduler: Scheduler) -> None:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause, is_volatile
+from hotloop.lint.cause import LossCause, is_volatile
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 from hotloop.lint.volatile import find_suspects, widen
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.VOLATILE):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.VOLATILE):
         assert change.old and change.new
         begin, end = widen(change.new.text, change.begin, change.end)
         was = change.old.text[slice(*widen(change.old.text, change.begin, change.old_end))]
@@ -22,7 +22,7 @@ def check(run: Run) -> Iterator[Finding]:
     yield from _suspect(run)
 
 
-def _suspect(run: Run) -> Iterator[Finding]:
+def _suspect(run: LintedRun) -> Iterator[Finding]:
     """One request alone cannot show that something changes; that it looks so is worth a note."""
     step = run.steps[0]
     if len(run.steps) > 1 or step.before:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.part import Part
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _MIN_CHARS = 400  # of a paragraph
 _MIN_TOKENS = 256  # that two texts share
 _MIN_WARNED = 1024
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """In the longest prompt, which has all that the others had."""
     step = max(run.steps, key=lambda step: sum(len(part.text) for part in step.asked.parts))
     first: dict[str, Part] = {}
@@ -27,7 +27,7 @@ def check(run: Run) -> Iterator[Finding]:
             first.setdefault(text, part)
 
 
-def _report(step: Step, part: Part, earlier: Part, spot: tuple[str, int], num_tokens: int) -> Finding:
+def _report(step: LintedStep, part: Part, earlier: Part, spot: tuple[str, int], num_tokens: int) -> Finding:
     text, begin = spot
     words = f"{quote(text)} stands in {earlier.path} already: {num_tokens:,d} tokens"
     # A tool that is asked twice answers twice: what the model asks for is not the client's doing.

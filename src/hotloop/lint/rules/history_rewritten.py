@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.REWRITTEN):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.REWRITTEN):
         if change.kind == "edited":
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
         else:

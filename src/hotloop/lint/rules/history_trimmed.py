@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """Parts that are gone from one place are one finding."""
-    trimmed: dict[tuple[int, int], list[tuple[Step, Change]]] = {}
-    for step, change in run.changes_by(Cause.TRIMMED):
+    trimmed: dict[tuple[int, int], list[tuple[LintedStep, Change]]] = {}
+    for step, change in run.changes_by(LossCause.TRIMMED):
         trimmed.setdefault((step.asked.index, change.position), []).append((step, change))
     for group in trimmed.values():
         step, first = group[0]

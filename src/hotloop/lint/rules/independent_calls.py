@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from hotloop.lint.calls import Turn, chains
+from hotloop.lint.calls import CallTurn, chains
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _READING = re.compile(
     r"(?:get|list|search|find|read|fetch|look|lookup|query|check|show|view|describe|count|load|calculate|estimate|grep|cat"
@@ -15,7 +15,7 @@ _READING = re.compile(
 )
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     step = run.last
     num_tokens = step.scale.total(step.asked.parts)
     for chain in chains(step):
@@ -27,9 +27,9 @@ def check(run: Run) -> Iterator[Finding]:
             yield RULE.found(step.place(group[1].call), words, waste)
 
 
-def _independent(chain: Sequence[Turn]) -> Iterator[list[Turn]]:
+def _independent(chain: Sequence[CallTurn]) -> Iterator[list[CallTurn]]:
     """Calls of one tool that only reads: of others it is not known whether the one must come before the other."""
-    group: list[Turn] = []
+    group: list[CallTurn] = []
     for turn in chain:
         if group and _could_join(group[0], turn):
             group.append(turn)
@@ -41,7 +41,7 @@ def _independent(chain: Sequence[Turn]) -> Iterator[list[Turn]]:
         yield group
 
 
-def _could_join(first: Turn, turn: Turn) -> bool:
+def _could_join(first: CallTurn, turn: CallTurn) -> bool:
     is_other = turn.call.text != first.call.text
     is_known = bool(turn.values) and all(value in first.known for value in turn.values)
     return turn.call.label == first.call.label and is_other and is_known

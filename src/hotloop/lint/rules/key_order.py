@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.KEY_ORDER):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.KEY_ORDER):
         words = f"tool {change.part.label!r} means what it did before, but is written otherwise: "
         words += f"{quote(change.old_words)} became {quote(change.new_words)}"
         yield RULE.found(step.place_of(change), words, step.waste_of(change))

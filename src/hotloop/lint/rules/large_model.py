@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from hotloop.lint.finding import Finding, Place, Severity
+from hotloop.lint.finding import Finding, Severity, TextPlace
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _LARGE = re.compile(
     r"opus|gpt-4(?!o-mini|\.1-(?:mini|nano))|gpt-5(?!.*-(?:mini|nano))|\bo[13](?!-mini)|\bo1-pro|large|ultra|gemini.*pro"
@@ -16,7 +16,7 @@ _MAX_PROMPT = 500
 _MAX_OUTPUT = 32
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """A question and a short answer, without tools and without a past."""
     for step in run.steps:
         num_prompt = step.scale.total(step.asked.parts)
@@ -25,10 +25,10 @@ def check(run: Run) -> Iterator[Finding]:
         num_output = _most_output(step)
         if num_output is not None and num_output <= _MAX_OUTPUT and len(run.steps) == 1:
             words = f"{step.asked.model} reads {num_prompt:,d} tokens to write at most {num_output}"
-            yield RULE.found(Place(step.asked.index, "model"), words)
+            yield RULE.found(TextPlace(step.asked.index, "model"), words)
 
 
-def _most_output(step: Step) -> int | None:
+def _most_output(step: LintedStep) -> int | None:
     """How long the answer was or, if that is not known, may be."""
     usage, body = step.asked.answer.usage, step.asked.body
     asked = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))

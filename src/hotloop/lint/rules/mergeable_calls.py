@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from hotloop.lint.calls import Turn, chains
+from hotloop.lint.calls import CallTurn, chains
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _MIN_TURNS = 3
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     step = run.last
     num_tokens = step.scale.total(step.asked.parts)
     for chain in chains(step):
@@ -22,8 +22,8 @@ def check(run: Run) -> Iterator[Finding]:
             yield RULE.found(step.place(group[1].call), words, waste)
 
 
-def _carried(chain: Sequence[Turn]) -> Iterator[list[Turn]]:
-    group: list[Turn] = []
+def _carried(chain: Sequence[CallTurn]) -> Iterator[list[CallTurn]]:
+    group: list[CallTurn] = []
     for turn in chain:
         if group and turn.is_silent and _is_fed(group[-1], turn):
             group.append(turn)
@@ -35,7 +35,7 @@ def _carried(chain: Sequence[Turn]) -> Iterator[list[Turn]]:
         yield group
 
 
-def _is_fed(before: Turn, turn: Turn) -> bool:
+def _is_fed(before: CallTurn, turn: CallTurn) -> bool:
     """Whether all its arguments stand in what was known, and one of them only in the result before."""
     values = turn.values
     if not all(value in before.known or value in before.result for value in values):

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from hotloop.lint.breakpoints import MAX_BREAKPOINTS, MIN_CACHEABLE, breakpoint_positions
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     for step in run.steps:
         spots = breakpoint_positions(step.asked)
         if not spots or "cache_control" in step.asked.body:
@@ -23,7 +23,7 @@ def check(run: Run) -> Iterator[Finding]:
             yield from _behind_change(step, spots) if step.changes else _left_behind(step, spots)
 
 
-def _too_early(step: Step, spots: list[int]) -> Iterator[Finding]:
+def _too_early(step: LintedStep, spots: list[int]) -> Iterator[Finding]:
     num_tokens = step.scale.total(step.asked.parts[: spots[-1] + 1])
     if num_tokens < MIN_CACHEABLE <= step.scale.total(step.asked.parts):
         part = step.asked.parts[spots[-1]]
@@ -33,7 +33,7 @@ def _too_early(step: Step, spots: list[int]) -> Iterator[Finding]:
         yield RULE.found(step.place(part, 0, 0), words, mend="Put it further back, where enough stands before it.")
 
 
-def _behind_change(step: Step, spots: list[int]) -> Iterator[Finding]:
+def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Finding]:
     """All breakpoints lie behind what changed, and enough that did not lies before it."""
     first = step.changes[0].position
     num_stable = step.scale.total(step.asked.parts[:first])
@@ -44,7 +44,7 @@ def _behind_change(step: Step, spots: list[int]) -> Iterator[Finding]:
         yield RULE.found(step.place(part, 0, 0), words, Waste(num_recomputed=num_stable), mend=mend)
 
 
-def _left_behind(step: Step, spots: list[int]) -> Iterator[Finding]:
+def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Finding]:
     """The conversation has grown, and the last breakpoint has not moved with it."""
     assert step.before
     num_known = len(step.before.parts)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from hotloop.lint.breakpoints import MIN_CACHEABLE, can_tell, has_breakpoints
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     if not can_tell(run):
         return
     for step in run.steps:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _MIN_TOKENS = 2_000
 _MIN_WARNED = 8_000
 _MIN_SENT = 3  # times
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """Seen in the last request: how often a result was sent is how often the assistant has spoken since."""
     step = run.last
     turns = [part.message for part in step.asked.history if part.role == "assistant"]

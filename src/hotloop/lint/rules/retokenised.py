@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from math import gcd
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.part import Part
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run, Step
+from hotloop.lint.run import LintedRun, LintedStep
 
 _SHOWN = 10  # characters before what differs
 _QUOTED = 40
@@ -15,8 +15,8 @@ _MAX_BLOCK = 256
 _SLACK = 8  # tokens that end a turn are the template's to write
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.REWORDED):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.REWORDED):
         assert change.old and change.new
         what = "arguments" if change.part.kind == "call" else "words"
         begin = max(0, change.begin - _SHOWN)
@@ -26,7 +26,7 @@ def check(run: Run) -> Iterator[Finding]:
     yield from _missed(run)
 
 
-def _missed(run: Run) -> Iterator[Finding]:
+def _missed(run: LintedRun) -> Iterator[Finding]:
     """By what the server reports: the text is the same, its prompt was found, and the answer was not."""
     if run.last.asked.api == "messages":  # there, answers are not cached until they come back
         return
@@ -41,18 +41,18 @@ def _missed(run: Run) -> Iterator[Finding]:
             yield RULE.found(step.place(answer), words, Waste(num_recomputed=num), severity=severity)
 
 
-def find_block(steps: Sequence[Step]) -> int:
+def find_block(steps: Sequence[LintedStep]) -> int:
     """How many tokens a server keeps together: all that it found is a multiple of it."""
     found = (step.asked.answer.usage.num_cached for step in steps if step.asked.answer.usage)
     return min(gcd(*(num for num in found if num)) or 1, _MAX_BLOCK)
 
 
-def _is_judged(step: Step) -> bool:
+def _is_judged(step: LintedStep) -> bool:
     usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
     return not (step.is_first or step.changes or step.asked.is_chained) and bool(usage and before and usage.num_cached)
 
 
-def _count_missing(step: Step, block: int) -> int:
+def _count_missing(step: LintedStep, block: int) -> int:
     if not _is_judged(step):
         return 0
     usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
@@ -62,7 +62,7 @@ def _count_missing(step: Step, block: int) -> int:
     return num_missing if is_the_answer else 0
 
 
-def _answer_part(step: Step) -> Part | None:
+def _answer_part(step: LintedStep) -> Part | None:
     assert step.before
     behind = step.asked.history[len(step.before.history) :]
     return next((part for part in behind if part.role == "assistant"), None)

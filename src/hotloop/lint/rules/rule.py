@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hotloop.lint.finding import Finding, Place, Severity, Waste
-from hotloop.lint.run import Run
+from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
+from hotloop.lint.run import LintedRun
 
-Check = Callable[[Run], Iterator[Finding]]
+Check = Callable[[LintedRun], Iterator[Finding]]
 
 _MAX_QUOTED = 60
 
@@ -27,7 +27,13 @@ class Rule:
     is_habit: bool = False
 
     def found(
-        self, place: Place, words: str, waste: Waste | None = None, *, severity: Severity | None = None, mend: str = ""
+        self,
+        place: TextPlace,
+        words: str,
+        waste: Waste | None = None,
+        *,
+        severity: Severity | None = None,
+        mend: str = "",
     ) -> Finding:
         return Finding(
             rule=self.id,

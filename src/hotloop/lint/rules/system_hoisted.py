@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.HOISTED):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.HOISTED):
         words = f"{quote(change.new_words)} was put in front of what had been said before"
         yield RULE.found(step.place_of(change), words, step.waste_of(change))
     yield from _late(run)
 
 
-def _late(run: Run) -> Iterator[Finding]:
+def _late(run: LintedRun) -> Iterator[Finding]:
     """Many chat templates move a late system turn to the front, or refuse it: the request does not show which."""
     told: set[str] = set()
     for step in run.steps:

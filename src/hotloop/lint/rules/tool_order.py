@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.TOOL_ORDER):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.TOOL_ORDER):
         assert step.before
         index = step.asked.tools.index(change.part)
         was = step.before.tools[index].label if index < len(step.before.tools) else "nothing"

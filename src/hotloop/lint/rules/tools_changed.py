@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _DONE = {"inserted": "was added", "removed": "is gone", "edited": "was changed", "moved": "was moved"}
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """Another conversation may well have other tools."""
-    for step, change in run.changes_by(Cause.TOOLS_CHANGED):
+    for step, change in run.changes_by(LossCause.TOOLS_CHANGED):
         if not step.is_first:
             words = f"tool {change.part.label!r} {_DONE[change.kind]} since the request before"
             yield RULE.found(step.place_of(change), words, step.waste_of(change))

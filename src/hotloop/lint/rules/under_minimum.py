@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from hotloop.lint.breakpoints import MIN_CACHEABLE
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.rules.rule import Rule
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _NEARLY = 0.75
 _HOSTED = ("claude", "gpt", "o1", "o3", "o4", "chatgpt")
 
 
-def check(run: Run) -> Iterator[Finding]:
+def check(run: LintedRun) -> Iterator[Finding]:
     """Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost."""
     for step in run.steps[1:]:
         if step.changes or not step.before or not step.asked.model.rpartition("/")[2].startswith(_HOSTED):

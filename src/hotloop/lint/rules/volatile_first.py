@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import Cause
+from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity
 from hotloop.lint.likeness import Texts
 from hotloop.lint.rules.rule import Rule, quote
-from hotloop.lint.run import Run
+from hotloop.lint.run import LintedRun
 
 _MIN_KEPT = 0.2  # of a system text that is still the same agent's
 
 
-def check(run: Run) -> Iterator[Finding]:
-    for step, change in run.changes_by(Cause.UNSTABLE):
+def check(run: LintedRun) -> Iterator[Finding]:
+    for step, change in run.changes_by(LossCause.UNSTABLE):
         if change.kind == "removed":
             words = f"the prompt began with {quote(change.old_words)} before, and no longer does"
         elif change.kind == "inserted":
