@@ -1,6 +1,6 @@
 """What an answer consists of, in the order it is written: prose, and tool calls that open, grow and close.
 
-A parser makes these from a model's text, a client from what came over a wire; whoever reads them knows neither.
+A parser makes these from a model's text, a client from what came over a wire; their consumers know neither.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ from hotloop.engine.lines import PREFIX, Lines
 
 NUM_AHEAD = 8  # turns that there is to be room for
 PATIENCE = 1.5  # times as long as it pays to wait, until a session is over
-MAX_WAIT_S = 120.0  # for a seat, until somebody else's may be taken
+MAX_WAIT_S = 120.0  # for a seat, until another session's may be taken
 SWAP_SHARE = 0.1  # of the time may be spent on recomputing what had to make room
 MAX_SWAP_S = 30.0  # from one seat taken to the next, if others wait as long
 

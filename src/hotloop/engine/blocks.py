@@ -1,6 +1,6 @@
 """The pool of KV blocks: who uses which, counted. Plain integers; the memory itself belongs to the backend.
 
-A block has users (the requests that compute with it) and may be kept (by the prefix tree, for whoever comes next).
+A block has users (the requests that compute with it) and may be kept (by the prefix tree, for later requests).
 Invariant: it is free exactly when it has no user and is not kept; idle when it is kept and has no user. A user is the
 lock: only idle blocks may be given up.
 """

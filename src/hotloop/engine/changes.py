@@ -1,6 +1,6 @@
-"""What changes in the prefix tree, in order, for somebody outside to hear of. Integers and bytes only.
+"""What changes in the prefix tree, in order, for subscribers outside. Integers and bytes only.
 
-A block is named by its number in the pool: nobody else has that number as long as the tree keeps it. One in host memory
+A block is named by its number in the pool: that number is its own as long as the tree keeps it. One in host memory
 has the number -1 - n of block n there.
 """
 

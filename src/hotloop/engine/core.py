@@ -128,7 +128,7 @@ class EngineCore:
 
     def add(self, request: Request, on_event: OnEvent, matcher: Matcher | None = None) -> None:
         if not self.scheduler.has_work:
-            self._finished_at = self._clock()  # nobody waited for the time that lay idle
+            self._finished_at = self._clock()  # idle time does not count
         forced = self._decoder.open(request, matcher) if matcher else []
         self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
         (self._disk or self.scheduler).add(request)
@@ -145,7 +145,7 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits or runs, and no event is left to deliver."""
+        """Whether no request waits or runs, and no event is left to publish."""
         return not (self._listeners or self._flights or self._events or self._is_copying)
 
     @property

@@ -335,7 +335,7 @@ class Engine:
         except Exception as error:
             log.exception("the engine's loop failed; it will not run again")
             self.failure = error
-        finally:  # nobody is left waiting for an event
+        finally:  # no caller is left waiting for an event
             with self._wake:
                 self._is_closing = self._is_stopped = True
             self._take_inbox()

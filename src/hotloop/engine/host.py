@@ -24,7 +24,7 @@ from hotloop.engine.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 MAX_AHEAD_BYTES = 4 << 30
-"""As soon as so much is on its way, nobody else's is sent for."""
+"""Once so much is on its way, no other request's KV is sent for."""
 SPARE_BLOCKS = 32
 """So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
 _BYTE_S = 1e-10  # to copy a byte, until it has been measured
@@ -81,7 +81,7 @@ class HostTier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is on its way, be it for somebody who is gone."""
+        """Whether anything is on its way, even for a request that has ended."""
         return bool(self._loads)
 
     def is_coming(self, request: Request) -> bool:

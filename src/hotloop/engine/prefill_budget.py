@@ -1,4 +1,4 @@
-"""How long a step may prefill, so that nobody waits long for the next one. Seconds only, and learnt from the steps:
+"""How long a step may prefill, so that no request waits long for the next one. Seconds only, and learnt from the steps:
 
     took_s - plain_s  =  token_s x (tokens prefilled)  +  pair_s x (tokens prefilled x tokens before each)
 
@@ -7,7 +7,7 @@
 2. Beside those who decode, prompts have the share of time that makes the sum of slow-downs least, as if one at a time
    were served: one that is prefilled in p seconds counts (d / p)^2, one that decodes 1, d being what `OUTPUT_TOKENS`
    take. So what is short goes first and what is long is prefilled beside the others, in a quarter of the time at least.
-3. Who is less urgent than somebody who runs has `Priority.max_share` of the time at most.
+3. A request less urgent than a running one has `Priority.max_share` of the time at most.
 
 Who is alone, and was for a moment, has all the time there is.
 """
@@ -27,7 +27,7 @@ PER_PROMPT = 1 / 2
 MOMENT_S = 1.0
 """So long after others were served steps stay short: they may be back."""
 PROBE_S = 1.0
-"""So often, while somebody decodes, a step prefills nothing, to see how long that takes now."""
+"""So often, while requests decode, a step prefills nothing, to see how long that takes now."""
 
 _LEARNING_RATE = 0.1
 _FADE = 0.02  # of what was learnt from the steps before is forgotten with each one
@@ -132,7 +132,7 @@ class PrefillBudget:
         return share_s
 
     def _guest_s(self, priority: Priority) -> float:
-        """The same beside somebody more urgent."""
+        """The same beside a more urgent request."""
         return self.plain_s * priority.max_share / (1 - priority.max_share) if self.plain_s else math.inf
 
     def _fit(self, num_tokens: float, num_pairs: float, took_s: float) -> None:

@@ -31,7 +31,7 @@ _TOKEN_BYTES = array("i").itemsize
 
 
 class RadixTree:
-    """Prefixes shared by all requests. It takes blocks from nobody: it keeps them in the pool beside their users."""
+    """Prefixes shared by all requests. It keeps blocks in the pool beside their users and takes none from them."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RadixTree:
         return known + new_ids
 
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
-        """Give up whatever builds on the first block along these tokens that nobody uses: all of it is idle."""
+        """Give up whatever builds on the first block along these tokens that no request uses: all of it is idle."""
         for node in self._walk(token_ids.tobytes(), salt):
             num_used = len(node.block_ids) - self._num_idle(node)
             if num_used < len(node.block_ids):
@@ -256,7 +256,7 @@ class RadixTree:
         return True
 
     def _shed(self, leaf: TreeNode, num_wanted: int, beneficiary: str) -> int:
-        """Free at most that many blocks from the end of a leaf, as long as nobody uses them; returns how many.
+        """Free at most that many blocks from the end of a leaf, as long as no request uses them; returns how many.
 
         [ ............ | moved to host memory | given up ]
                        ^ keep
@@ -271,7 +271,7 @@ class RadixTree:
 
     def _make_room(self, num_wanted: int, most: Rank, beneficiary: str) -> int:
         """Give up what is in host memory and worth no more than that; returns how many blocks there are, at most so
-        many. There is no room for what nobody will come back to.
+        many. There is no room for what no session will come back to.
         """
         pool = self.host.pool
         if most[0] == HoldKind.FINISHED:

@@ -85,7 +85,7 @@ class Scheduler:
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
-        """The next step; empty if there is nothing to do, or somebody needs the values of a step in flight for it."""
+        """The next step; empty if there is nothing to do, or a request needs the values of a step in flight for it."""
         if self._flying and any(each.num_pending and not each.can_overlap for each in self.running.values()):
             return Step()
         self.fairness.now = self.retention.now = self.admission.now = now
@@ -112,12 +112,12 @@ class Scheduler:
         for request in self._short(queue, lacking, plan):
             self._short_share.take(self._serve(plan, request, self._short_share.num_tokens))
         if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
-            self.budget.close()  # nobody's first token waits for the prefill of others
+            self.budget.close()  # no first token waits for the prefill of others
         self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
         return Step(list(plan.slices.values()), plan.prefixes)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
-        """Let a slice compute guesses as well, as far as there are blocks: nobody gives way for a guess."""
+        """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
         if num_missing > 0 and (block_ids := self._allocate(num_missing, request)):
@@ -157,7 +157,7 @@ class Scheduler:
                 self._share(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Take a request out, wherever it is; nobody takes its place in the tree before its caller could ask for it."""
+        """Take a request out, wherever it is; its place in the tree is not taken before its caller could ask for it."""
         request.finish_reason = reason
         request.num_computed_at_end = request.num_settled
         self._release(request)
@@ -240,7 +240,7 @@ class Scheduler:
         room = int(min(num_most, plan.num_left))
         if room <= 0 or not self.budget.has_room(request.rank):
             return 0
-        is_worth_it = room >= min(self.block_size, request.num_missing)  # to let somebody in: less cannot be shared
+        is_worth_it = room >= min(self.block_size, request.num_missing)  # to admit a request: less cannot be shared
         if request.id not in self.running and not (is_worth_it and self._admit(plan, request)):
             return 0
         num_tokens = self._advance(plan, request, room)
@@ -318,7 +318,7 @@ class Scheduler:
 
     def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
         """Whether all its tokens fit beside these others: what they use, have still to prefill, and a block more each;
-        and beside so many blocks that nobody uses.
+        and beside so many blocks that are unused.
         """
         if len(others) >= self.config.max_running:
             return False
@@ -362,7 +362,7 @@ class Scheduler:
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
 
     def _is_read_by_another(self, plan: StepPlan, prefix: bytes) -> bool:
-        """Whether this step or one in flight computes a block already: then whoever needs it waits and follows."""
+        """Whether this step or one in flight computes a block already: then requests that need it wait and follow."""
         return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
     def _share(self, request: Request) -> None:

@@ -11,7 +11,7 @@ from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.admission import Admission, Session
 from hotloop.engine.radix import RadixTree
 
-SETTLE_S = 0.5  # nobody takes the place of what has just ended before its caller could ask for it
+SETTLE_S = 0.5  # no newcomer takes the place of what has just ended before its caller could ask for it
 WAIT_S = 60.0
 RETRY_S = 0.1  # until it is seen again whether there is a seat
 

@@ -27,7 +27,7 @@ class Slice:
     num_right: int = 0
     """How many of those were guesses."""
     has_failed: bool = False
-    """Whether what was computed is worthless; then it is shared with nobody, and the caller fails the request next."""
+    """Whether what was computed is worthless; then it is not shared, and the caller fails the request next."""
     first_row: int = 0
     """The first of the step's wanted rows that are this slice's."""
     epoch: int = 0

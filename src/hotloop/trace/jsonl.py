@@ -1,6 +1,6 @@
 """Spans as lines of JSON, one a span, to carry runs from one store to another or to read them with other programs.
 
-A line has the fields of `Span` by their names. What comes from a file is checked before anybody believes it.
+A line has the fields of `Span` by their names. What comes from a file is validated before use.
 """
 
 import re

@@ -1,9 +1,9 @@
 """The account of a run, drawn from its spans: where the time went, what the tokens were, what it cost, what it waited
-for. Pure: the same spans give the same ledger, whoever recorded them and in which order they came.
+for. Pure: the same spans give the same ledger, whatever process recorded them and in whatever order.
 
 Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
 one of ours tells; else those the client was told of. What was told to the client, what was read ahead and what was done
-for an answer that nobody got are told apart; together they are all that the engines did.
+for an answer that was not delivered are told apart; together they are all that the engines did.
 """
 
 import re

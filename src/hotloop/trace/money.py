@@ -1,7 +1,7 @@
-"""What tokens cost where somebody else's model reads and writes them: prices by the model's name.
+"""What tokens cost where a hosted model prefills and decodes them: prices by the model's name.
 
 `LISTED` has what the large vendors once listed, for a first idea: nothing keeps it up to date. What is paid is in the
-contract, so prices of one's own go before it. A model that nobody priced, such as one's own, costs nothing here.
+contract, so prices of one's own go before it. A model without a price, such as one's own, costs nothing here.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class PriceTable:
         return cls({name: _parse_prices(place, name, table) for name, table in tables.items()})
 
     def find(self, model: str) -> Prices | None:
-        """None for a model nobody priced. A vendor's name before it, as in `openai/gpt-5`, is looked past."""
+        """None for a model without a price. A vendor's name before it, as in `openai/gpt-5`, is looked past."""
         name = model.rpartition("/")[2]
         return next((each for pattern, each in self._prices.items() if fnmatchcase(name, pattern)), None)
 

@@ -107,7 +107,7 @@ NUM_PREEMPTIONS: Final = "num_preemptions"
 WAITS: Final = "waits"
 """What was waited for before anything was read: a list of {reason, wait_s}."""
 IS_READING: Final = "is_reading"
-"""Whether the prompt was only read ahead, here and in a question: its one token of output nobody is told of."""
+"""Whether the prompt was only prefilled ahead, here and in a question: its one output token is discarded."""
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."

@@ -2,7 +2,7 @@
 
 Needs the extra `otel`; only this module imports it. Names are in `names`: agents, tools and questions are called as the
 conventions for generative AI have it. Of the spans that tell of one question only the outermost counts its tokens, so
-that nobody adds them up twice. Ids, parents and times are the same as in the store.
+that they are not added up twice. Ids, parents and times are the same as in the store.
 """
 
 import threading
@@ -59,7 +59,7 @@ class OtelTracer:
             self._end(as_otel(self._content.clean(span)))
 
     def close(self) -> None:
-        """A collector that is not there is tried again and again, which nobody who stops a server waits for."""
+        """A collector that is not there is tried again and again, which must not delay shutdown."""
         stopping = threading.Thread(target=self._stop, name="hotloop-otel", daemon=True)
         stopping.start()
         stopping.join(self._patience_s)

@@ -1,4 +1,4 @@
-"""Where spans are kept: one SQLite file that many processes write at once and anybody reads meanwhile.
+"""Where spans are kept: one SQLite file that many processes write at once and others read meanwhile.
 
     record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
 
@@ -46,7 +46,7 @@ class Bounds:
 
 
 class StoreTracer:
-    """Writes spans to a store, behind the back of whoever records them."""
+    """Writes spans to a store in the background."""
 
     is_on = True
 

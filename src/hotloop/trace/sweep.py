@@ -9,7 +9,7 @@
     tools                  ├───────────┤ ├──┤
     part   r n p q  read   dec  tools   r tools r
 
-Top down: of what runs within a span, the model counts before tools, tools before what nobody waits for, and of several
+Top down: of what runs within a span, the model counts before tools, tools before what nothing waits for, and of several
 alike the one that ends last, since that is the one waited for. Every moment is counted once, so that the parts make up
 the whole exactly; what this follows is the critical path.
 """
@@ -41,11 +41,11 @@ class TimePart(StrEnum):
     """Between client, router and server, and what a replica that failed has cost."""
     TOOLS = "tools"
     FORESEEN = "foreseen"
-    """A tool that nobody has asked for yet, and nothing else."""
+    """A tool that the model has not asked for yet, and nothing else."""
     READ_AHEAD = "read_ahead"
     """The model reads what it will need, and nothing else happens."""
     RUNTIME = "runtime"
-    """The run itself: nobody else is busy."""
+    """The run itself: nothing else is busy."""
     CLIENT = "client"
     """A client of which nothing is known but that it is not asking."""
 

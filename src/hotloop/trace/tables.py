@@ -27,7 +27,7 @@ _FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
 _BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))
 _SUMS = ("num_spans", "num_errors", "num_turns", *_BY_FLOOR, "num_again", "num_open")
 
-# From one version to the next, so that nobody loses what was recorded by an older one.
+# From one version to the next, so that what an older one recorded is kept.
 _MIGRATIONS = {
     1: f"""
 ALTER TABLE runs ADD COLUMN num_again INTEGER NOT NULL DEFAULT 0;
@@ -81,7 +81,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     """The store at a path, made if it is not there. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Only its owner may read it: what agents did is nobody else's business.
+        # Readable by its owner only: it records what agents did.
         path.touch(mode=0o600, exist_ok=True)
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
@@ -266,7 +266,7 @@ def _count(run: dict[str, Any], span: Span, times: int) -> None:
     if not floor or told.get(names.IS_READING):
         return
     run[f"{floor}_calls"] += times
-    if span.error:  # what was read and written for an answer that nobody got
+    if span.error:  # what was prefilled and decoded for an answer that was not delivered
         return
     for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
         run[f"{floor}_{what}"] += times * int(_number(told, name))
@@ -280,6 +280,6 @@ def _word(told: Mapping[str, Any], name: str) -> str:
 
 
 def _number(told: Mapping[str, Any], name: str) -> float:
-    """Whatever else stands there, as in a file that somebody made up, counts for nothing."""
+    """Whatever else stands there, as in a hand-made file, is ignored."""
     value = told.get(name)
     return value if isinstance(value, int | float) and 0 <= value < _MAX_NUMBER else 0

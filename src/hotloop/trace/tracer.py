@@ -28,7 +28,7 @@ class Tracer(Protocol):
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody listens; if not, spans need not be made."""
+        """Whether spans are recorded; if not, spans need not be made."""
         ...
 
     @property

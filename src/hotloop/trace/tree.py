@@ -21,7 +21,7 @@ _CALLS = frozenset({names.CHAT, names.ROUTE, names.REQUEST})
 
 _MAX_MOMENT = 2**63
 _MAX_COUNT = 2**53
-"""More than this is in no run, only in a file that somebody made up."""
+"""More than this is in no run, only in a hand-made file."""
 
 
 @dataclass(slots=True, eq=False)

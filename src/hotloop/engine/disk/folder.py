@@ -52,7 +52,7 @@ class Folder:
         found = []
         with os.scandir(self.path) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # somebody else was quicker
+                with suppress(FileNotFoundError):  # another process was quicker
                     stat = entry.stat(follow_symlinks=False)
                     if match := _NAME.fullmatch(entry.name):
                         found.append(Found(stat.st_mtime, stat.st_size, bytes.fromhex(match[1])))

@@ -272,7 +272,7 @@ def _use_of(depth: int) -> float:
 
 
 class Worker(Protocol):
-    """Does one job after the other, and keeps nobody waiting."""
+    """Does one job after the other; callers do not wait."""
 
     def put(self, job: Callable[[], None]) -> None: ...
 

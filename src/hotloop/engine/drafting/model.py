@@ -196,7 +196,7 @@ class ModelDrafter:
         return True
 
     def _allocate(self, count: int) -> list[int] | None:
-        """Blocks that are free, or idle in the tree, or held by whoever has not been asked for now."""
+        """Blocks that are free, or idle in the tree, or held by shadows not asked for now."""
         while count > self._pool.num_free:
             if self._tree.evict(count - self._pool.num_free):
                 continue

@@ -183,7 +183,7 @@ class _Shape:
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
     is_fresh: bool = True
-    """Whether nobody has used it since it was compiled: the first who does was the one to miss it."""
+    """Whether it has not been used since it was compiled: its first user counts as the miss."""
 
 
 class Grammars:
