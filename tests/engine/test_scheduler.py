@@ -227,6 +227,15 @@ def test_reset_forgets_the_running_and_the_cache_and_keeps_the_waiting() -> None
     assert loop.scheduler.reset() == [last], "what cannot even begin is not tried for ever"
 
 
+def test_one_of_a_low_class_that_is_alone_owes_nobody() -> None:
+    """Though one of its class before it had more than its share of a step."""
+    loop = Loop(make_scheduler(4, max_running=1, max_step_tokens=1, prefix_cache=False))
+    for name in "abc":
+        request = loop.add(name, prompt(1), Priority.BACKGROUND)
+        assert loop.step(0.0), "there is nobody else to be served"
+        loop.finish(request)
+
+
 class Life(RuleBasedStateMachine):
     """Any requests, in a pool that is always too small, come and go; everybody who stays finishes."""
 

@@ -21,7 +21,7 @@ from heapq import merge
 from operator import attrgetter
 
 from hotloop.core.config import EngineConfig
-from hotloop.core.request import FinishReason, Request, Wait
+from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
 from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
 from hotloop.engine.changes import Changes
@@ -210,7 +210,7 @@ class Scheduler:
 
     def _begin_budget(self, decoding: list[int], num_prompts: int, lacking: dict[Request, int]) -> None:
         prefills = [(each.rank, self.budget.cost_s(each.num_tokens - num, num)) for each, num in lacking.items()]
-        lead = min((each.rank for each in self.running.values()), default=0)
+        lead = min((each.rank for each in self.running.values()), default=len(Priority))
         self.budget.begin(self.fairness.now, decoding, prefills, num_prompts, lead)
 
     def _short(self, queue: list[Request], lacking: dict[Request, int], plan: StepPlan) -> list[Request]:
