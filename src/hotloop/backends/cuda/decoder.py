@@ -66,12 +66,13 @@ class Decoder:
         num_rows = len(step.slots)
         residual = self._empty(num_rows, self.spec.hidden_size)
         normed = torch.empty_like(residual)
+        out = self._empty(num_rows, self.spec.num_heads, self.spec.head_dim).zero_()  # rows that pad stay so
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
         for layer, kv in zip(self._weights.layers, self.kv, strict=True):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            mixed = self._attend(step, layer, kv, normed, shape)
-            mixed = self._group.all_reduce(linear(mixed, layer.o))
+            self._attend(step, layer, kv, normed, shape, out)
+            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(linear(gated(normed, layer.gate_up), layer.down))
         assert added is not None
@@ -83,9 +84,9 @@ class Decoder:
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
-        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, shape: Shape
-    ) -> torch.Tensor:
-        """[rows, heads * head_dim]"""
+        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, shape: Shape, out: torch.Tensor
+    ) -> None:
+        """Into `out` [rows, heads, head_dim]."""
         spec, num_rows = self.spec, len(normed)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self._empty(num_rows, spec.num_heads, spec.head_dim)
@@ -93,7 +94,6 @@ class Decoder:
             qkv, q, kv[0], kv[1], step.positions, step.slots, self._cos_sin, layer.q_norm, layer.k_norm, spec.rms_eps,
             layer.kv_scales,
         )  # fmt: skip
-        out = torch.empty_like(q)
         short, long = shape.num_short, shape.num_long
         if short:
             self._attend_short(step, q[: shape.num_short_rows], kv, layer.kv_scales, out, shape)
@@ -108,7 +108,6 @@ class Decoder:
                 step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
                 kv_scales=layer.kv_scales,
             )  # fmt: skip
-        return out.view(num_rows, -1)
 
     def _attend_short(
         self,
