@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ NAIVE = ("--no-prefix-cache", "--max-running", "1", "--no-drafts", "--no-forced-
 _MAX_STOP_S = 10.0
 
 
-class Child:
+class Child(ABC):
     """A process of ours: ready when the context is entered, gone when it is left or where it did not start."""
 
     def __enter__(self) -> Self:
@@ -36,13 +37,13 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def start(self) -> None:
         """Returns when it is ready."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """May be called twice, and before it has started."""
-        raise NotImplementedError
 
 
 class ChildServer(Child):

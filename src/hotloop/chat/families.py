@@ -6,6 +6,7 @@ parser reads what its grammar lets pass, and much that it does not.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME_KEY = lark.literal('{"name": "')
 
 
-class _Family:
+class _Family(ABC):
     """What the families share: the template words messages and tools itself, and a grammar binds what must be bound."""
 
     def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
@@ -40,9 +41,9 @@ class _Family:
             return None
         return lark.grammar(self.rules(choice.select(tools), choice, tokenizer))
 
+    @abstractmethod
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
         """The first is where an answer begins."""
-        raise NotImplementedError
 
 
 class HermesFormat(_Family):

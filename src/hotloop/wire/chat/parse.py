@@ -1,6 +1,7 @@
 """The body of `/v1/chat/completions` as a `Request`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hotloop.core.errors import RequestError
@@ -229,18 +230,25 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
 
 
 def parse_choice(given: Field) -> Choice:
+    return parse_choice_with(given, _parse_named_choice)
+
+
+def parse_choice_with(given: Field, parse_named: Callable[[Field], Choice]) -> Choice:
+    """Both of OpenAI's APIs say it alike, but for how a choice names its tools."""
     parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
-    is_parallel = parallel.flag() if parallel else None
-    if choice is None:
-        return Choice(is_parallel=is_parallel)
-    if choice.is_text:
-        return Choice(parse_mode(choice), is_parallel=is_parallel)
+    found = Choice()
+    if choice:
+        found = Choice(parse_mode(choice)) if choice.is_text else parse_named(choice)
+    return replace(found, is_parallel=parallel.flag() if parallel else None)
+
+
+def _parse_named_choice(choice: Field) -> Choice:
     match choice.kind():
         case "function":
-            return Choice("required", choice.need("function").need("name").text(), is_parallel=is_parallel)
+            return Choice("required", choice.need("function").need("name").text())
         case "allowed_tools":
             allowed = choice.need("allowed_tools")
             names = [tool.need("function").need("name").text() for tool in allowed.need("tools").each()]
             mode = allowed.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names), is_parallel=is_parallel)
+            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names))
     raise choice.need("type").refuse("expected function or allowed_tools")

@@ -10,7 +10,7 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_cache, parse_mode, parse_shape, parse_stop, parse_top_k
+from hotloop.wire.chat.parse import parse_cache, parse_choice_with, parse_mode, parse_shape, parse_stop, parse_top_k
 from hotloop.wire.field import Field, read_flag, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
 from hotloop.wire.policy import Notes
@@ -192,19 +192,17 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
 
 
 def parse_choice(given: Field) -> Choice:
-    parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
-    is_parallel = parallel.flag() if parallel else None
-    if choice is None:
-        return Choice(is_parallel=is_parallel)
-    if choice.is_text:
-        return Choice(parse_mode(choice), is_parallel=is_parallel)
+    return parse_choice_with(given, _parse_named_choice)
+
+
+def _parse_named_choice(choice: Field) -> Choice:
     match choice.kind():
         case "function" | "custom":
-            return Choice("required", _name(choice), is_parallel=is_parallel)
+            return Choice("required", _name(choice))
         case "allowed_tools":
             allowed = tuple(_name(tool) for tool in choice.need("tools").each())
             mode = choice.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed, is_parallel=is_parallel)
+            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed)
     raise choice.need("type").refuse("expected function, custom or allowed_tools")
 
 
