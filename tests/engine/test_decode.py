@@ -216,7 +216,7 @@ def test_grammars_are_compiled_once_for_all_requests_of_a_shape() -> None:
             answer(engine, SamplingParams(temperature=0, max_tokens=20))
         stats = engine.stats()
     assert (stats.num_grammar_misses, stats.num_grammar_hits) == (1, 2)
-    assert stats.num_forced_tokens + stats.num_sampled_tokens == stats.num_output_tokens
+    assert stats.usage.num_forced + stats.usage.num_sampled == stats.usage.num_output
 
 
 def test_tokens_of_the_byte_tokenizer_are_bytes() -> None:

@@ -78,7 +78,7 @@ def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
         stats = engine.stats()
     assert first.token_ids == again.token_ids == expected
     assert (first.usage.num_from_host, again.usage.num_cached, again.usage.num_from_host) == (0, 48, 48)
-    assert stats.num_host_tokens == 48
+    assert stats.usage.num_from_host == 48
     assert stats.host.num_bytes_in == 12 * BLOCK_SIZE * 8
     assert stats.host.num_bytes_out > stats.host.num_bytes_in
     assert (stats.host.num_restores, stats.host.num_blocks, stats.num_evicted_blocks) == (1, 100, 0)

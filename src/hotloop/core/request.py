@@ -161,6 +161,10 @@ class Usage(NamedTuple):
     sessions_wait_s: float = 0.0
     """How long it waited for each `Wait`."""
 
+    @classmethod
+    def total(cls, *usages: "Usage") -> "Usage":
+        return cls._make(map(sum, zip(*usages, strict=True)))
+
     @property
     def num_sampled(self) -> int:
         return self.num_output - self.num_forced

@@ -10,12 +10,12 @@ the order in which they arose.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
-from hotloop.core.request import FinishReason, Request, TokenEvent
+from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Changes
 from hotloop.engine.decode import DecodedTokens, Decoder, Sampled
@@ -46,22 +46,6 @@ class StepReport:
     num_requests: int
     num_tokens: int
     num_output: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters that only grow."""
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_forced_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_restored_tokens: int = 0
-    num_host_tokens: int = 0
-    num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
 @dataclass(slots=True)
@@ -98,7 +82,9 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.totals = Totals()
+        self.num_steps = 0
+        self.usage = Usage(0, 0, 0)  # of the requests that have ended
+        self.num_finished = dict.fromkeys(FinishReason, 0)
         memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
@@ -274,7 +260,7 @@ class EngineCore:
         if self._speculator:
             self._speculator.learn(step, now - self._settled_at)
         self._settling = None
-        self.totals.num_steps += 1
+        self.num_steps += 1
         num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
         now, settled_at = self._clock(), self._settled_at
         self._settled_at = now
@@ -347,15 +333,8 @@ class EngineCore:
         now = self._clock()
         self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
         self._finished_at = now
-        self.totals.num_finished[event.finish_reason] += 1
-        self.totals.num_prompt_tokens += event.usage.num_prompt
-        self.totals.num_cached_tokens += event.usage.num_cached
-        self.totals.num_output_tokens += event.usage.num_output
-        self.totals.num_forced_tokens += event.usage.num_forced
-        self.totals.num_drafted_tokens += event.usage.num_drafted
-        self.totals.num_accepted_tokens += event.usage.num_accepted
-        self.totals.num_restored_tokens += event.usage.num_restored
-        self.totals.num_host_tokens += event.usage.num_from_host
+        self.num_finished[event.finish_reason] += 1
+        self.usage = Usage.total(self.usage, event.usage)
         if self._disk:
             self._disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)

@@ -79,7 +79,7 @@ def test_a_prefix_survives_a_restart(filled: Path, alone: tuple[int, ...]) -> No
         assert say(engine) == (alone, NUM_STORED, 0), "now it is in memory"
         assert say(engine, [*PROMPT, 1, 2])[2] == 0
         stats = engine.stats()
-    assert stats.num_restored_tokens == NUM_STORED
+    assert stats.usage.num_restored == NUM_STORED
     assert stats.disk.num_bytes_read > 0
     assert stats.disk.num_bytes_written == 0 or stats.disk.num_segments > NUM_STORED // SEGMENT_TOKENS
 
@@ -382,7 +382,7 @@ def test_under_pressure_the_same_is_said_as_without(tmp_path: Path, seed: int) -
             until_idle(engine)
             stats = engine.stats()
             assert stats.num_blocks_used == 0
-            num_restored += stats.num_restored_tokens
+            num_restored += stats.usage.num_restored
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40 * 160
     assert num_restored > 0
 
