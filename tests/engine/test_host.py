@@ -195,7 +195,7 @@ def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
     tier, scheduler = engine.core._host, engine.core.scheduler
     assert tier
     while tier.is_busy:
-        tier.poll()
+        tier.poll(0.0)
     assert scheduler.waiting["again"].is_awaited
     assert scheduler.tree.is_awaited(array("i", PROMPT))
     engine.finish()

@@ -229,6 +229,8 @@ class Request:
     """Its session: by name, or else by the prompts it goes on from."""
     is_awaited: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
+    is_loading: bool = False
+    """Whether it waits for KV from disk or host memory; until then it is not scheduled."""
     retry_at: float = 0.0
     """When it is next seen whether its session may begin, if it was not to."""
     waits_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))

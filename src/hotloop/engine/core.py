@@ -103,6 +103,7 @@ class EngineCore:
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
+        self._tiers = [tier for tier in (self._disk, self._host) if tier]
         self._listeners: dict[str, _Listener] = {}
         self._flights: deque[_Launched] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
@@ -125,9 +126,8 @@ class EngineCore:
 
     @property
     def waiting(self) -> list[Request]:
-        """Who waits, for a place, for the disk or for host memory."""
-        tiers = [tier for tier in (self._disk, self._host) if tier]
-        return [*list(self.scheduler.waiting.values()), *(request for tier in tiers for request in tier.waiting)]
+        """Who waits, for its turn, for the disk or for host memory."""
+        return list(self.scheduler.waiting.values())
 
     @property
     def is_idle(self) -> bool:
@@ -150,19 +150,14 @@ class EngineCore:
         return self._host.stats() if self._host else HostStats()
 
     def check(self) -> None:
-        self.scheduler.check()
-        if self._disk:
-            self._disk.check()
-        if self._host:
-            self._host.check()
+        for each in (self.scheduler, *self._tiers):
+            each.check()
 
     def step(self) -> StepReport | None:
         """Launch a step, publish the events of the one before, settle the oldest in flight if it is time for that."""
         began_at = self._clock()
-        if self._disk:
-            self._disk.poll(began_at)
-        if self._host:
-            self._host.poll()
+        for tier in self._tiers:
+            tier.poll(began_at)
         if self._publishes_first:
             self._publish()
         launched = self._launch(began_at)
@@ -178,11 +173,7 @@ class EngineCore:
     def abort(self, *request_ids: str) -> None:
         """End requests now, if they have not ended already."""
         for request_id in request_ids:
-            if self._disk:
-                self._disk.let_go(request_id)
-            if self._host:
-                self._host.let_go(request_id)
-            request = self._find(request_id)
+            request = self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
             if request:
                 num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
                 del request.token_ids[num_published:]
@@ -210,9 +201,6 @@ class EngineCore:
             self._disk.let_all_go()
         while self.has_work:
             self.fail(error)
-
-    def _find(self, request_id: str) -> Request | None:
-        return self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
 
     def _launch(self, now: float) -> _Launched | None:
         step = self.scheduler.schedule(now)

@@ -1,7 +1,7 @@
 """KV blocks on their way back from host memory, on the engine's thread, while others compute.
 
 What leaves the device is sent there by the prefix tree (`RadixTree.evict`). A request that is about to be let in, and
-whose prefix goes on in host memory, waits here, outside the scheduler, until the tree has it on the device:
+whose prefix goes on in host memory, is not scheduled (`is_loading`) until the tree has it on the device:
 
     tokens   [ on the device ..... | in host memory .................. | computed ]
     blocks   [ used meanwhile      | used meanwhile, and as many new   |
@@ -45,7 +45,7 @@ class HostStats:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A copy under way, and the request that waits for it, if it still does."""
+    """A copy under way, and the request that waits for it, unless that has ended meanwhile."""
 
     request: Request
     token_ids: "array[int]"
@@ -54,7 +54,6 @@ class _Load:
     host_ids: list[int]
     block_ids: list[int]
     copy: Restore
-    is_awaited: bool = True
 
 
 def open_room(memory: HostMemory | None) -> HostRoom | None:
@@ -73,11 +72,6 @@ class HostTier:
         self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
         self._num_in = self._num_restores = 0
         scheduler.host = self
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Who is here and not with the scheduler."""
-        return [load.request for load in list(self._loads) if load.is_awaited]
 
     @property
     def is_busy(self) -> bool:
@@ -102,7 +96,7 @@ class HostTier:
         used = [*known]
         pool.use(known)  # so that they are not given up for what follows them
         tree.host.pool.use(host_ids)
-        block_ids = self._allocate(len(host_ids), request)
+        block_ids = tree.allocate(len(host_ids), request.id, num_spare=self._num_spare)
         copy = None if block_ids is None else self._begin(host_ids, block_ids)
         used += block_ids or []
         if copy is None or block_ids is None:
@@ -112,21 +106,14 @@ class HostTier:
         token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
         self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
         self._scheduler.copying.append(used)
-        del self._scheduler.waiting[request.id]
+        request.is_loading = True
         return True
 
-    def poll(self) -> None:
-        """Hand back those whose copy is there."""
+    def poll(self, now: float) -> None:
+        """Let those whose copy is there wait for their turn."""
         for load in [*self._loads]:
             if load.copy.is_done:
                 self._end(load)
-
-    def let_go(self, request_id: str) -> None:
-        """If that request waits here, let it wait for its turn instead. Its copy goes on: others may want it."""
-        for load in self._loads:
-            if load.is_awaited and load.request.id == request_id:
-                load.is_awaited = False
-                self._scheduler.waiting[request_id] = load.request
 
     def reset(self) -> None:
         """Trust nothing, after a failed step. Nothing is copied any more when this returns."""
@@ -134,8 +121,7 @@ class HostTier:
         self._scheduler.copying.clear()
         for load in loads:
             self._await(load)
-            if load.is_awaited:
-                self._scheduler.waiting[load.request.id] = load.request
+            load.request.is_loading = False
 
     def stats(self) -> HostStats:
         tree = self._scheduler.tree
@@ -154,9 +140,7 @@ class HostTier:
         assert len(users) == len(set(users)) == pool.num_used
         assert all(pool.num_users(host_id) == 1 for host_id in users)
         assert self._scheduler.copying == [load.known + load.block_ids for load in self._loads]
-        for request in self.waiting:
-            assert request.id not in self._scheduler.waiting and request.id not in self._scheduler.running
-            assert not request.block_ids
+        assert all(load.request.is_loading for load in self._loads)
 
     def _known(self, request: Request) -> list[int]:
         """What host memory has of a request; the last token is always left to compute, for its logits."""
@@ -172,12 +156,6 @@ class HostTier:
             return True
         self._byte_s *= _DOUBT
         return False
-
-    def _allocate(self, count: int, request: Request) -> list[int] | None:
-        pool = self._scheduler.pool
-        if count > pool.num_free:
-            self._scheduler.tree.evict(count - pool.num_free + self._num_spare, request.id)
-        return pool.allocate(count)
 
     def _begin(self, host_ids: list[int], block_ids: list[int]) -> Restore | None:
         try:
@@ -212,9 +190,7 @@ class HostTier:
         tree.host.pool.release(load.host_ids)
         if took_s is None:
             tree.forget(load.token_ids, request.salt)
-        elif load.is_awaited:
+        elif not request.is_finished:
             request.num_from_host += num_own * self._scheduler.block_size
             self._scheduler.seating.keep(request)
-        if load.is_awaited:
-            self._scheduler.waiting[request.id] = request
-            request.is_awaited = True
+        request.is_loading, request.is_awaited = False, True

@@ -133,6 +133,18 @@ class RadixTree:
             self._append(node, new_key, new_ids, session)
         return known + new_ids
 
+    def share(self, token_ids: "array[int]", block_ids: "array[int]", salt: str = "", session: str = "") -> None:
+        """Insert the blocks a user has of these tokens; where the tree had them already, it uses those instead."""
+        own = block_ids[: len(token_ids) // self._block_size].tolist()
+        shared = self.insert(token_ids, own, salt, session)
+        if shared == own:
+            return
+        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
+            if mine != theirs:
+                self.pool.use([theirs])
+                self.pool.release([mine])
+                block_ids[i] = theirs
+
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
         """Give up whatever builds on the first block along these tokens that no request uses: all of it is idle."""
         for node in self._walk(token_ids.tobytes(), salt):
@@ -142,6 +154,14 @@ class RadixTree:
                     self._split(node, num_used)
                 self._cut(node)
                 return
+
+    def allocate(
+        self, count: int, beneficiary: str = "", *, most: Rank | None = None, num_spare: int = 0
+    ) -> list[int] | None:
+        """New blocks of the device, with a user each; if too few are free, so many and `num_spare` more are evicted."""
+        if count > self.pool.num_free:
+            self.evict(count - self.pool.num_free + num_spare, beneficiary, most)
+        return self.pool.allocate(count)
 
     def evict(self, num_wanted: int, beneficiary: str = "", most: Rank | None = None) -> int:
         """Free at least that many blocks of the device, those least worth keeping first and none worth more than
