@@ -9,7 +9,7 @@ from tests.engine.test_kv_events import Reader, kept_prompts
 
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom
-from hotloop.engine.changes import Changes
+from hotloop.engine.changes import Change
 from hotloop.engine.kv_events import EventEncoder
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
@@ -36,7 +36,8 @@ class TwoMemories:
 
     def __init__(self, num_blocks: int = 8, num_host_blocks: int = 8) -> None:
         self.pool = BlockPool(num_blocks)
-        self.changes, self.wording, self.reader = Changes(), EventEncoder(BLOCK), Reader()
+        self.changes: list[Change] = []
+        self.wording, self.reader = EventEncoder(BLOCK), Reader()
         room = HostRoom(BlockPool(num_host_blocks), self._offload)
         self.retention = Retention(num_blocks)
         self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, room)
@@ -117,9 +118,10 @@ class TwoMemories:
         for copy in self.copies:
             for block_id, host_id in zip(copy.new, copy.host_ids, strict=True):
                 assert (self.pool.num_users(block_id), self.tree.host.pool.num_users(host_id)) == (1, 1)
-        for event in map(self.wording.render, self.changes.take()):
+        for event in map(self.wording.render, self.changes):
             if event:
                 self.reader.read(event)
+        self.changes.clear()
         assert self.reader.prompts == kept_prompts(self.tree, BLOCK)
 
 

@@ -17,7 +17,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
-from hotloop.engine.changes import Changes
+from hotloop.engine.changes import Change
 from hotloop.engine.decode import DecodedTokens, Decoder, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
@@ -78,7 +78,7 @@ class EngineCore:
         drafter: Drafter | None = None,
         store: KvStore | None = None,
         post: Post | None = None,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config

@@ -21,7 +21,7 @@ import msgspec
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
-from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, KeptBlocks, Moved
+from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 
 MAX_REPLAYED = 4096
 """How many batches are kept for those who missed some."""
@@ -84,7 +84,7 @@ class KvPublisher:
         max_replayed: int = MAX_REPLAYED,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self.changes = Changes()
+        self.changes: list[Change] = []  # the tree adds to it, on the engine's thread
         self._wording = EventEncoder(block_size)
         self._ask_all = ask_all
         self._restated_at = -MIN_RESTATE_S
@@ -103,7 +103,8 @@ class KvPublisher:
 
     def flush(self) -> None:
         """Hand over what changed. On the engine's thread; never waits."""
-        changes = self.changes.take()
+        changes = self.changes.copy()
+        self.changes.clear()
         if not changes or self._is_behind:
             return
         if len(self._waiting) >= self._max_waiting:
@@ -117,7 +118,7 @@ class KvPublisher:
         """Say again all that the tree keeps. On the engine's thread."""
         self._waiting.clear()
         self._is_behind = False
-        self.changes.restate(kept)
+        self.changes[:] = [Emptied(), *kept]
 
     def close(self) -> None:
         if not self._is_closing:

@@ -28,8 +28,6 @@ class TreeNode:
     """What is known about the prefix that ends here."""
     queued: Rank | None = None
     """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
-    looked_at: float | None = None
-    """When it is next seen whether its hold has expired; entries of another time are stale."""
     children: "dict[bytes, TreeNode]" = field(default_factory=dict)
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom, no_host_room
-from hotloop.engine.changes import Changes, Emptied, GivenUp, KeptBlocks, Moved
+from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
 from hotloop.engine.leaves import Leaves
@@ -38,7 +38,7 @@ class RadixTree:
         pool: BlockPool,
         block_size: int,
         retention: Retention | None = None,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         host: HostRoom | None = None,
     ) -> None:
         self.pool = pool
@@ -66,8 +66,8 @@ class RadixTree:
         pool, host = BlockPool(self.pool.num_blocks), self.host.emptied()
         tree = RadixTree(pool, self._block_size, self.retention, self._changes, host)
         tree.num_evicted, tree.num_offloaded = self.num_evicted, self.num_offloaded
-        if self._changes:
-            self._changes.add(Emptied())
+        if self._changes is not None:
+            self._changes.append(Emptied())
         return tree
 
     def match(self, token_ids: "array[int]", salt: str = "", session: str | None = None) -> list[int]:
@@ -92,8 +92,7 @@ class RadixTree:
     def is_awaited(self, token_ids: "array[int]", salt: str = "") -> bool:
         """Whether this prefix goes on where one that is held through a tool gap ends."""
         nodes = (node for node, num_common in self.trace(token_ids, salt) if num_common == len(node.block_ids))
-        held = (node.hold for node in nodes if node in self._holds.in_tool_gap)
-        return any(hold and self.retention.now < hold.until for hold in held)
+        return any(self.retention.kind(node.hold) is HoldKind.TOOL_GAP for node in nodes)
 
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
@@ -128,8 +127,8 @@ class RadixTree:
         if new_ids:
             node = node or self._roots.setdefault(salt, TreeNode(None, salt.encode(), [], 0))
             new_key = key[len(known) * self._block_bytes :]
-            if self._changes and not salt:
-                self._changes.add(KeptBlocks(node.last_name, new_key, new_ids))
+            if self._changes is not None and not salt:
+                self._changes.append(KeptBlocks(node.last_name, new_key, new_ids))
             self._append(node, new_key, new_ids, session)
         return known + new_ids
 
@@ -339,8 +338,8 @@ class RadixTree:
         self._pool_of(node).drop(node.block_ids)
         node.block_ids, node.is_hosted = block_ids, not node.is_hosted
         self._own(node, len(block_ids))
-        if self._changes:
-            self._changes.add(Moved(names, node.names))
+        if self._changes is not None:
+            self._changes.append(Moved(names, node.names))
 
     def _trim(self, leaf: TreeNode, keep: int, beneficiary: str) -> None:
         """Give up all but the first blocks of a leaf, and what goes on from there in host memory."""
@@ -357,7 +356,9 @@ class RadixTree:
             self._remove(leaf)
             return
         leaf.key = leaf.key[: keep * self._block_bytes]
-        if leaf in self._holds.in_tool_gap:  # better one session recomputes all of it than many a little
+        if (
+            leaf.hold and leaf.hold.kind is HoldKind.TOOL_GAP
+        ):  # better one session recomputes all of it than many a little
             self._holds.set(leaf, None)
 
     def _remove(self, leaf: TreeNode) -> None:
@@ -392,8 +393,8 @@ class RadixTree:
     def _drop(self, node: TreeNode, block_ids: list[int]) -> None:
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
-        if self._changes and block_ids:
-            self._changes.add(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
+        if self._changes is not None and block_ids:
+            self._changes.append(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
 
     def _rank_anew(self, node: TreeNode) -> None:
         """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""

@@ -24,7 +24,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
 from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
-from hotloop.engine.changes import Changes
+from hotloop.engine.changes import Change
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.prefill_budget import PrefillBudget
 from hotloop.engine.radix import RadixTree
@@ -47,7 +47,7 @@ class Scheduler:
         block_size: int,
         num_blocks: int,
         step_tokens: int = 512,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         host: HostRoom | None = None,
     ) -> None:
         self.config = config
