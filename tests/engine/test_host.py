@@ -156,7 +156,7 @@ def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
     assert engine.core._host
-    assert [request.id for request in engine.core.waiting] == ["again"]
+    assert [request.id for request in engine.core.scheduler.waiting.values()] == ["again"]
     assert engine.core._host.is_busy
     engine.core.abort("again")
     engine.core.check()
@@ -176,7 +176,7 @@ def test_one_who_leaves_with_forced_tokens_that_are_being_copied() -> None:
         engine.finish()
     engine.add("again", *job)
     engine.turn()
-    [request] = engine.core.waiting
+    [request] = engine.core.scheduler.waiting.values()
     assert engine.core._host
     assert len(engine.core._host._loads[0].token_ids) > 48
     engine.core.abort("again")

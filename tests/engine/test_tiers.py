@@ -121,7 +121,7 @@ class Tiers:
         self.engine.core.check()
         self.engine.finish()
         assert self.engine.core._disk
-        assert not self.engine.core.waiting
+        assert not self.engine.core.scheduler.waiting
         assert self.engine.core._disk._num_ahead == 0
         assert not self.engine.core._disk._loading
         assert self.engine.core.scheduler.tree.host.pool.num_used == 0

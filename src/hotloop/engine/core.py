@@ -18,7 +18,7 @@ from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Change
-from hotloop.engine.decode import DecodedTokens, Decoder, Sampled
+from hotloop.engine.decode import Decoder, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
@@ -56,14 +56,6 @@ class _Listener:
     text: TextStream
     unpublished: list[Sampled]
     """Tokens that were forced before the first step; published with the first one it gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step in flight."""
-
-    step: Step
-    flight: Flight
 
 
 class EngineCore:
@@ -105,7 +97,7 @@ class EngineCore:
         self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._tiers = [tier for tier in (self._disk, self._host) if tier]
         self._listeners: dict[str, _Listener] = {}
-        self._flights: deque[_Launched] = deque()
+        self._flights: deque[tuple[Step, Flight]] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
         self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not yet published
         self._settled_at = clock()  # or when the first step after an idle time began
@@ -123,11 +115,6 @@ class EngineCore:
     def knows(self, request_id: str) -> bool:
         """Whether a request of that id waits or runs."""
         return request_id in self._listeners
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Who waits, for its turn, for the disk or for host memory."""
-        return list(self.scheduler.waiting.values())
 
     @property
     def is_idle(self) -> bool:
@@ -160,13 +147,11 @@ class EngineCore:
             tier.poll(began_at)
         if self._publishes_first:
             self._publish()
-        launched = self._launch(began_at)
-        if launched:
-            launched.flight.sample(self._sampling(launched.step))
+        is_launched = self._launch(began_at)
         self._publish()
-        if self._flights and (not launched or len(self._flights) >= self._backend.depth):
-            return self._settle(self._flights.popleft())
-        if self._is_copying and not launched:
+        if self._flights and (not is_launched or len(self._flights) >= self._backend.depth):
+            return self._settle(*self._flights.popleft())
+        if self._is_copying and not is_launched:
             time.sleep(_COPY_POLL_S)  # there is nothing else to do
         return None
 
@@ -202,18 +187,19 @@ class EngineCore:
         while self.has_work:
             self.fail(error)
 
-    def _launch(self, now: float) -> _Launched | None:
+    def _launch(self, now: float) -> bool:
         step = self.scheduler.schedule(now)
         if not step.slices:
-            return None
+            return False
         if self._speculator:
             self._speculator.draft(step, self.scheduler)
-        launched = _Launched(step, self._backend.launch(make_batch(step, self.scheduler.block_size)))
-        self._flights.append(launched)
+        flight = self._backend.launch(make_batch(step, self.scheduler.block_size))
+        self._flights.append((step, flight))
         if len(self._flights) == 1:
             self._settled_at = now  # what lay idle before is no part of its time
         self.scheduler.advance(step)
-        return launched
+        flight.sample(self._sampling(step))
+        return True
 
     def _sampling(self, step: Step) -> Sampling:
         """A row for each token that may be chosen; drafts go before it."""
@@ -225,13 +211,13 @@ class EngineCore:
             rows += [SampleRow(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
         return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
 
-    def _settle(self, launched: _Launched) -> StepReport:
+    def _settle(self, step: Step, flight: Flight) -> StepReport:
         """Wait for a step, give the requests their tokens, share what it computed."""
-        self._settling = step = launched.step
+        self._settling = step
         waits_at = self._clock()
-        chosen = launched.flight.wait()
+        chosen = flight.wait()
         waited_s = self._clock() - waits_at
-        outcomes = [
+        decoded = [
             (part, self._decoder.decode(part, chosen, part.first_row))
             for part in step.slices
             if part.wants_token and not part.request.is_finished
@@ -240,33 +226,33 @@ class EngineCore:
         self.scheduler.settle(step, now, chosen.device_s)
         if self._disk:
             self._disk.save(step.slices)
-        for part, outcome in outcomes:
+        for part, tokens in decoded:
+            if part.error:
+                self._fail(part.request, part.error)
+                continue
             if part.draft_ids:
                 part.request.num_drafted += part.num_guesses
                 part.request.num_accepted += part.num_right
-            self._deliver(part.request, outcome, now)
+            self._deliver(part.request, tokens, now)
         if self._speculator:
             self._speculator.learn(step, now - self._settled_at)
         self._settling = None
         self.num_steps += 1
-        num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
+        num_output = sum(len(tokens) for _, tokens in decoded)
         now, settled_at = self._clock(), self._settled_at
         self._settled_at = now
         duration_s = now - settled_at
         overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 
-    def _deliver(self, request: Request, outcome: DecodedTokens, now: float) -> None:
-        """Tokens arrived: does one end the request, and which text is final? An error ends this one only."""
-        if outcome.error:
-            self._fail(request, outcome.error)
-            return
+    def _deliver(self, request: Request, tokens: list[Sampled], now: float) -> None:
+        """Tokens arrived: does one end the request, and which text is final?"""
         if request.first_token_at is None:
             request.first_token_at = now
         request.last_token_at = now
         request.num_steps += 1
         listener = self._listeners[request.id]
-        tokens, listener.unpublished = [*listener.unpublished, *outcome.tokens], []
+        tokens, listener.unpublished = [*listener.unpublished, *tokens], []
         num_before = request.num_output - len(tokens)
         texts = []
         for i, token in enumerate(tokens):
@@ -331,17 +317,15 @@ class EngineCore:
         self._events.append((self._listeners.pop(request.id), event))
 
     def _publish(self) -> None:
-        while self._events:
-            self._publish_one(*self._events.popleft())
-
-    def _publish_one(self, listener: _Listener, event: TokenEvent) -> None:
         """A listener that fails has disconnected: its request is aborted, the others go on."""
-        try:
-            listener.on_event(event)
-        except Exception:
-            if event.finish_reason is None:
-                listener.on_event = _discard
-                self.abort(event.request_id)
+        while self._events:
+            listener, event = self._events.popleft()
+            try:
+                listener.on_event(event)
+            except Exception:
+                if event.finish_reason is None:
+                    listener.on_event = _discard
+                    self.abort(event.request_id)
 
 
 def _discard(event: TokenEvent) -> None:

@@ -49,14 +49,6 @@ class Guide:
     """Whether the answer ends as it does for lack of room."""
 
 
-@dataclass(slots=True)
-class DecodedTokens:
-    """What a step gave a request."""
-
-    tokens: list[Sampled]
-    error: HotloopError | None = None
-
-
 class Decoder:
     """Holds the guides of the requests that have a grammar."""
 
@@ -93,7 +85,7 @@ class Decoder:
                 yield part.first_row + i, matcher.mask()
             matcher.rollback(len(part.draft_ids))
 
-    def decode(self, part: Slice, chosen: Chosen, index: int) -> DecodedTokens:
+    def decode(self, part: Slice, chosen: Chosen, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
         num_known = request.num_tokens
@@ -102,12 +94,12 @@ class Decoder:
             try:
                 tokens += self._next(request, guide, chosen, index + len(tokens))
             except HotloopError as error:  # nothing of this step counts
-                part.has_failed = True
+                part.error = error
                 del request.token_ids[num_known:]
-                return DecodedTokens([], error)
+                return []
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
-        return DecodedTokens(tokens)
+        return tokens
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

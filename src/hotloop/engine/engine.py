@@ -302,7 +302,7 @@ class Engine:
         ids = {request.id for request in requests}
         if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or any(map(self._core.knows, ids)):
             raise RequestError("a request of that id is here already", param="id")
-        num_waiting = len(self._core.waiting) + len(self._arriving)
+        num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
         if len(requests) > self.config.max_waiting:
             raise RequestError(
                 f"{len(requests)} answers at once; at most {self.config.max_waiting} may wait", param="n"

@@ -150,7 +150,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
-            if part.has_failed or not part.is_kept:
+            if part.error or not part.is_kept:
                 continue
             request.num_computed += part.num_accepted
             request.num_settled = max(request.num_settled, part.end + part.num_accepted)

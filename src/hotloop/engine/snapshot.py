@@ -72,7 +72,7 @@ class Snapshotter:
     def take(self) -> EngineSnapshot:
         """To be called between two steps."""
         scheduler = self._core.scheduler
-        requests = (*scheduler.running.values(), *self._core.waiting)
+        requests = (*scheduler.running.values(), *scheduler.waiting.values())
         counted = Usage.total(self._core.usage, *map(_so_far, requests))
         self._totals = Usage._make(map(max, self._totals, counted))
         return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))

@@ -37,7 +37,7 @@ class EngineStats:
 def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
     """May be asked on any thread."""
     scheduler = core.scheduler
-    waiting = [request.priority for request in core.waiting]
+    waiting = [request.priority for request in list(scheduler.waiting.values())]
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting={priority: waiting.count(priority) for priority in Priority},

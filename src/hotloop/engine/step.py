@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import Request
 
 
@@ -26,8 +27,8 @@ class Slice:
     """How many of the drafts turned out to be the request's tokens."""
     num_right: int = 0
     """How many of those were guesses."""
-    has_failed: bool = False
-    """Whether what was computed is worthless; then it is not shared, and the caller fails the request next."""
+    error: HotloopError | None = None
+    """Why what was computed is worthless; then it is not shared, and the caller fails the request next."""
     first_row: int = 0
     """The first of the step's wanted rows that are this slice's."""
     epoch: int = 0

@@ -117,7 +117,7 @@ class DiskTier:
 
     def save(self, slices: Iterable[Slice]) -> None:
         """Copy what these slices completed, and a little of what was not copied when it could have been."""
-        parts = [part for part in slices if part.is_kept and not part.has_failed]
+        parts = [part for part in slices if part.is_kept and not part.error]
         budget = 2 + sum(part.num_tokens for part in parts) // self.store.segment_tokens
         for part in parts:
             budget -= self._save(part.request, budget)
@@ -138,7 +138,7 @@ class DiskTier:
         self.store.close()
 
     def check(self) -> None:
-        assert set(self._loading.values()) == set(self._loads)
+        assert set(self._loading.values()) <= set(self._loads)
         assert all(request.is_loading for load in self._loads for request in (load.request, *load.followers))
 
     def _save(self, request: Request, budget: int) -> int:
