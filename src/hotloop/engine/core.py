@@ -17,6 +17,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
+from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change
 from hotloop.engine.decode import Decoder, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
@@ -24,7 +25,7 @@ from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.host import HostStats, HostTier, open_room
+from hotloop.engine.host import HostStats, HostTier
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
@@ -84,7 +85,7 @@ class EngineCore:
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
             changes=changes,
-            host=open_room(memory),
+            host=HostRoom(BlockPool(memory.num_blocks), memory.offload) if memory else None,
         )
         self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from hotloop.backends.backend import HostMemory, Restore
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.request import Request
-from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -54,10 +53,6 @@ class _Load:
     host_ids: list[int]
     block_ids: list[int]
     copy: Restore
-
-
-def open_room(memory: HostMemory | None) -> HostRoom | None:
-    return HostRoom(BlockPool(memory.num_blocks), memory.offload) if memory else None
 
 
 class HostTier:

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 
@@ -32,11 +31,6 @@ MIN_RESTATE_S = 1.0
 _END = (-1).to_bytes(8, "big", signed=True)
 _TOPIC = b""
 _TOKEN_BYTES = array("i").itemsize
-
-
-def open_publisher(config: EngineConfig, block_size: int, ask_all: Callable[[], None]) -> "KvPublisher | None":
-    """As it was asked for."""
-    return KvPublisher(config.kv_events, block_size, ask_all) if config.kv_events else None
 
 
 class EventEncoder:
@@ -85,7 +79,7 @@ class KvPublisher:
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self.changes: list[Change] = []  # the tree adds to it, on the engine's thread
-        self._wording = EventEncoder(block_size)
+        self._encoder = EventEncoder(block_size)
         self._ask_all = ask_all
         self._restated_at = -MIN_RESTATE_S
         self._number = 0
@@ -173,7 +167,7 @@ class KvPublisher:
                 changes = self._waiting.popleft()
             except IndexError:  # everything is said again, just now
                 return
-            self._publish([event for event in map(self._wording.render, changes) if event])
+            self._publish([event for event in map(self._encoder.render, changes) if event])
 
     def _publish(self, events: list[list[Any]]) -> None:
         if events:

@@ -132,7 +132,7 @@ class Scheduler:
         num_rows = 0
         for part in step.slices:
             request = part.request
-            if request.session_id:
+            if request.session_id:  # one without counts as a session of its own, which has had nothing yet
                 self.fairness.charge(request, part.num_tokens)
             request.num_computed = part.end
             part.epoch = request.num_preemptions

@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -35,21 +35,12 @@ OnData = Callable[[memoryview | None], None]
 
 
 @dataclass(slots=True)
-class DiskTotals:
-    """Segments, in counters that only grow."""
-
-    num_read: int = 0
-    num_written: int = 0
-    num_damaged: int = 0
-    num_dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DiskStats:
     """The folder at one moment. The totals only grow."""
 
     num_segments: int = 0
     num_bytes: int = 0
+    """What the folder holds, as far as we know."""
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_damaged: int = 0
@@ -91,9 +82,8 @@ class KvStore:
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
-        self.totals = DiskTotals()
-        self.num_bytes = 0
-        """What the folder holds, as far as we know."""
+        self._stats = DiskStats()
+        self._file_bytes = HEADER_BYTES + segment_bytes
         self._folder = folder
         self._layout = f"{layout} {segment_tokens} {segment_bytes}"
         self._max_bytes = max_bytes
@@ -108,15 +98,7 @@ class KvStore:
         self._writer, self._reader = make_worker("hotloop-kv-writer"), make_worker("hotloop-kv-reader")
 
     def stats(self) -> DiskStats:
-        totals, file_bytes = self.totals, HEADER_BYTES + self.segment_bytes
-        return DiskStats(
-            num_segments=len(self._used_at),
-            num_bytes=self.num_bytes,
-            num_bytes_read=totals.num_read * file_bytes,
-            num_bytes_written=totals.num_written * file_bytes,
-            num_damaged=totals.num_damaged,
-            num_dropped=totals.num_dropped,
-        )
+        return replace(self._stats, num_segments=len(self._used_at))
 
     def keys(self, salt: str) -> Keys:
         return Keys(self._layout, salt, self.segment_tokens)
@@ -183,27 +165,23 @@ class KvStore:
     def _write(self, key: bytes, copy: Callable[[], memoryview], used_at: float) -> None:
         try:
             if self._is_closing or time.monotonic() < self._paused_until:
-                self.totals.num_dropped += 1
+                self._stats.num_dropped += 1
             else:
                 data = copy()
                 assert len(data) == self.segment_bytes
-                self._make_room(HEADER_BYTES + len(data))
+                self._make_room()
                 self._folder.write(key, data, used_at)
-                self._note_written(key, used_at)
+                self._stats.num_bytes += self._file_bytes
+                self._stats.num_bytes_written += self._file_bytes
+                self._num_unseen_bytes += self._file_bytes
+                self._used_at[key] = used_at
         except BackendError:  # what was to be saved is lost with the step that computed it
-            self.totals.num_dropped += 1
+            self._stats.num_dropped += 1
         except OSError as error:
-            self.totals.num_dropped += 1
+            self._stats.num_dropped += 1
             self._pause(error)
         finally:
             self._queued.discard(key)
-
-    def _note_written(self, key: bytes, used_at: float) -> None:
-        num_bytes = HEADER_BYTES + self.segment_bytes
-        self.num_bytes += num_bytes
-        self._num_unseen_bytes += num_bytes
-        self._used_at[key] = used_at
-        self.totals.num_written += 1
 
     def _read(self, key: bytes) -> memoryview | None:
         if self._is_closing:
@@ -217,17 +195,17 @@ class KvStore:
             return None
         except ValueError as error:
             log.warning("%s/%s.kv is damaged, and deleted: %s", self._folder.path, key.hex(), error)
-            self.totals.num_damaged += 1
-            self._used_at.pop(key, None)
+            self._stats.num_damaged += 1
             self.discard([key])
             return None
-        self.totals.num_read += 1
+        self._stats.num_bytes_read += self._file_bytes
         return data
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _make_room(self) -> None:
         """Others may write here too: the folder is looked through before it is full, and every so often."""
-        if self.num_bytes + num_bytes > self._max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
-            self._look_through(self._max_bytes - num_bytes)
+        max_bytes = self._max_bytes - self._file_bytes
+        if self._stats.num_bytes > max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
+            self._look_through(max_bytes)
 
     def _look_through(self, max_bytes: int) -> None:
         """See what is there; the longest unused goes if that is more than may be."""
@@ -243,7 +221,7 @@ class KvStore:
                 num_bytes -= segment.num_bytes
             else:
                 kept[segment.key] = segment.used_at
-        self._used_at, self.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
+        self._used_at, self._stats.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
 
     def _touch(self, uses: Mapping[bytes, float]) -> None:
         for key, used_at in uses.items():

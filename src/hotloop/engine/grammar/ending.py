@@ -6,13 +6,11 @@ turn, those tried least first, until the grammar leads on. Knows JSON and tags b
 
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hotloop.engine.grammar.compiler import Compiler
 
 # A raw line's end cannot stand in a JSON string, so these close a tag's text and nothing else.
 _TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>")
@@ -41,15 +39,15 @@ class Walker(Protocol):
 class Endings:
     """Looks for endings in one vocabulary."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, spell: Callable[[str], list[int]], eos_ids: frozenset[int]) -> None:
         def words(texts: Iterable[str]) -> list[Word]:
-            spelt = [tuple(compiler.spell(text)) for text in dict.fromkeys(texts)]
+            spelt = [tuple(spell(text)) for text in dict.fromkeys(texts)]
             return [word for word in spelt if word]  # not every vocabulary has every character
 
-        self._eos_ids = compiler.eos_ids
+        self._eos_ids = eos_ids
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
         self._values, self._text = _Words(words(_VALUES)), _Words(words(_TEXT))
-        [self._quote, self._letter] = [tuple(compiler.spell(text)) for text in '"x']
+        [self._quote, self._letter] = [tuple(spell(text)) for text in '"x']
 
     def find(self, walker: Walker, max_tokens: int) -> list[int] | None:
         """At most so many tokens that complete the answer; None if none were found. The walker goes along."""
