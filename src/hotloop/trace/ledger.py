@@ -7,6 +7,7 @@ for an answer that was not delivered are told apart; together they are all that 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,6 +21,8 @@ from hotloop.trace.sweep import Segment, TimePart, output_shares, split, sweep
 from hotloop.trace.tree import SpanNode, build_tree, clip, is_open, length_of, overlap_of, union
 
 _ASKERS = frozenset({names.RUN, names.TURN})
+_WORDS = (names.MODEL, names.REPLICA, names.REASON, names.PRIORITY, names.FINISH_REASON, names.ANSWER_ID)
+"""Of a turn: fields of `TurnLedger` by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,7 @@ class TokenCounts:
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
         counts = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
-        reasons = dict.fromkeys((*self.causes, *other.causes))
-        causes = {reason: self.causes.get(reason, 0) + other.causes.get(reason, 0) for reason in reasons}
-        return TokenCounts(**counts, causes=causes)
+        return TokenCounts(**counts, causes=dict(Counter(self.causes) + Counter(other.causes)))
 
 
 _COUNTS = [each for each in fields(TokenCounts) if each.name != "causes"]
@@ -217,12 +218,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
-        model=_first_word(within, names.MODEL),
-        replica=_first_word(within, names.REPLICA),
-        reason=_first_word(within, names.REASON),
-        priority=_first_word(within, names.PRIORITY),
-        finish_reason=_first_word(within, names.FINISH_REASON),
-        answer_id=_first_word(within, names.ANSWER_ID),
+        **{name: _first_word(within, name) for name in _WORDS},
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
@@ -319,10 +315,10 @@ def _counted(request: SpanNode) -> TokenCounts:
 
 
 def _causes(request: SpanNode) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for cause, _ in request.causes():
-        sums[cause["reason"]] = sums.get(cause["reason"], 0) + cause["num_tokens"]
-    return sums
+        sums[cause["reason"]] += cause["num_tokens"]
+    return dict(sums)
 
 
 def _first_token_s(call: SpanNode) -> float | None:
@@ -363,13 +359,13 @@ def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
 
 def _busy(nodes: Sequence[SpanNode], *, is_model: bool) -> list[tuple[int, int]]:
     """When a model, or a tool, was at work; a server of ours tells best when that was."""
-    if is_model:
-        kinds = [node for node in nodes if node.name == names.REQUEST]
-        kinds += [node for node in nodes if node.name == names.CHAT and not node.is_served]
-        kinds += [node for node in nodes if node.name == names.ROUTE and not node.is_served]
-    else:
-        kinds = [node for node in nodes if node.name == names.TOOL]
-    return union((node.begin, node.end) for node in kinds)
+
+    def is_busy(node: SpanNode) -> bool:
+        if not is_model:
+            return node.name == names.TOOL
+        return node.name == names.REQUEST or (node.name in (names.CHAT, names.ROUTE) and not node.is_served)
+
+    return union((node.begin, node.end) for node in nodes if is_busy(node))
 
 
 def _sum(each: Iterable[TokenCounts]) -> TokenCounts:

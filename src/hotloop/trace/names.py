@@ -34,10 +34,6 @@ PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 """From the first token to the last."""
 
-AGENT_SPANS: Final = frozenset({RUN, TURN, CHAT, TOOL, FORESEEN})
-ROUTER_SPANS: Final = frozenset({ROUTE, ATTEMPT})
-SERVER_SPANS: Final = frozenset({REQUEST, QUEUE, PREFILL, DECODE})
-
 # Of a run.
 AGENT: Final = "agent"
 """The agent's name, if it has one."""

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,17 +22,22 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([
 _IS_SAMPLED = 0x01
 
 
+TraceId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{32}\Z")]
+SpanId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{16}\Z")]
+UnixNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """`attributes` are JSON values; `error` is empty where all went well."""
 
-    trace_id: str
-    span_id: str
-    parent_id: str | None = None
+    trace_id: TraceId
+    span_id: SpanId
+    parent_id: SpanId | None = None
     name: str
     service: str
     """Who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`."""
-    start_ns: int
-    end_ns: int
+    start_ns: UnixNs
+    end_ns: UnixNs
     session: str = ""
     attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""

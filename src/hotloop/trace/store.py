@@ -35,6 +35,9 @@ _RETRY_S = 5.0  # after a write that failed
 _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
+_AS_STORED = (
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_again"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +261,7 @@ class TraceStore:
     def spans(self, trace_id: str) -> list[Span]:
         """All of a trace, as they began; empty if there is none of that id."""
         query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
-        return [as_span(tuple(row)) for row in self._query(query, trace_id)]
+        return [as_span(row) for row in self._query(query, trace_id)]
 
     def find(self, name: str) -> str:
         """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
@@ -294,18 +297,9 @@ class TraceStore:
         tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
         calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
         return RunSummary(
-            trace_id=row["trace_id"],
-            start_ns=row["start_ns"],
-            end_ns=row["end_ns"],
-            session=row["session"],
-            agent=row["agent"],
-            model=row["model"],
-            end=row["end"],
+            **{name: row[name] for name in _AS_STORED},
+            **tokens,
             is_running=row["num_open"] > 0,
             num_turns=row["num_turns"] or calls,
-            num_spans=row["num_spans"],
-            num_errors=row["num_errors"],
-            **tokens,
-            num_again=row["num_again"],
             money=row["money"] or self._prices.cost(row["model"], **tokens),
         )
