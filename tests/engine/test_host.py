@@ -46,7 +46,7 @@ def test_an_engine_over_both_says_what_it_says_over_one(
         engine.is_broken = can_fail and rng.random() < 0.01
         engine.turn()
     engine.finish()
-    assert engine.core.scheduler.tree.host.pool.num_used == 0
+    assert engine.core.scheduler.tree.host_pool.num_used == 0
     for name, events in engine.said.items():
         assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
         expected = alone(*jobs[name])

@@ -124,7 +124,7 @@ class Tiers:
         assert not self.engine.core.scheduler.waiting
         assert self.engine.core._disk._num_ahead == 0
         assert not self.engine.core._disk._loading
-        assert self.engine.core.scheduler.tree.host.pool.num_used == 0
+        assert self.engine.core.scheduler.tree.host_pool.num_used == 0
         assert self.engine.backend._host
         assert not [copy for copy in self.engine.backend._host._coming if not copy.is_over]
         self.engine.core.close()

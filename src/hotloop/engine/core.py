@@ -17,7 +17,6 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
-from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change
 from hotloop.engine.decode import Decoder, Sampled
 from hotloop.engine.disk.store import DiskStats, KvStore
@@ -85,7 +84,7 @@ class EngineCore:
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
             changes=changes,
-            host=HostRoom(BlockPool(memory.num_blocks), memory.offload) if memory else None,
+            host=memory,
         )
         self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer

@@ -79,7 +79,7 @@ class HostTier:
         if not host_ids:
             return False
         num_bytes = sum(load.copy.num_bytes for load in self._loads)
-        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host.pool.num_users(host_ids[0]) > 0
+        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host_pool.num_users(host_ids[0]) > 0
 
     def fetch(self, request: Request) -> bool:
         """Bring back what a request has here, if that is quicker than to compute it, and there is room."""
@@ -90,13 +90,13 @@ class HostTier:
         known = tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
         used = [*known]
         pool.use(known)  # so that they are not given up for what follows them
-        tree.host.pool.use(host_ids)
+        tree.host_pool.use(host_ids)
         block_ids = tree.allocate(len(host_ids), request.id, num_spare=self._num_spare)
         copy = None if block_ids is None else self._begin(host_ids, block_ids)
         used += block_ids or []
         if copy is None or block_ids is None:
             pool.release(used)
-            tree.host.pool.release(host_ids)
+            tree.host_pool.release(host_ids)
             return False
         token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
         self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
@@ -121,15 +121,15 @@ class HostTier:
     def stats(self) -> HostStats:
         tree = self._scheduler.tree
         return HostStats(
-            num_blocks=tree.host.pool.num_blocks,
-            num_blocks_cached=tree.host.pool.num_blocks - tree.host.pool.num_free,
+            num_blocks=tree.host_pool.num_blocks,
+            num_blocks_cached=tree.host_pool.num_blocks - tree.host_pool.num_free,
             num_bytes_out=tree.num_offloaded * self._block_bytes,
             num_bytes_in=self._num_in * self._block_bytes,
             num_restores=self._num_restores,
         )
 
     def check(self) -> None:
-        pool = self._scheduler.tree.host.pool
+        pool = self._scheduler.tree.host_pool
         pool.check()
         users = [host_id for load in self._loads for host_id in load.host_ids]
         assert len(users) == len(set(users)) == pool.num_used
@@ -139,7 +139,7 @@ class HostTier:
 
     def _known(self, request: Request) -> list[int]:
         """What host memory has of a request; the last token is always left to compute, for its logits."""
-        pool = self._scheduler.tree.host.pool
+        pool = self._scheduler.tree.host_pool
         if pool.num_free == pool.num_blocks:
             return []
         token_ids = request.token_ids[: request.num_tokens - 1]
@@ -182,7 +182,7 @@ class HostTier:
             self._num_in += len(load.block_ids)
             self._num_restores += 1
         pool.release(load.known + load.block_ids)
-        tree.host.pool.release(load.host_ids)
+        tree.host_pool.release(load.host_ids)
         if took_s is None:
             tree.forget(load.token_ids, request.salt)
         elif not request.is_finished:

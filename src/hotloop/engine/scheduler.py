@@ -20,10 +20,11 @@ from collections.abc import Collection
 from heapq import merge
 from operator import attrgetter
 
+from hotloop.backends.backend import HostMemory
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
-from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
+from hotloop.engine.blocks import BlockPool, Fetcher
 from hotloop.engine.changes import Change
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.prefill_budget import PrefillBudget
@@ -48,7 +49,7 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         changes: list[Change] | None = None,
-        host: HostRoom | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
@@ -59,7 +60,7 @@ class Scheduler:
         self.host: Fetcher | None = None
         self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness()
-        num_tokens = (num_blocks + self.tree.host.pool.num_blocks) * block_size
+        num_tokens = (num_blocks + self.tree.host_pool.num_blocks) * block_size
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
         self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32))
