@@ -41,8 +41,7 @@ class StepReport:
 
     duration_s: float
     overhead_s: float
-    host_s: float
-    """What the host did for it, the hardware busy or not."""
+    host_s: float  # what the host did for it, the hardware busy or not
     num_requests: int
     num_tokens: int
     num_output: int

@@ -31,8 +31,7 @@ class Sampled:
 
     token_id: int
     logprob: TokenLogprob | None = None
-    is_forced: bool = False
-    """Whether the grammar alone gave it, without any logits."""
+    is_forced: bool = False  # whether the grammar alone gave it, without any logits
 
 
 @dataclass(slots=True)
@@ -45,8 +44,7 @@ class Guide:
     forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR
     """How many tokens may be left before it is time to see whether the answer can still be completed."""
-    is_cut: bool = False
-    """Whether the answer ends as it does for lack of room."""
+    is_cut: bool = False  # whether the answer ends as it does for lack of room
 
 
 class Decoder:

@@ -68,8 +68,7 @@ class Engine:
         store: KvStore | None = None,
     ) -> None:
         self.name = name
-        self.device_note = ""
-        """Which device it runs on, and why."""
+        self.device_note = ""  # which device it runs on, and why
         self.tokenizer = tokenizer
         self.template = template
         self.config = config or EngineConfig()

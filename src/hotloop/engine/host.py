@@ -22,8 +22,7 @@ from hotloop.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-MAX_AHEAD_BYTES = 4 << 30
-"""Once so much is on its way, no other request's KV is sent for."""
+MAX_AHEAD_BYTES = 4 << 30  # once so much is on its way, no other request's KV is sent for
 SPARE_BLOCKS = 32
 """So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
 _BYTE_S = 1e-10  # to copy a byte, until it has been measured

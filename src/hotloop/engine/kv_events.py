@@ -22,12 +22,9 @@ import msgspec
 from hotloop.core.errors import ConfigError
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 
-MAX_REPLAYED = 4096
-"""How many batches are kept for those who missed some."""
-MAX_WAITING = 4096
-"""How many may wait to be sent."""
-MIN_RESTATE_S = 1.0
-"""How often everything is said again, at most, to those who ask."""
+MAX_REPLAYED = 4096  # how many batches are kept for those who missed some
+MAX_WAITING = 4096  # how many may wait to be sent
+MIN_RESTATE_S = 1.0  # how often everything is said again, at most, to those who ask
 _END = (-1).to_bytes(8, "big", signed=True)
 _TOPIC = b""
 _TOKEN_BYTES = array("i").itemsize

@@ -30,12 +30,9 @@ class Retention:
 
     def __init__(self, max_pinned: int, *, is_on: bool = True) -> None:
         self.now = 0.0
-        self.is_on = is_on
-        """If not, nothing is held, and the longest unused goes first whatever it is."""
-        self.max_pinned = max_pinned
-        """Most blocks that may be pinned."""
-        self.token_s = _TOKEN_S
-        """How long it takes to prefill a token, lately."""
+        self.is_on = is_on  # if not, nothing is held, and the longest unused goes first whatever it is
+        self.max_pinned = max_pinned  # most blocks that may be pinned
+        self.token_s = _TOKEN_S  # how long it takes to prefill a token, lately
 
     def learn(self, num_tokens: int, duration_s: float) -> None:
         """So many tokens were prefilled in that time."""

@@ -23,8 +23,7 @@ from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
 
-FRESH_S = 0.5
-"""A snapshot that is no older is given to the next caller as well."""
+FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,9 @@ class BlockCount:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    at_s: float
-    """On the clock of `time.monotonic`."""
+    at_s: float  # on the clock of `time.monotonic`
     stats: EngineStats
-    totals: Usage
-    """Since the engine started, by what has ended and what runs."""
+    totals: Usage  # since the engine started, by what has ended and what runs
     requests: tuple[Request, ...]
     """What runs and what waits. They go on: to be read at once, and not to be changed."""
     blocks: Mapping[str | None, BlockCount]

@@ -25,10 +25,8 @@ class EngineStats:
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
-    num_seated: int
-    """Sessions under way: those that are served, and those that are expected back."""
-    num_swapped: int
-    """Sessions that had to make room for others, and wait in their turn."""
+    num_seated: int  # sessions under way: those that are served, and those that are expected back
+    num_swapped: int  # sessions that had to make room for others, and wait in their turn
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats

@@ -32,21 +32,15 @@ class TokenCounts:
     prompt: int = 0
     cached: int = 0
     new: int = 0
-    again: int = 0
-    """Read though they had been read before; `causes` says why."""
-    restored: int = 0
-    """Those of the cached ones that came from disk."""
-    from_host: int = 0
-    """Those that came from host memory; the others were on the device."""
+    again: int = 0  # read though they had been read before; `causes` says why
+    restored: int = 0  # those of the cached ones that came from disk
+    from_host: int = 0  # those that came from host memory; the others were on the device
     output: int = 0
     sampled: int = 0
     forced: int = 0
-    drafted: int = 0
-    """Guessed, and right."""
-    guessed: int = 0
-    """Guessed, right or not."""
-    right: int = 0
-    """Of those: `drafted`, and what was forced anyway or came behind the end."""
+    drafted: int = 0  # guessed, and right
+    guessed: int = 0  # guessed, right or not
+    right: int = 0  # of those: `drafted`, and what was forced anyway or came behind the end
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
@@ -68,8 +62,7 @@ class ToolLedger:
     dispatched_ns: int
     end_ns: int
     ran_s: float
-    waited_s: float
-    """For how long the run could do nothing but wait for this one."""
+    waited_s: float  # for how long the run could do nothing but wait for this one
     was_foreseen: bool
     num_tries: int
     is_error: bool
@@ -90,8 +83,7 @@ class TurnLedger:
     """From asking the model to the results of its calls being there; of a plain client, one request."""
 
     span_id: str
-    run_span_id: str
-    """The run it is a turn of; a run of an agent may have others within it."""
+    run_span_id: str  # the run it is a turn of; a run of an agent may have others within it
     index: int
     start_ns: int
     end_ns: int
@@ -99,18 +91,15 @@ class TurnLedger:
     first_token_s: float | None
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
-    read_ahead: TokenCounts
-    """What was read ahead in this turn, on top of what was asked."""
+    read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
     lost: TokenCounts
     """What was read and written for answers that failed or were broken off, or that others came before."""
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
-    num_wasted: int
-    """Of those foreseen."""
+    num_wasted: int  # of those foreseen
     model: str
     replica: str
-    reason: str
-    """Why that replica."""
+    reason: str  # why that replica
     priority: str
     finish_reason: str
     answer_id: str
@@ -124,8 +113,7 @@ class RunLedger:
     session: str
     agent: str
     end: str
-    is_running: bool
-    """Whether it has begun and not ended; then this is the account so far."""
+    is_running: bool  # whether it has begun and not ended; then this is the account so far
     start_ns: int
     end_ns: int
     wall_s: float
@@ -136,12 +124,9 @@ class RunLedger:
     lost: TokenCounts
     money: float
     critical_path: tuple[PathStep, ...]
-    model_idle_s: float
-    """While the run lasted and no model was asked anything."""
-    tool_idle_s: float
-    """While the run lasted and no tool ran."""
-    tools_hidden_s: float
-    """While tools ran behind the model's back."""
+    model_idle_s: float  # while the run lasted and no model was asked anything
+    tool_idle_s: float  # while the run lasted and no tool ran
+    tools_hidden_s: float  # while tools ran behind the model's back
     services: tuple[str, ...]
     error: str
 

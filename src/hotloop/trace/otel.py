@@ -28,8 +28,7 @@ _PATH = "/v1/traces"
 _SCOPE = InstrumentationScope("hotloop")
 _KINDS = {names.CHAT: SpanKind.CLIENT, names.ROUTE: SpanKind.SERVER, names.REQUEST: SpanKind.SERVER}
 _PROVIDER = "hotloop"
-_PATIENCE_S = 5.0
-"""How long the last spans may take to be sent."""
+_PATIENCE_S = 5.0  # how long the last spans may take to be sent
 
 Value = str | bool | int | float | Sequence[str]
 

@@ -27,8 +27,7 @@ from hotloop.trace.tracer import Losses
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 20_000
-"""Spans that wait to be written; a disk that stands still costs no more memory than these."""
+MAX_PENDING = 20_000  # spans that wait to be written; a disk that stands still costs no more memory than these
 _MAX_BATCH = 500
 _BATCH_S = 0.2
 _RETRY_S = 5.0  # after a write that failed
@@ -194,18 +193,15 @@ class RunSummary:
     session: str
     agent: str
     model: str
-    end: str
-    """How the agent's run ended; empty for one that has not, or a plain client's."""
-    is_running: bool
-    """Whether an agent's run has begun and not ended, be it because it was killed."""
+    end: str  # how the agent's run ended; empty for one that has not, or a plain client's
+    is_running: bool  # whether an agent's run has begun and not ended, be it because it was killed
     num_turns: int
     num_spans: int
     num_errors: int
     num_prompt: int
     num_cached: int
     num_output: int
-    num_again: int
-    """Prompt tokens that were recomputed, as far as a server of ours tells."""
+    num_again: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
 
     @property

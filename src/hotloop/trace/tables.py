@@ -20,8 +20,7 @@ from hotloop.trace.span import Span
 from hotloop.trace.tree import is_open
 
 VERSION = 2
-BUSY_S = 5.0
-"""How long a writer waits for another; each holds the lock for a few milliseconds."""
+BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
 _BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))

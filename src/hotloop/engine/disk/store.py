@@ -39,8 +39,7 @@ class DiskStats:
     """The folder at one moment. The totals only grow."""
 
     num_segments: int = 0
-    num_bytes: int = 0
-    """What the folder holds, as far as we know."""
+    num_bytes: int = 0  # what the folder holds, as far as we know
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_damaged: int = 0

@@ -89,13 +89,11 @@ class Draft:
     part: Slice
     matcher: Matcher | None
     max_guesses: int
-    max_tokens: int
-    """As many as the answer has room for, but for the one that is chosen after them."""
+    max_tokens: int  # as many as the answer has room for, but for the one that is chosen after them
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int | None] = field(default_factory=list)
     num_guesses: int = 0
-    is_open: bool = True
-    """Whether it is worth asking for more."""
+    is_open: bool = True  # whether it is worth asking for more
 
     def want(self) -> Want:
         request = self.part.request
