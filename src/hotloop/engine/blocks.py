@@ -55,7 +55,6 @@ class BlockPool:
             users[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """One user fewer."""
         users = self._num_users
         for block_id in block_ids:
             assert users[block_id] > 0, "a block without users cannot be released"

@@ -112,7 +112,6 @@ class EngineCore:
         (self._disk or self.scheduler).add(request)
 
     def knows(self, request_id: str) -> bool:
-        """Whether a request of that id waits or runs."""
         return request_id in self._listeners
 
     @property
@@ -122,7 +121,6 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do."""
         return self.scheduler.has_work or bool(self._flights or self._events or self._is_copying)
 
     @property
@@ -296,7 +294,6 @@ class EngineCore:
         self._close(request, _event(request, tokens, text, stop_match))
 
     def _fail(self, request: Request, error: HotloopError) -> None:
-        """End one request with this error; the others go on."""
         self.scheduler.fail(request)
         self._close(request, _event(request, error=error))
 

@@ -27,8 +27,6 @@ _LARGE = 3  # forced tokens after a sampled one that tell that something with pa
 
 @dataclass(slots=True)
 class Sampled:
-    """A chosen token, with its logprobs where they were asked for."""
-
     token_id: int
     logprob: TokenLogprob | None = None
     is_forced: bool = False  # whether the grammar alone gave it, without any logits

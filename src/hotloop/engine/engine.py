@@ -44,8 +44,6 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
-
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -257,7 +255,6 @@ class Engine:
             await asyncio.to_thread(self._idle.wait, 5)
 
     def _restate(self) -> None:
-        """Publish all that is kept."""
         if self.kv_events:
             self.kv_events.restate(self._core.scheduler.tree.kept())
 
@@ -287,7 +284,6 @@ class Engine:
             raise RequestError(f"{param} has a token id outside the vocabulary", param=param)
 
     def _check_admission(self, requests: Sequence[Request]) -> None:
-        """Whether these may join the queue now."""
         if self.failure:
             raise EngineClosed("the engine has failed; its log says more")
         if self._is_closing:
@@ -307,7 +303,6 @@ class Engine:
             raise Overloaded(reason, self._core.finish_interval_s * len(requests))
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Have this done on the engine's thread."""
         with self._wake:
             self._inbox.append(command)
             self._wake.notify()

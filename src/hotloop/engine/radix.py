@@ -359,7 +359,6 @@ class RadixTree:
             self._queue(parent)
 
     def _cut(self, top: TreeNode) -> None:
-        """Give up a node and all below it."""
         for node in list(subtree(top)):
             self._drop(node, node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it

@@ -35,7 +35,6 @@ class Retention:
         self.token_s = _TOKEN_S  # how long it takes to prefill a token, lately
 
     def learn(self, num_tokens: int, duration_s: float) -> None:
-        """So many tokens were prefilled in that time."""
         rate = _LEARNING_RATE * min(1.0, num_tokens / _MANY)
         self.token_s += rate * (duration_s / num_tokens - self.token_s)
 

@@ -81,7 +81,6 @@ class Scheduler:
         return self.retention.token_s * self.admission.num_tokens
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
         self.seating.arrive(request)
         self.waiting[request.id] = request
@@ -128,7 +127,6 @@ class Scheduler:
         part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
     def advance(self, step: Step) -> None:
-        """The step was launched."""
         self._flying.append(step)
         num_rows = 0
         for part in step.slices:
@@ -367,7 +365,6 @@ class Scheduler:
         return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
     def _share(self, request: Request) -> None:
-        """Put the request's full blocks into the tree."""
         if self.config.prefix_cache:
             num_full = request.num_settled // self.block_size * self.block_size
             self.tree.share(request.token_ids[:num_full], request.block_ids, request.salt, request.line)

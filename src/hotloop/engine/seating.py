@@ -49,7 +49,6 @@ class Seating:
         return may_enter
 
     def begin(self, request: Request) -> None:
-        """A request is let in."""
         request.wait_for(Wait.TURN, self.admission.now)
         self._sizes.pop(request.id, None)
         self.admission.enter(request, self._size(request))

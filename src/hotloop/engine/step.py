@@ -45,8 +45,6 @@ class Slice:
 
 @dataclass(slots=True)
 class Step:
-    """What one run of the backend computes."""
-
     slices: list[Slice] = field(default_factory=list)
     prefixes: set[bytes] = field(default_factory=set)
     """The first block of each chunk that others may want as well, with all before it."""
@@ -58,8 +56,6 @@ class Step:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making."""
-
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
     num_left: int = 0  # how many prompt tokens it may still prefill

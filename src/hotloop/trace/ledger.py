@@ -131,7 +131,6 @@ class RunLedger:
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 

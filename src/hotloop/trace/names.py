@@ -1,5 +1,4 @@
-"""The vocabulary: what spans and their attributes are called, and what OpenTelemetry calls them. No other module spells
-a name out.
+"""The vocabulary: what spans and their attributes are called. No other module spells a name out.
 
     agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
     router              │                └ route ─ attempt
@@ -94,29 +93,3 @@ CONTENT_ARGUMENTS: Final = "content.arguments"
 CONTENT_RESULT: Final = "content.result"
 CONTENT_WORDS: Final = "content.words"
 """For each of `CAUSES`, the words where the prompts part, {before, previous, current}, or null."""
-
-# OpenTelemetry's semantic conventions for generative AI. What has no place there is under our own prefix.
-OTEL_PREFIX: Final = "hotloop."
-OTEL_OPERATIONS: Final = {RUN: "invoke_agent", CHAT: "chat", TOOL: "execute_tool"}
-"""An operation is the first word of a span's name, and the name of whom it is done to the second."""
-OTEL_OBJECTS: Final = {RUN: AGENT, CHAT: MODEL, TOOL: TOOL_NAME}
-OTEL_OPERATION: Final = "gen_ai.operation.name"
-OTEL_PROVIDER: Final = "gen_ai.provider.name"
-OTEL_CONVERSATION: Final = "gen_ai.conversation.id"
-OTEL_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-OTEL_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-OTEL_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-OTEL_CACHE_READ_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
-OTEL_CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_write.input_tokens"
-OTEL_ATTRIBUTES: Final = {
-    AGENT: "gen_ai.agent.name",
-    RUN_ID: "gen_ai.agent.id",
-    TOOL_NAME: "gen_ai.tool.name",
-    CALL_ID: "gen_ai.tool.call.id",
-    MODEL: "gen_ai.request.model",
-    ANSWER_ID: "gen_ai.response.id",
-    NUM_PROMPT: OTEL_INPUT_TOKENS,
-    NUM_OUTPUT: OTEL_OUTPUT_TOKENS,
-    NUM_CACHED: OTEL_CACHE_READ_TOKENS,
-}
-"""Of the three operations; a question is counted once, by whoever asked first."""

@@ -23,8 +23,6 @@ class Losses:
 
 
 class Tracer(Protocol):
-    """Takes spans as they end."""
-
     @property
     def is_on(self) -> bool:
         """Whether spans are recorded; if not, spans need not be made."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Protocol
 
 from hotloop.core.errors import BackendError
 from hotloop.engine.disk.folder import HEADER_BYTES, KEY_BYTES, Folder
@@ -77,7 +76,7 @@ class KvStore:
         max_bytes: int,
         segment_tokens: int = SEGMENT_TOKENS,
         max_queued_bytes: int = _MAX_QUEUED_BYTES,
-        make_worker: "Callable[[str], Worker] | None" = None,
+        make_worker: "Callable[[str], ThreadWorker] | None" = None,
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
@@ -118,7 +117,6 @@ class KvStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether another segment can be saved now."""
         has_room = (len(self._queued) + 1) * self.segment_bytes <= self._max_queued_bytes
         return has_room and time.monotonic() >= self._paused_until
 
@@ -246,16 +244,6 @@ class KvStore:
 def _use_of(depth: int) -> float:
     """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
     return time.time() - depth
-
-
-class Worker(Protocol):
-    """Does one job after the other; callers do not wait."""
-
-    def put(self, job: Callable[[], None]) -> None: ...
-
-    def close(self) -> None:
-        """No more after what was asked for."""
-        ...
 
 
 class ThreadWorker:

@@ -37,7 +37,6 @@ Post = Callable[[Callable[[], None]], None]
 
 
 def open_store(config: EngineConfig, backend: Backend) -> KvStore | None:
-    """The folder that was asked for, for this backend's KV."""
     if not config.kv_dir:
         return None
     num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)

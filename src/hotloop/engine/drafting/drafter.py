@@ -28,8 +28,6 @@ class Guess:
 
 
 class Drafter(Protocol):
-    """Guesses what comes next."""
-
     has_model: bool  # whether a guess may take steps of the hardware
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:

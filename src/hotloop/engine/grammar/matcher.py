@@ -56,7 +56,6 @@ class Matcher:
         return self._has_ended or self._inner.is_accepting()
 
     def mask(self) -> Mask:
-        """Which tokens may come next."""
         known = self._known_mask()
         return self._checked(np.frombuffer(self._inner.compute_bitmask(), np.uint8)) if known is None else known
 
@@ -96,7 +95,6 @@ class Matcher:
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the last tokens taken."""
         if not num_tokens:
             return
         assert 0 < num_tokens <= len(self._past), "more rolled back than was taken"
