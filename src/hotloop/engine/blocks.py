@@ -5,7 +5,7 @@ Invariant: it is free exactly when it has no user and is not kept; idle when it 
 lock: only idle blocks may be given up.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hotloop.core.request import Request
@@ -97,6 +97,14 @@ class BlockPool:
             assert (num == 0 and not kept) == (block_id in is_free), f"block {block_id}: {num} users, kept {kept}"
             num_idle += num == 0 and kept
         assert num_idle == self.num_idle
+
+
+class HostRoom(Protocol):
+    """Where blocks go that leave the device, as far as integers tell; see `HostMemory`."""
+
+    num_blocks: int
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
 
 
 class Fetcher(Protocol):

@@ -18,9 +18,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
-from hotloop.backends.backend import HostMemory
 from hotloop.core.retention import Eviction, Hold, HoldKind
-from hotloop.engine.blocks import BlockPool
+from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
@@ -41,7 +40,7 @@ class RadixTree:
         block_size: int,
         retention: Retention | None = None,
         changes: list[Change] | None = None,
-        host: HostMemory | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.pool = pool
         self.host_pool = BlockPool(host.num_blocks if host else 0)

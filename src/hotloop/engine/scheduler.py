@@ -20,11 +20,10 @@ from collections.abc import Collection
 from heapq import merge
 from operator import attrgetter
 
-from hotloop.backends.backend import HostMemory
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
-from hotloop.engine.blocks import BlockPool, Fetcher
+from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
 from hotloop.engine.changes import Change
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.prefill_budget import PrefillBudget
@@ -49,7 +48,7 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         changes: list[Change] | None = None,
-        host: HostMemory | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
@@ -315,15 +314,13 @@ class Scheduler:
             request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
         return True
 
-    def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
-        """Whether all its tokens fit beside these others: what they use, have still to prefill, and a block more each;
-        and beside so many blocks that are unused.
-        """
+    def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
+        """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
         if len(others) >= self.config.max_running:
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
-        return self._num_held(known, others) + num_promised + num_new + num_spared <= self.pool.num_blocks
+        return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
 
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""

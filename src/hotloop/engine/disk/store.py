@@ -135,11 +135,11 @@ class KvStore:
             self._used_at.pop(key, None)
         self._writer.put(lambda: self._delete(keys))
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def flush(self) -> bool:
         """Wait until all that was asked for so far is written; whether it was, in time."""
         is_done = threading.Event()
         self._writer.put(is_done.set)
-        return is_done.wait(timeout_s)
+        return is_done.wait(_FLUSH_S)
 
     def close(self) -> None:
         """Write what is queued, if that does not take long."""
