@@ -31,8 +31,7 @@ from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.kv_events import KvPublisher
-from hotloop.engine.snapshot import EngineSnapshot, Snapshotter
-from hotloop.engine.stats import EngineStats, count_up
+from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
