@@ -1,8 +1,8 @@
 """The pool of KV blocks: who uses which, counted. Plain integers; the memory itself belongs to the backend.
 
 A block has users (the requests that compute with it) and may be kept (by the prefix tree, for later requests).
-Invariant: it is free exactly when it has no user and is not kept; idle when it is kept and has no user. A user is the
-lock: only idle blocks may be given up.
+Invariant: it is free exactly when it has no user and is not kept; idle, and then it may be given up, when it is kept
+and has no user.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,9 +2,8 @@
 
     launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
-With a depth of two step N+1 runs while N is settled; with one it is the same step that is launched and waited for.
-Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are published in
-the order in which they arose.
+With a depth of two step N+1 runs while N is settled. Every request ends in exactly one terminal event: finished,
+aborted, or failed with its step. Events are published in the order in which they arose.
 """
 
 import time

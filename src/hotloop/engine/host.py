@@ -1,14 +1,11 @@
 """KV blocks on their way back from host memory, on the engine's thread, while others compute.
 
-What leaves the device is sent there by the prefix tree (`RadixTree.evict`). A request that is about to be let in, and
-whose prefix goes on in host memory, is not scheduled (`is_loading`) until the tree has it on the device:
+A request that is about to be let in, and whose prefix goes on in host memory (`RadixTree.evict` sent it there), is not
+scheduled (`is_loading`) until the tree has it on the device, if copying beats computing by what either took lately.
+Those who want the same blocks wait for the one copy. Where a copy fails, they are computed.
 
     tokens   [ on the device ..... | in host memory .................. | computed ]
     blocks   [ used meanwhile      | used meanwhile, and as many new   |
-
-That is done if it beats computing them, by what either took lately. Those who want the same blocks wait for the one
-copy. Whatever goes wrong, a request that waits here is handed back to the scheduler: then it computes what it did not
-get.
 """
 
 import logging

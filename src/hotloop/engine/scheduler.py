@@ -1,16 +1,12 @@
 """Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
-`settle` shares what it computed once the values are there; between the two a request may be launched again if it does
-not need them. A step first gives every request that is decoding what it lacks, a token or a few forced ones (so
-decoding never starves), then prefills for those that lack more, as long as others do not wait too long for it
-(`PrefillBudget`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes
-anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one computes it and
-the others adopt its blocks, even while it is still prefilling. Sessions that come back go first; new sessions wait
-for a seat (`Admission`).
+`settle` shares what it computed once the values are there. A step first gives every decoding request its next token,
+then prefills within `PrefillBudget`: a share for those who lack little (`ShortShare`), the rest in order of arrival.
+Requests adopt what the prefix tree has, so of many with the same prompt one computes it and the others follow.
 
-Why it never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
-finish, and where nothing runs no session waits for a seat.
+It never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
+finish, and where nothing runs no session waits for a seat (`Admission`).
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Snapshots of the engine, taken between two steps, so that nothing is counted twice and nothing missed.
+"""The engine at one moment, in numbers; snapshots are taken on its thread between two steps, and only on demand.
 
-They are taken on the engine's thread, and only on demand. The totals include what the running requests have prefilled
-and decoded so far. They never decrease: a preempted request recomputes what was counted, and an aborted answer may lose
-tokens that were never published; the totals then stand still until they are made up for.
+The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease: what
+is recomputed or taken back after it was counted is made up for first.
 """
 
 import threading

@@ -1,9 +1,8 @@
 """The account of a run, drawn from its spans: where the time went, what the tokens were, what it cost, what it waited
-for. Pure: the same spans give the same ledger, whatever process recorded them and in whatever order.
+for. Pure: the same spans give the same ledger, in whatever order.
 
-Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
-one of ours tells; else those the client was told of. What was told to the client, what was read ahead and what was done
-for an answer that was not delivered are told apart; together they are all that the engines did.
+Invariant: the parts of a turn, and of a run, make up its wall-clock time; what was delivered, prefilled ahead and lost
+make up all that the engines did. Tokens are those the server counted, where one of ours tells; else the client's.
 """
 
 import re

@@ -1,9 +1,9 @@
 """A span: one thing that took time, in one process, as part of one trace. How it is written to a file, and how a trace
 is passed on over HTTP.
 
-Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are values: they are made when what
-they tell of is over, and never change. Only a run is told of twice, when it begins and when it is over; of two spans of
-one id the one that ends later counts. Which names and attributes there are is in `names`; nothing here knows any.
+Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are made when what they tell of is
+over, and never change; only a run is told of twice, when it begins and when it is over: of two spans of one id the one
+that ends later counts. Which names and attributes there are is in `names`.
 """
 
 import os

@@ -2,9 +2,8 @@
 
     record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
 
-What was committed survives the process being killed at any moment; after a power cut the last moments may be missing
-(WAL, synchronous = NORMAL), and the file opens all the same. A store holds no more than it was told to, in bytes and in
-days: the oldest runs go first, whole.
+What was committed survives the process being killed; after a power cut the last moments may be missing (WAL). A store
+holds no more than it was told to, in bytes and in days: the oldest runs go first, whole.
 """
 
 import logging

@@ -3,15 +3,13 @@
     turn   ├───────────────────────────────────┤
     chat     ├────────────────┤
     request    ├──────────────┤
-    queue       ├──┤
     prefill        ├────┤
     decode              ├─────┤
     tools                  ├───────────┤ ├──┤
-    part   r n p q  read   dec  tools   r tools r
+    part   r n p q  pre    dec  tools   r tools r
 
 Top down: of what runs within a span, the model counts before tools, tools before what nothing waits for, and of several
-alike the one that ends last, since that is the one waited for. Every moment is counted once, so that the parts make up
-the whole exactly; what this follows is the critical path.
+alike the one that ends last. Every moment is counted once; what this follows is the critical path.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,4 @@
-"""The seam spans go through. Whoever times something is handed a `Tracer` and tells it; what becomes of it is not
-their business.
+"""Whoever times something is handed a `Tracer` and tells it; what becomes of it is not their business.
 
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """

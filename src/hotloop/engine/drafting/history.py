@@ -1,14 +1,12 @@
-"""Guessing that a request goes on as an earlier one did: what past requests read and wrote, found by its last tokens.
+"""Guessing that a request goes on as it or an earlier one did: what was read and written, found by the last tokens.
 
 Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
-last seen in the ring. What the ring has overwritten the table still points to, and two hashes may share a place in it;
-so what is found is compared token by token before it is believed, and neither does more harm than a guess not made.
-Where things are depends on nothing but what was learned: the same requests have the same guesses in every process.
+last seen in the ring. What is found there is compared token by token before it is believed. The same requests have the
+same guesses in every process.
 
-One store serves everybody, a session's own past first, then that of all with the same salt: the tokens in the ring are
-masked by their salt, so that under another one they are not the same tokens. Every guess is verified by
-the model, so no text passes from one session to another; how fast an answer comes can tell those who share a salt that
-something like it was seen before.
+A session's own past comes first, then that of all with the same salt: tokens in the ring are masked by their salt.
+Every guess is verified by the model, so no text passes from one session to another; timing may tell those who share a
+salt that something was seen before.
 """
 
 import hashlib

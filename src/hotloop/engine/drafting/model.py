@@ -1,11 +1,9 @@
 """Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
 
 Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
-shadows take each small step together. One that is far behind, because its request has just prefilled a long prompt,
-prefills a bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share
-through a prefix tree what they have computed, and only what is settled: no block of the tree ever holds a guess.
-
-Whatever goes wrong here costs guesses, never an answer.
+shadows take each small step together; one that is far behind prefills a bounded piece a call and guesses nothing
+meanwhile. They share what is settled through a prefix tree: no block of it ever holds a guess. Whatever goes wrong here
+costs guesses, never an answer.
 """
 
 import logging
