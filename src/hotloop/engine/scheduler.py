@@ -253,8 +253,8 @@ class Scheduler:
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
         prefix = self._next_block(request) if missing > self.block_size else b""
-        if prefix and self._is_read_by_another(plan, prefix):
-            return 0
+        if prefix and any(prefix in step.prefixes for step in (plan, *self._flying)):
+            return 0  # another computes it in this step or one in flight: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
@@ -352,10 +352,6 @@ class Scheduler:
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return b""
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
-
-    def _is_read_by_another(self, plan: StepPlan, prefix: bytes) -> bool:
-        """Whether this step or one in flight computes a block already: then requests that need it wait and follow."""
-        return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
     def _share(self, request: Request) -> None:
         if self.config.prefix_cache:

@@ -82,7 +82,7 @@ class Snapshotter:
         """The next snapshot, or the last if it is fresh; callers share it. `post` has it taken between two steps."""
         with self._lock:
             asked = self._asked
-            if asked is not None and (not asked.done() or _is_fresh(asked)):
+            if asked and not (asked.done() and (asked.exception() or time.monotonic() - asked.result().at_s > FRESH_S)):
                 return asked
             asked = self._asked = Future()
             asked.set_running_or_notify_cancel()  # one caller that gives up does not cancel it for others
@@ -123,8 +123,8 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_seated=len(scheduler.admission.seated),
         num_swapped=scheduler.admission.num_swapped,
         num_finished=dict(core.num_finished),
-        disk=core.disk_stats(),
-        host=core.host_stats(),
+        disk=core.disk.stats() if core.disk else DiskStats(),
+        host=core.host.stats() if core.host else HostStats(),
     )
 
 
@@ -165,10 +165,6 @@ def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
 def _num_own(request: Request, pool: BlockPool) -> int:
     """Blocks at its end that the tree does not keep, or not yet."""
     return sum(1 for _ in takewhile(lambda block_id: not pool.is_kept(block_id), reversed(request.block_ids)))
-
-
-def _is_fresh(asked: Future[EngineSnapshot]) -> bool:
-    return asked.exception() is None and time.monotonic() - asked.result().at_s < FRESH_S
 
 
 def _so_far(request: Request) -> Usage:

@@ -64,11 +64,6 @@ class _Shadow:
         return self.copy.num_tokens - self.copy.num_computed
 
 
-def _shadow(want: Want) -> _Shadow:
-    request = want.request
-    return _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
-
-
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
 
@@ -129,8 +124,8 @@ class ModelDrafter:
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        shadow = self._shadows.pop(request, None) or _shadow(want)
-        self._shadows[request] = shadow
+        copy = Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt)
+        shadow = self._shadows[request] = self._shadows.pop(request, None) or _Shadow(copy)
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
         self._share(shadow.copy, min(shadow.copy.num_computed, request.num_tokens - 1))
@@ -182,24 +177,15 @@ class ModelDrafter:
         )
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:
-        num_missing = -(-num_tokens // self._block_size) - len(copy.block_ids)
-        if num_missing > 0:
-            block_ids = self._allocate(num_missing)
-            if block_ids is None:
-                return False
-            copy.block_ids.extend(block_ids)
-        return True
-
-    def _allocate(self, count: int) -> list[int] | None:
-        """Blocks that are free, or idle in the tree, or held by shadows not asked for now."""
-        while count > self._pool.num_free:
-            if self._tree.evict(count - self._pool.num_free):
-                continue
+        """With blocks that are free, or idle in the tree, or held by shadows not asked for now."""
+        num_missing = max(0, -(-num_tokens // self._block_size) - len(copy.block_ids))
+        while (block_ids := self._tree.allocate(num_missing)) is None:
             request, shadow = next(iter(self._shadows.items()))
             if shadow.wanted_at == self._num_calls:
-                return None
+                return False
             self._drop(request)
-        return self._pool.allocate(count)
+        copy.block_ids.extend(block_ids)
+        return True
 
     def _adopt(self, copy: Request) -> None:
         """Use what the tree has beyond what this one has computed; the last token is always left, for its logits."""
