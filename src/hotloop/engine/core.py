@@ -248,13 +248,13 @@ class EngineCore:
         texts = []
         for i, token in enumerate(tokens):
             num_output = num_before + i + 1
-            piece = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
-            texts.append(piece.text)
+            text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
+            texts.append(text)
             request.num_forced += token.is_forced
-            reason, stop_match = self._verdict(request, token.token_id, num_output, piece.stop)
+            reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]
-                texts.append("" if piece.stop is not None else listener.text.finish())
+                texts.append("" if stop is not None else listener.text.finish())
                 self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
                 return
         self._events.append((listener, _event(request, tokens, "".join(texts))))

@@ -253,7 +253,7 @@ class Scheduler:
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
         prefix = self._next_block(request) if missing > self.block_size else b""
-        if prefix and any(prefix in step.prefixes for step in (plan, *self._flying)):
+        if prefix and (prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)):
             return 0  # another computes it in this step or one in flight: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request

@@ -124,8 +124,10 @@ class ModelDrafter:
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        copy = Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt)
-        shadow = self._shadows[request] = self._shadows.pop(request, None) or _Shadow(copy)
+        shadow = self._shadows.pop(request, None)
+        if shadow is None:
+            shadow = _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
+        self._shadows[request] = shadow
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
         self._share(shadow.copy, min(shadow.copy.num_computed, request.num_tokens - 1))
