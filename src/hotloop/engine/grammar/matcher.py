@@ -38,8 +38,7 @@ class Matcher:
         self._run: list[int] | None = None
         self._at = 0
         self._past: list[tuple[list[int], int]] = []
-        self.error: str | None = None
-        """What went wrong inside, once something has: a limit, most likely. From then on nothing is allowed."""
+        self.error: str | None = None  # a limit, most likely; from then on nothing is allowed
 
     @property
     def is_complete(self) -> bool:
@@ -96,10 +95,9 @@ class Matcher:
         self.has_ended = False
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as the model itself would spell them; takes none of them.
-
-        Where a longer token could go on past the end of what is forced, the choice is left open. If nothing but the end
-        may follow, the last of them ends the answer.
+        """The tokens that must come next, as the model itself would spell them; takes none of them. Where a longer
+        token could go on past their end, the choice is left open; if nothing but the end may follow, it is the last of
+        them.
         """
         return self._forced_run()[self._at :]
 
@@ -169,8 +167,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
-    is_fresh: bool = True
-    """Whether it has not been used since it was compiled: its first user counts as the miss."""
+    is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
 class Grammars:
@@ -188,10 +185,7 @@ class Grammars:
         self._kept: OrderedDict[Grammar, _Shape] = OrderedDict()
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar on the calling thread, if it is new, so that a matcher is quickly made.
-
-        Raises `RequestError` if it is wrong, too large, or uses what is not supported.
-        """
+        """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
