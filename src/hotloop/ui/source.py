@@ -1,12 +1,8 @@
-"""Where the page's facts come from: the seam between the page and whoever serves it.
+"""What the page is told, field by field: what is renamed here is renamed in static/*.js."""
 
-`live` is asked on the event loop, all else on threads, and may wait. The values are as the page gets them, field by
-field: what is renamed here is renamed in static/*.js.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
 """How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
@@ -14,17 +10,6 @@ plain client's.
 """
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """Whose page this is, and what it can tell."""
-
-    title: str
-    model: str = ""
-    version: str = ""
-    has_live: bool = False
-    has_lint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,38 +100,6 @@ class RunFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
-    """A line of the list."""
-
-    id: str
-    start_ms: float
-    wall_ms: float
-    """As far as it is recorded."""
-    running_ms: float | None
-    """Since it began, if it goes on."""
-    session: str
-    agent: str
-    model: str
-    end: str
-    """As `End`, and empty for `none`."""
-    num_turns: int
-    num_spans: int
-    num_errors: int
-    num_prompt: int
-    num_cached: int
-    num_again: int
-    num_output: int
-    money: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    runs: tuple[RunLine, ...]
-    before: str | None
-    """None: there are no more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LintLine:
     """A finding of the linter's: what is wrong, where, what it cost, and what to do about it."""
 
@@ -158,29 +111,3 @@ class LintLine:
     num_tokens: int = 0
     ms: float | None = None
     money: float | None = None
-
-
-class UiSource(Protocol):
-    """Whoever serves the page."""
-
-    def about(self) -> About: ...
-
-    async def live(self) -> Live | None:
-        """None where nothing runs, as with a file of recorded runs."""
-        ...
-
-    def runs(self, wanted: RunFilter) -> RunPage: ...
-
-    def version(self, run_id: str) -> str | None:
-        """Another whenever `run` would tell something else; cheap. None where there is none of that id."""
-        ...
-
-    def run(self, run_id: str) -> Json | None:
-        """A run as `scene.draw_run` gives it, with `running_ms` as in a `RunLine`, its `end`, and whether it `is_open`:
-        may go on. None where there is none of that id.
-        """
-        ...
-
-    def lint(self, run_id: str) -> Sequence[LintLine] | None:
-        """The linter's findings; None where there is no linter here, or no such run."""
-        ...
