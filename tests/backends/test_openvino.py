@@ -17,11 +17,10 @@ from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.amx import AmxBackend
 from hotloop.backends.openvino.attention import NumpyKernel
+from hotloop.backends.openvino.gap import AmxBackend, PortableBackend
 from hotloop.backends.openvino.native import load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.portable import PortableBackend
 from hotloop.backends.openvino.runner import open_cpu
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat

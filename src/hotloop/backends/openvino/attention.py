@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import Batch
 from hotloop.models.spec import ModelSpec
 
-BLOCK_SIZE = 32
+BLOCK_SIZE = 32  # OpenVINO's paged attention accepts no other
 
 Array = NDArray[np.float32]
 

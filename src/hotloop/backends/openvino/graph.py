@@ -200,6 +200,23 @@ def gather_wanted_rows(graph: ov.Model) -> None:
     graph.validate_nodes_and_infer_types()
 
 
+def divide_by_roots(graph: ov.Model) -> None:
+    """x * (1 / root) of a norm as x / root: an eighth of the time of a prompt.
+
+    The plugin would compute the former, and the latter if it were not told to leave it, with a call of powf a number.
+    The one for x86 fuses a norm as it is.
+    """
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "Divide":
+            [factor] = node.output(0).get_target_inputs()
+            product = factor.get_node()
+            quotient = op.divide(product.input_value(0), node.input_value(1))
+            quotient.get_rt_info()["nonconvertable_divide_0"] = True
+            for target in product.output(0).get_target_inputs():
+                target.replace_source_output(quotient.output(0))
+    graph.validate_nodes_and_infer_types()
+
+
 def _ints(*values: int) -> Node:
     return op.constant(np.array(values, np.int64))
 
