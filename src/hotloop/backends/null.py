@@ -11,7 +11,7 @@ tokens are chosen under the masks that were handed over, and a row may be a toke
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from hotloop.backends.backend import Allowed, Batch, Chosen, Flight, HostMemory,
 from hotloop.backends.host import NOT_NUMBERS, HostChosen, HostCopy, HostFlight
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.errors import BackendError, HotloopError
-from hotloop.core.request import TokenLogprob
 
 
 class NullBackend:
@@ -54,7 +53,7 @@ class NullBackend:
         """Whether a batch, with a depth of two, is computed only when somebody needs it; and whether a copy is."""
         self._queue: deque[_DeviceFlight] = deque()
         self._chosen_ids: list[int] = []  # of the batch that was computed last
-        self._error: BackendError | None = None  # that nobody has heard of yet
+        self.error: BackendError | None = None  # that nobody has heard of yet
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
         self._host = NullHostMemory(self, num_host_blocks) if num_host_blocks else None
         self.host_memory: HostMemory | None = self._host
@@ -65,8 +64,8 @@ class NullBackend:
     def launch(self, batch: Batch) -> Flight:
         if self.depth == 1:
             return HostFlight(lambda: self.run(batch))
-        self._catch_up(self.depth - 1)
-        flight = _DeviceFlight(batch, self._catch_up, self._recover)
+        self.catch_up(self.depth - 1)
+        flight = _DeviceFlight(batch, self)
         self._queue.append(flight)
         self._fail_queue()
         return flight
@@ -86,12 +85,12 @@ class NullBackend:
         return self._point_at([*self._next_tokens(batch, tables)])
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
-        self._catch_up()
+        self.catch_up()
         copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
         return HostCopy(copy.view(np.uint8).reshape(-1).data)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        self._catch_up()
+        self.catch_up()
         self.put(block_ids, data)
 
     def put(self, block_ids: Sequence[int], data: memoryview) -> None:
@@ -101,21 +100,18 @@ class NullBackend:
     def close(self) -> None:
         self._kv = self._kv[:0]
 
-    def _catch_up(self, num_left: int = 0) -> None:
+    def catch_up(self, num_left: int = 0) -> None:
         """Compute what was launched until so many are left; a device in a hurry leaves none."""
         while self._queue and (len(self._queue) > num_left or not self.is_late()):
             flight = self._queue.popleft()
-            self._chosen_ids = flight.compute(self.run)
-            self._error = flight.error
+            self._chosen_ids = flight.compute()
+            self.error = flight.error
             self._fail_queue()
 
     def _fail_queue(self) -> None:
         """Until somebody hears of a failure, whatever is launched after it fails with it."""
-        while self._error and self._queue:
-            self._queue.popleft().error = self._error
-
-    def _recover(self) -> None:
-        self._error = None
+        while self.error and self._queue:
+            self._queue.popleft().error = self.error
 
     def _token_ids(self, batch: Batch) -> NDArray[np.int64]:
         if batch.sources is None:
@@ -130,7 +126,10 @@ class NullBackend:
             seen = np.arange(max(0, position - self.WINDOW + 1), position + 1)
             tokens = self._kv[tables[owner][seen // self.block_size], seen % self.block_size]
             assert tokens.min() >= 0, "a token was read before it was computed"
-            yield int(np.dot(tokens, seen * 31 + 7) % self.vocab_size)
+            yield self._next_token(tokens, seen)
+
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
+        return int(np.dot(token_ids, positions * 31 + 7) % self.vocab_size)
 
     def _point_at(self, token_ids: list[int]) -> NDArray[np.float32]:
         """Logits whose likeliest tokens are these; only what changed since last time is written."""
@@ -149,24 +148,23 @@ class NullHostMemory:
 
     def __init__(self, backend: NullBackend, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._backend = backend
-        self.blocks = [b""] * num_blocks
+        self.backend = backend
+        self.blocks = np.zeros((num_blocks, backend.block_bytes), np.uint8)
         self._coming: list[NullRestore] = []
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
-        data, size = self._backend.read_blocks(block_ids).wait(), self._backend.block_bytes
-        for i, host_id in enumerate(host_ids):
-            self.blocks[host_id] = bytes(data[i * size : (i + 1) * size])
+        data = np.frombuffer(self.backend.read_blocks(block_ids).wait(), np.uint8)
+        self.blocks[np.array(host_ids)] = data.reshape(len(host_ids), -1)
 
     def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> "NullRestore":
-        copy = NullRestore(self._backend, self.blocks, host_ids, block_ids)  # others may arrive meanwhile
+        copy = NullRestore(self, host_ids, block_ids)  # others may arrive meanwhile
         self._coming.append(copy)
         return copy
 
     def arrive(self) -> None:
         """Some copies are made, perhaps."""
         for copy in self._coming:
-            if not self._backend.is_late():
+            if not self.backend.is_late():
                 copy.arrive()
         self._coming = [copy for copy in self._coming if not copy.is_over]
 
@@ -174,21 +172,18 @@ class NullHostMemory:
 class NullRestore:
     """Copies some time, or when it has to."""
 
-    def __init__(
-        self, backend: NullBackend, blocks: list[bytes], host_ids: Sequence[int], block_ids: Sequence[int]
-    ) -> None:
-        self.num_bytes = len(block_ids) * backend.block_bytes
-        self._backend = backend
-        self._blocks = blocks
+    def __init__(self, host: NullHostMemory, host_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        self.num_bytes = len(block_ids) * host.backend.block_bytes
+        self._host = host
         self._host_ids, self._block_ids = host_ids, block_ids
         self._num_asked = 0
         self.is_over = False
-        backend.write_blocks(block_ids, memoryview(b"\xff" * self.num_bytes))
+        host.backend.write_blocks(block_ids, memoryview(b"\xff" * self.num_bytes))
 
     @property
     def is_done(self) -> bool:
         self._num_asked += 1
-        if self._num_asked > 8 or not self._backend.is_late():
+        if self._num_asked > 8 or not self._host.backend.is_late():
             self.arrive()
         return self.is_over
 
@@ -199,17 +194,15 @@ class NullRestore:
     def arrive(self) -> None:
         if not self.is_over:
             self.is_over = True
-            data = b"".join(self._blocks[host_id] for host_id in self._host_ids)
-            self._backend.put(self._block_ids, memoryview(data))
+            self._host.backend.put(self._block_ids, self._host.blocks[np.array(self._host_ids)].data)
 
 
 class _DeviceFlight:
     """A batch in the queue of a device: its tokens are chosen when it is computed, not when they are asked for."""
 
-    def __init__(self, batch: Batch, catch_up: Callable[[], None], recover: Callable[[], None]) -> None:
+    def __init__(self, batch: Batch, backend: NullBackend) -> None:
         self._batch = batch
-        self._catch_up = catch_up
-        self._recover = recover
+        self._backend = backend
         self._sampling = Sampling(())
         self._masks: dict[int, Mask] = {}
         self._chosen: _DeviceChosen | None = None
@@ -220,41 +213,30 @@ class _DeviceFlight:
         self._sampling = sampling
         self._masks = dict(sampling.masks())
 
-    def compute(self, run: Callable[[Batch], NDArray[np.float32]]) -> list[int]:
+    def compute(self) -> list[int]:
         """Run it; the tokens chosen, for the batch after it."""
         try:
-            host = HostChosen(run(self._batch).copy(), self._sampling, 0.0)
+            logits = self._backend.run(self._batch).copy()
         except BackendError as error:
             self.error = error
             return []
-        self._chosen = _DeviceChosen(host, [self._choose(host, row) for row in range(len(self._batch.wanted))])
+        self._chosen = _DeviceChosen(logits, self._sampling, self._masks)
         return [choice if isinstance(choice, int) else 0 for choice in self._chosen.choices]
 
     def wait(self) -> Chosen:
         if self._chosen is None and self.error is None:
-            self._catch_up()
+            self._backend.catch_up()
         if self.error:
-            self._recover()
+            self._backend.error = None
             raise self.error
         assert self._chosen is not None
         return self._chosen
 
-    def _choose(self, host: HostChosen, row: int) -> int | HotloopError:
-        mask = self._masks.get(row)
-        if mask is not None and not mask.any():  # the row after a draft that ends the answer
-            return BackendError(NOT_NUMBERS)
-        try:
-            return host.token(row, None if mask is None else _Masked(mask))
-        except HotloopError as error:
-            return error
 
-
-class _DeviceChosen:
-    device_s = 0.0
-
-    def __init__(self, host: HostChosen, choices: list[int | HotloopError]) -> None:
-        self.choices = choices
-        self._host = host
+class _DeviceChosen(HostChosen):
+    def __init__(self, logits: NDArray[np.float32], sampling: Sampling, masks: Mapping[int, Mask]) -> None:
+        super().__init__(logits, sampling, 0.0)
+        self.choices = [self._choose(row, masks.get(row)) for row in range(len(logits))]
 
     def token(self, row: int, allowed: Allowed | None = None) -> int:
         choice = self.choices[row]
@@ -262,8 +244,13 @@ class _DeviceChosen:
             raise choice
         return choice
 
-    def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
-        return self._host.logprob(row, token_id, num_top)
+    def _choose(self, row: int, mask: Mask | None) -> int | HotloopError:
+        if mask is not None and not mask.any():  # the row after a draft that ends the answer
+            return BackendError(NOT_NUMBERS)
+        try:
+            return super().token(row, None if mask is None else _Masked(mask))
+        except HotloopError as error:
+            return error
 
 
 class _Masked:

@@ -135,7 +135,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(function, "__wrapped__", function)  # jinja2 wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | int):
-            _, *args = _foresee(method.__name__, "{", (owner, *args), kwargs)
+            args = _foresee(method.__name__, "{", (owner, *args), kwargs)[1:]
         return _made(super().call(context, function, *args, **kwargs))
 
 
