@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf_file import read_gguf_file
+from hotloop.models.gguf_file import read_gguf_file, widen
 
 reuse = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 
@@ -60,7 +60,7 @@ def test_dequantises_as_the_gguf_package_does(tmp_path: Path, kind: str) -> None
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    read = read_gguf_file(path).read("m")
+    read = widen(read_gguf_file(path).stored("m"))
     assert read.dtype == np.float32
     np.testing.assert_array_equal(read, gguf.quants.dequantize(data, quantised))
     np.testing.assert_allclose(read, matrix, atol=0.5)

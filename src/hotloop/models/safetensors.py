@@ -172,8 +172,11 @@ def _check_type(name: str, found: _Location, allowed: tuple[str, ...]) -> None:
 def config_spec(folder: Path) -> ModelSpec:
     """What config.json says the model is."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
-    family = _family(config, path)
+    family, window = _family(config, path), config.get("sliding_window")
+    has_window = isinstance(window, int) and window > 0 and config.get("use_sliding_window", True)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
@@ -196,14 +199,8 @@ def config_spec(folder: Path) -> ModelSpec:
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         has_qk_norm=family == "qwen3",
         int4=parse_int4(config, path),
+        window=window if has_window else None,
     )
-
-
-def config_window(folder: Path) -> int | None:
-    """The sliding window, if the model attends through one."""
-    config = read_json(folder / "config.json")
-    window = config.get("sliding_window")
-    return window if isinstance(window, int) and config.get("use_sliding_window", True) else None
 
 
 def _family(config: Mapping[str, Any], path: Path) -> Family:

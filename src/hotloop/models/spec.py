@@ -56,6 +56,8 @@ class ModelSpec:
     has_qk_norm: bool = False
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
+    window: int | None = None
+    """The sliding window, if the model attends through one."""
 
 
 @dataclass(frozen=True, slots=True)
