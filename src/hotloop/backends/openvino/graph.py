@@ -7,6 +7,7 @@ a graph with a gap can be saved, one with a kernel cannot.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -34,21 +35,17 @@ class Style(Protocol):
     def attend(self, layer: int, qkv: Node) -> Node: ...
 
 
-def build_graph(spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> ov.Model:
-    """The whole model, from the style's `input_ids` to logits."""
-    return _Decoder(spec, weights, weight_format, style).build()
-
-
-class _Decoder:
+@dataclass(frozen=True, slots=True)
+class Decoder:
     """Everything but attention; shapes are [..., features], whatever the style puts before."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> None:
-        self.spec = spec
-        self.weights = weights
-        self.weight_format = weight_format
-        self.style = style
+    spec: ModelSpec
+    weights: Weights
+    weight_format: WeightFormat
+    style: Style
 
     def build(self) -> ov.Model:
+        """The whole model, from the style's `input_ids` to logits."""
         embedding = compress(self.weights.read("embed"), self.weight_format, is_lookup=True)
         input_ids = self.style.parameters[0]
         x = op.gather(embedding, op.convert(input_ids, "i32"), _axis(0))

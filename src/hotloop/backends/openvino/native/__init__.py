@@ -131,7 +131,6 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.attention_set_norms.argtypes = [pointer, number, pointer, pointer]
     library.attention_plan.argtypes = [pointer, number, pointer, pointer, pointer, pointer]
     library.attention_run.argtypes = [pointer, number, pointer, pointer]
-    for function in (library.attention_destroy, library.attention_set_norms, library.attention_plan):
-        function.restype = None
-    library.attention_run.restype = None
+    for name in ("destroy", "set_norms", "plan", "run"):
+        getattr(library, f"attention_{name}").restype = None
     return library
