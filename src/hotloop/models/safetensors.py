@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.int4 import Int4Names, check_groups, int4_names, int4_shapes, parse_int4, widen_int4
+from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
 from hotloop.models.spec import Family, Int4Stored, ModelSpec, Stored
@@ -48,12 +48,14 @@ class SafetensorsWeights:
         self._located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
-        self._int4_names: dict[str, Int4Names] = {}
+        self._int4_names: dict[str, dict[Part, str]] = {}
         wanted: dict[str, tuple[int, ...]] = {}
         for place in self._places.values():
             if spec.int4 and len(place.shape) == 2 and place.hf_name not in self._located:
-                self._int4_names[place.name] = names = int4_names(spec.int4, place.hf_name, self._located)
-                wanted |= int4_shapes(spec.int4, names, place.shape, f"{folder}: {names.words}")
+                where = f"{folder}: {place.hf_name}"
+                parts = int4_parts(spec.int4, place.hf_name, place.shape, self._located, where)
+                self._int4_names[place.name] = {part: name for part, (name, _) in parts.items()}
+                wanted |= dict(parts.values())
             else:
                 wanted[place.hf_name] = place.shape
         found = {name: each.shape for name, each in self._located.items()}
@@ -71,20 +73,21 @@ class SafetensorsWeights:
         if not (names and self._int4):
             return self._tensor(place.hf_name)
         num_out, num_in = place.shape
-        zeros = self._words(names.zeros) if names.zeros else None
-        groups = None
-        if names.group_ids:
-            size = self._int4.group_size or num_in
-            groups = check_groups(self._words(names.group_ids), size, f"{self._folder}: {names.group_ids}")
-        scales = self._tensor(names.scales)
-        return Int4Stored(self._words(names.words), scales, zeros, groups, self._int4, (num_out, num_in))
+        words = {part: self._tensor(each).data.view("<i4") for part, each in names.items() if part != "scales"}
+        groups = words.get("group_ids")
+        if groups is not None:
+            where = f"{self._folder}: {names['group_ids']}"
+            groups = check_groups(groups, self._int4.group_size or num_in, where)
+        scales, shape = self._tensor(names["scales"]), (num_out, num_in)
+        return Int4Stored(words["words"], scales, words.get("zeros"), groups, self._int4, shape)
 
     def _check_types(self, names: Iterable[str]) -> None:
         """Words are integers, all else is numbers; scales are of one kind, to be held side by side."""
-        words = {each for parts in self._int4_names.values() for each in (parts.words, parts.zeros, parts.group_ids)}
+        scales = {parts["scales"] for parts in self._int4_names.values()}
+        words = {name for parts in self._int4_names.values() for name in parts.values()} - scales
         for name in names:
             _check_type(name, self._located[name], ("I32",) if name in words else tuple(_FLOAT_BYTES))
-        kinds = {self._located[parts.scales].dtype for parts in self._int4_names.values()}
+        kinds = {self._located[name].dtype for name in scales}
         if len(kinds) > 1:
             raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")
 
@@ -98,9 +101,6 @@ class SafetensorsWeights:
         found = self._located[name]
         byte_shape = (*found.shape[:-1], found.shape[-1] * _ITEM_BYTES[found.dtype])
         return Stored(np.memmap(found.path, np.uint8, "r", found.offset, byte_shape), found.dtype, found.shape)
-
-    def _words(self, name: str) -> NDArray[np.int32]:
-        return self._tensor(name).data.view("<i4")
 
 
 def weight_files(folder: Path) -> list[Path]:
