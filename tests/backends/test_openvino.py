@@ -14,7 +14,7 @@ from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.int4 import Recipe, write_int4_folder
-from tests.models.tiny import tiny_spec, tiny_weights
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.openvino.attention import NumpyKernel
@@ -28,7 +28,7 @@ from hotloop.core.errors import ConfigError, ModelError
 from hotloop.core.request import Priority, Request
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model, load_model
-from hotloop.models.spec import DictWeights, Family
+from hotloop.models.spec import Family
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 CONFIG = EngineConfig(kv_memory="8MiB")

@@ -1,6 +1,5 @@
 """What a model is, without its weights: the numbers a backend builds a graph from."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -108,17 +107,3 @@ class Weights(Protocol):
     def stored(self, name: str) -> Stored | Int4Stored:
         """The same tensor as it is stored, its rows in the same order."""
         ...
-
-
-class DictWeights:
-    """Weights that are already in memory: what tests and tiny random models use."""
-
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-        self._tensors = tensors
-
-    def read(self, name: str) -> NDArray[np.float32]:
-        return self._tensors[name]
-
-    def stored(self, name: str) -> Stored:
-        tensor = np.ascontiguousarray(self._tensors[name], "<f4")
-        return Stored(tensor.view(np.uint8), "F32", tensor.shape)
