@@ -13,19 +13,6 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTotals:
-    """Since the process started: they only grow, so that the page can tell rates. None is not known."""
-
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int | None = None
-    num_sampled: int | None = None
-    num_forced: int | None = None
-    num_drafted: int | None = None
-    num_accepted: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionBlocks:
     """KV blocks of one session: held by its requests, and kept for when it comes back."""
 
@@ -52,7 +39,7 @@ class LiveRequest:
 
     session: str
     priority: str
-    state: Literal["waiting", "reading", "writing"]
+    state: Literal["waiting", "prefill", "decode"]
     num_prompt: int
     num_cached: int
     num_output: int
@@ -79,7 +66,10 @@ class Live:
     max_running: int | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)
     """By class."""
-    totals: TokenTotals = field(default_factory=TokenTotals)
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Tokens since the process started, by the names of `core.request.Usage`, as far as they are known. They only
+    grow, so that the page can tell rates.
+    """
     kv: KvUse | None = None
     requests: tuple[LiveRequest, ...] = ()
     replicas: tuple[LiveReplica, ...] = ()
@@ -106,7 +96,7 @@ class LintLine:
     rule: str
     severity: Literal["note", "warning", "error"]
     words: str
-    mend: str
+    fix: str
     place: str = ""
     num_tokens: int = 0
     ms: float | None = None
