@@ -17,7 +17,7 @@ from tests.models.int4 import Recipe, write_int4_folder
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.attention import NumpyKernel
+from hotloop.backends.openvino.attention import numpy_kernel
 from hotloop.backends.openvino.gap import AmxBackend, PortableBackend
 from hotloop.backends.openvino.native import load_amx
 from hotloop.backends.openvino.paged import PagedBackend
@@ -149,7 +149,7 @@ def test_no_bit_depends_on_what_else_is_computed(
 def test_without_a_compiler_numpy_attends(family: Family, empty_home: Path) -> None:
     model = tiny_model(family)
     prompt = make_prompt(model, 40)
-    backend = PortableBackend(model, 8 << 20, NumpyKernel(np.float32), weight_format="f32", precision="exact")
+    backend = PortableBackend(model, 8 << 20, numpy_kernel(np.float32), weight_format="f32", precision="exact")
     assert_close(backend.run(batch((prompt[:33], 0, [1, 0]))), expected(model, prompt)[:33])
     kept = backend.read_blocks([1, 0]).wait()
     backend.write_blocks([3, 2], kept)

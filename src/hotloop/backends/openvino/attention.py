@@ -1,6 +1,8 @@
 """What fills the gap a graph leaves for attention: the protocol, and numpy for where there is nothing better."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -33,43 +35,28 @@ class Attention(Protocol):
     def close(self) -> None: ...
 
 
-class Kernel(Protocol):
+@dataclass(frozen=True, slots=True)
+class Kernel:
     """Something that attention is made with."""
 
-    @property
-    def item_bytes(self) -> int:
-        """What a number among the keys and values takes."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Changes whenever keys and values are stored or computed in another way."""
-        ...
-
-    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> Attention:
-        """`angles`: for each position the cosines, then the sines, of half a head's dimensions."""
-        ...
+    item_bytes: int
+    """What a number among the keys and values takes."""
+    version: str
+    """Changes whenever keys and values are stored or computed in another way."""
+    create: Callable[[ModelSpec, int, Array], Attention]
+    """From the model's shape, the number of blocks, and for each position the cosines, then the sines, of half a head's
+    dimensions."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyKernel:
+def numpy_kernel(dtype: type[np.floating]) -> Kernel:
     """Needs no compiler, and is much slower for it."""
-
-    dtype: type[np.floating]
-    version: str = "numpy-1"
-
-    @property
-    def item_bytes(self) -> int:
-        return np.dtype(self.dtype).itemsize
-
-    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> "NumpyAttention":
-        return NumpyAttention(spec, num_blocks, angles, self.dtype)
+    return Kernel(np.dtype(dtype).itemsize, "numpy-1", partial(NumpyAttention, dtype))
 
 
 class NumpyAttention:
     """A token at a time, so that its numbers do not depend on what else is in the step."""
 
-    def __init__(self, spec: ModelSpec, num_blocks: int, angles: Array, dtype: type[np.floating]) -> None:
+    def __init__(self, dtype: type[np.floating], spec: ModelSpec, num_blocks: int, angles: Array) -> None:
         self._spec = spec
         self._cos, self._sin = np.split(angles[:, None], 2, axis=-1)
         self._norms: dict[int, tuple[Array, Array]] = {}

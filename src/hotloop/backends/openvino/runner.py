@@ -6,9 +6,9 @@ import numpy as np
 import openvino as ov
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.attention import Kernel, NumpyKernel
+from hotloop.backends.openvino.attention import Kernel, numpy_kernel
 from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_format
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, NativeKernel, load_amx, load_portable
+from hotloop.backends.openvino.native import AMX_HEAD_DIMS, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
@@ -61,11 +61,11 @@ def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
         kv_precision = "f32" if precision == "exact" else "f16"
     if kv_precision not in _DTYPES:
         raise ConfigError(f"kv_precision {kv_precision} is not for this CPU: it can be f16 or f32")
-    kernel = NumpyKernel(_DTYPES[kv_precision])
+    kernel = numpy_kernel(_DTYPES[kv_precision])
     return load_portable(_CPP_TYPES[kv_precision], kernel.item_bytes) or kernel
 
 
-def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> NativeKernel | None:
+def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> Kernel | None:
     """Our own attention for AMX, where it can be used."""
     is_possible = precision == "fast" and kv_precision in ("auto", "bf16") and spec.head_dim in AMX_HEAD_DIMS
     return load_amx() if is_possible else None
