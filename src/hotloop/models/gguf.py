@@ -13,7 +13,7 @@ from hotloop.core.errors import ModelError
 from hotloop.models.gguf_file import GgufFile, widen
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_divisors
-from hotloop.models.spec import Family, ModelSpec, RopeScaling, Stored
+from hotloop.models.spec import Family, ModelSpec, Stored
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -35,7 +35,7 @@ class GgufWeights:
         return widen(self.stored(name))
 
     def stored(self, name: str) -> Stored:
-        found = self._file.stored(self._gguf_names[name])
+        found = self._file.tensors[self._gguf_names[name]].stored()
         num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
         if not num_heads:
             return found
@@ -64,6 +64,10 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
     if file.get(f"{family}.attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
+    scaling = None
+    if _ROPE_DIVISORS in file.tensors:
+        divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
+        scaling = scaling_from_divisors(divisors, rope_theta, head_dim, str(file.path))
     return ModelSpec(
         family=family,
         num_layers=file.get(f"{family}.block_count", int),
@@ -76,7 +80,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         max_context=file.get(f"{family}.context_length", int),
         rms_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
         rope_theta=rope_theta,
-        rope_scaling=_rope_scaling(file, rope_theta, head_dim),
+        rope_scaling=scaling,
         has_tied_head="output.weight" not in file.tensors,
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         has_qk_norm=family == "qwen3",
@@ -102,9 +106,3 @@ def _refuse_unsupported(file: GgufFile, family: Family) -> None:
     is_stretched = scaling != "none" and file.get(f"{family}.rope.scaling.factor", float, 1.0) != 1.0
     if is_stretched or file.get(f"{family}.rope.scale_linear", float, 1.0) != 1.0:
         raise ModelError(f"{file.path}: rotary scaling of type {scaling!r} is not supported (only llama3 is)")
-
-
-def _rope_scaling(file: GgufFile, theta: float, head_dim: int) -> RopeScaling | None:
-    if _ROPE_DIVISORS not in file.tensors:
-        return None
-    return scaling_from_divisors(widen(file.stored(_ROPE_DIVISORS)), theta, head_dim, str(file.path))

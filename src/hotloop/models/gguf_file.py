@@ -8,7 +8,6 @@ tensor is for.
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,7 +17,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.spec import Stored
+from hotloop.models.spec import FileTensor, Stored
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -31,27 +30,12 @@ _MAX_NESTING, _MAX_DIMS = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Where a tensor lies. `shape` is in numpy's order, the reverse of the file's."""
-
-    shape: tuple[int, ...]
-    kind: GGMLQuantizationType
-    offset: int
-
-    @property
-    def byte_shape(self) -> tuple[int, ...]:
-        """The shape as bytes: rows are whole blocks of the tensor's type."""
-        block_items, block_bytes = GGML_QUANT_SIZES[self.kind]
-        return (*self.shape[:-1], self.shape[-1] // block_items * block_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class GgufFile:
     """The header of one file; tensors are read on demand."""
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor]
+    tensors: dict[str, FileTensor]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """A metadata value of the kind wanted; a missing one without a default is an error."""
@@ -72,11 +56,6 @@ class GgufFile:
         if not set(map(type, values)) <= {kind}:
             raise ModelError(f"{self.path}: {key} should hold only {kind.__name__} values")
         return values
-
-    def stored(self, name: str) -> Stored:
-        tensor = self.tensors[name]
-        raw = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.byte_shape)
-        return Stored(raw, tensor.kind.name, tensor.shape)
 
 
 def widen(stored: Stored) -> NDArray[np.float32]:
@@ -113,15 +92,15 @@ def _parse(path: Path, header: "_Header") -> GgufFile:
     tensors = {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in described.items()}
     for name, tensor in tensors.items():
         if not _is_readable(tensor.kind):
-            raise ModelError(f"{path}: tensor {name} has type {tensor.kind.name}, which cannot be read")
-        if (end := tensor.offset + prod(tensor.byte_shape)) > header.size:
-            raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {header.size}")
+            raise ModelError(f"{path}: tensor {name} has type {tensor.kind}, which cannot be read")
+        tensor.check_end(name, header.size)
     return GgufFile(path, metadata, tensors)
 
 
 @cache
-def _is_readable(kind: GGMLQuantizationType) -> bool:
+def _is_readable(name: str) -> bool:
     """Whether the package can widen this type: it says so only when asked to, so ask for one block of zeros."""
+    kind = GGMLQuantizationType[name]
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:
@@ -129,36 +108,37 @@ def _is_readable(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def _describe(header: "_Header") -> tuple[str, GgufTensor]:
+def _describe(header: "_Header") -> tuple[str, FileTensor]:
     """A tensor's name and its place, counted from where the tensors begin."""
     name, num_dims = header.string(), header.u32()
     if num_dims > _MAX_DIMS:
         raise header.damaged(f"tensor {name} claims {num_dims} dimensions")
-    shape = tuple(reversed([header.u64() for _ in range(num_dims)]))
+    shape = tuple(reversed([header.u64() for _ in range(num_dims)]))  # in numpy's order
     type_id, offset = header.u32(), header.u64()
     try:
         kind = GGMLQuantizationType(type_id)
     except ValueError:
         raise header.damaged(f"tensor {name} has the unknown type {type_id}") from None
-    if not shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
+    block_items, block_bytes = GGML_QUANT_SIZES[kind]
+    if not shape or shape[-1] % block_items:
         raise header.damaged(f"tensor {name} of type {kind.name} cannot have the shape {shape}")
-    return name, GgufTensor(shape, kind, offset)
+    return name, FileTensor(header.path, offset, kind.name, shape, shape[-1] // block_items * block_bytes)
 
 
 class _Header:
     """Reads forward through the header and never past the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
+        self.path, self._file = path, file
         self.at, self.size = file.tell(), path.stat().st_size
 
     def damaged(self, what: str) -> ModelError:
-        return ModelError(f"{self._path}: the header is damaged at byte {self.at}: {what}")
+        return ModelError(f"{self.path}: the header is damaged at byte {self.at}: {what}")
 
     def take(self, num_bytes: int) -> bytes:
         self.at += num_bytes
         if self.at > self.size:
-            raise ModelError(f"{self._path} is cut short: its header goes on after its end at byte {self.size}")
+            raise ModelError(f"{self.path} is cut short: its header goes on after its end at byte {self.size}")
         return self._file.read(num_bytes)
 
     def u32(self) -> int:

@@ -5,10 +5,10 @@ request. No text of a user's is ever put into HTML here: there is one HTML file,
 """
 
 import asyncio
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hotloop.border.page import PAGE_PATH, is_own_name
 from hotloop.border.requests import has_key
 from hotloop.core.errors import HotloopError
-from hotloop.ui.source import End, RunFilter
+from hotloop.ui.source import RunFilter
 from hotloop.ui.store_source import StoreSource
 
 MAX_RUNS = 1000
@@ -31,6 +31,7 @@ MAX_RUNS = 1000
 _MAX_TEXT = 200
 _STATIC = Path(__file__).parent / "static"
 _API = f"{PAGE_PATH}/api"
+_QUERY = {"q": "text", "errors": "has_errors"} | {name: name for name in ("end", "min_wall_s", "limit", "before")}
 
 HEADERS = {
     "content-security-policy": (
@@ -135,27 +136,13 @@ class _Api:
 
 def parse_filter(query: Mapping[str, str]) -> RunFilter:
     """From the query of an address. Raises HTTPException where that is nonsense."""
-    end = query.get("end", "")
-    if end and end not in get_args(End):
-        raise HTTPException(400, f"end must be one of {', '.join(get_args(End))}")
-    return RunFilter(
-        text=query.get("q", "")[:_MAX_TEXT].strip(),
-        end=cast(End, end) if end else None,
-        min_wall_s=_number(query, "min_wall_s", 0.0),
-        has_errors=query.get("errors") == "1",
-        limit=max(1, min(int(_number(query, "limit", 200.0)), MAX_RUNS)),
-        before=query.get("before") or None,
-    )
-
-
-def _number(query: Mapping[str, str], name: str, default: float) -> float:
+    given = {_QUERY[name]: value for name, value in query.items() if value and name in _QUERY}
     try:
-        number = float(query.get(name) or default)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise HTTPException(400, f"{name} must be a number that is not negative")
-    return number
+        wanted = msgspec.convert(given, RunFilter, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise HTTPException(400, f"{place.rstrip('`')}: {reason}") from None
+    return replace(wanted, text=wanted.text[:_MAX_TEXT].strip(), limit=min(wanted.limit, MAX_RUNS))
 
 
 def _answer(value: object = None, status: int = 200, **headers: str) -> Response:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
 """How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
@@ -82,9 +84,9 @@ class RunFilter:
     text: str = ""
     """Part of the session, agent, model, or the beginning of the id; in any case."""
     end: End | None = None
-    min_wall_s: float = 0.0
+    min_wall_s: Annotated[float, Meta(ge=0)] = 0.0
     has_errors: bool = False
-    limit: int = 200
+    limit: Annotated[int, Meta(ge=1)] = 200
     before: str | None = None
     """What the page before this one said: go on there."""
 
