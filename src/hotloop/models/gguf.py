@@ -64,6 +64,8 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
     if file.get(f"{family}.attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
+    max_context = file.get(f"{family}.context_length", int)
+    window = file.get(f"{family}.attention.sliding_window", int, 0) or max_context
     scaling = None
     if _ROPE_DIVISORS in file.tensors:
         divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
@@ -77,14 +79,14 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         num_kv_heads=file.get(f"{family}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         vocab_size=embed.shape[0],
-        max_context=file.get(f"{family}.context_length", int),
+        max_context=min(window, max_context),
         rms_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
         rope_theta=rope_theta,
         rope_scaling=scaling,
         has_tied_head="output.weight" not in file.tensors,
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         has_qk_norm=family == "qwen3",
-        window=file.get(f"{family}.attention.sliding_window", int, 0) or None,
+        window=window if window < max_context else None,
     )
 
 
