@@ -39,14 +39,10 @@ class GgufWeights:
         num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
         if not num_heads:
             return found
-        rows = found.data if len(found.shape) > 1 else found.data.reshape(found.shape[0], -1)
-        return replace(found, data=deinterleave(rows, num_heads).reshape(found.data.shape))
-
-
-def deinterleave(rows: NDArray[np.uint8], num_heads: int) -> NDArray[np.uint8]:
-    """Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number."""
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+        # Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number.
+        row_bytes = found.data.size // found.shape[0]
+        pairs = found.data.reshape(num_heads, -1, 2, row_bytes).swapaxes(1, 2)
+        return replace(found, data=np.ascontiguousarray(pairs).reshape(found.data.shape))
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
