@@ -11,7 +11,7 @@ import triton
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
-from tests.models.tiny import tiny_spec, tiny_weights
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, SampleRow, Sampling
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
@@ -27,7 +27,7 @@ from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model
-from hotloop.models.spec import DictWeights, Family
+from hotloop.models.spec import Family
 
 SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 CLOSED = {"additionalProperties": False}

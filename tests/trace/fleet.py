@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import MODEL, Serving, until
 
-from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import read_fleet
 from hotloop.router.serve import RouterServer

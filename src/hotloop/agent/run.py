@@ -234,4 +234,5 @@ class RunLoop:
     def _charge(self, usage: ModelUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
-        self._run.charge(usage, self._settings.prices.of(usage) + cost)
+        cost += self._settings.prices.cost(usage.num_prompt, usage.num_cached, usage.num_output)
+        self._run.charge(usage, cost)

@@ -242,8 +242,9 @@ class TracedModel(WrappedModel):
         return _Open(ask.trace.child(), time.monotonic(), {})
 
     def _count(self, chat: _Open, answered: Answered) -> None:
-        chat.facts |= _render_usage(answered.usage)
-        if money := self._trace.prices.of(answered.usage):
+        usage = answered.usage
+        chat.facts |= _render_usage(usage)
+        if money := self._trace.prices.cost(usage.num_prompt, usage.num_cached, usage.num_output):
             chat.facts[names.MONEY] = money
         if answered.answer_id:
             chat.facts[names.ANSWER_ID] = answered.answer_id
