@@ -6,9 +6,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from hotloop.fleet.asgi import MAX_PENDING, ask_app
-from hotloop.router.upstream.wire import Ask, UpstreamFailed
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest
 
-ASK = Ask("POST", "/a%20path?x=1", [(b"X-One", b"1")], b"body")
+ASK = UpstreamRequest("POST", "/a%20path?x=1", [(b"X-One", b"1")], b"body")
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,7 +7,7 @@ from hotloop.fleet.tickets import Tickets
 from hotloop.fleet.wire import Outline, Trip
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import Choice, Placing, View
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 
 KEY = bytes(range(64))
 
@@ -45,7 +45,7 @@ def test_a_request_runs_until_its_answer_is_told():
     outline.trip.begin()
     fleet.tickets.complete("a", "r", now)
     assert fleet.num_running("a") == 1
-    outline.trip.end(Told(num_prompt=900, num_cached=0, num_output=5))
+    outline.trip.end(AnswerSummary(num_prompt=900, num_cached=0, num_output=5))
     assert fleet.num_running("a") == 0
     assert fleet.views["a"].work_tokens == 0
     assert fleet.tickets.num_open == 0
@@ -55,7 +55,7 @@ def test_the_answer_may_be_told_before_serve_says_that_it_is_over():
     fleet, outline = Watched("a"), Outline(KEY, 1000)
     fleet.offer("1", outline, "a")
     fleet.tickets.settle("1", "a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.end(AnswerSummary())
     fleet.tickets.complete("a", "r", now)
     assert fleet.num_running("a") == 0
     assert fleet.tickets.num_open == 0
@@ -67,7 +67,7 @@ def test_whoever_takes_it_instead_is_the_one_that_counts():
     fleet.tickets.settle("1", "b", "r", now)
     assert (fleet.num_running("a"), fleet.num_running("b")) == (0, 1)
     fleet.tickets.complete("b", "r", now)
-    outline.trip.end(Told())
+    outline.trip.end(AnswerSummary())
     assert fleet.num_running("b") == 0
 
 
@@ -88,7 +88,7 @@ def test_a_replica_that_has_no_room_after_all_is_tried_again():
         fleet.tickets.settle(attempt, "a", "r", now)
     fleet.tickets.complete("a", "r", now)
     fleet.tickets.complete("a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.end(AnswerSummary())
     assert fleet.num_running("a") == 0
     assert fleet.tickets.num_open == 0
 
@@ -100,15 +100,15 @@ def test_a_replica_that_is_gone_takes_its_tickets_along():
     fleet.tickets.remove_replica("a")
     assert fleet.tickets.num_open == 0
     fleet.tickets.complete("a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.end(AnswerSummary())
     assert fleet.offer("2", Outline(), "a") is None
     fleet.tickets.settle("2", "a", "r", now)
 
 
 def test_a_trip_stays_in_its_process():
     outline = Outline(KEY, 7)
-    outline.trip.end(Told())
+    outline.trip.end(AnswerSummary())
     assert isinstance(outline.trip, Trip)
     copied = pickle.loads(pickle.dumps(outline))
     assert (copied.key, copied.num_tokens) == (KEY, 7)
-    copied.trip.end(Told())
+    copied.trip.end(AnswerSummary())

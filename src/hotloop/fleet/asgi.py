@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.wire import Ask, Headers, UpstreamFailed
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ MAX_PENDING = 8
 """Pieces of a body that are kept before the application has to wait."""
 
 
-async def ask_app(app: ASGIApp, ask: Ask) -> "AsgiAnswer":
+async def ask_app(app: ASGIApp, ask: UpstreamRequest) -> "AsgiAnswer":
     """The answer, once its head is there. Raises UpstreamFailed."""
     answer = AsgiAnswer(app, ask)
     try:
@@ -34,7 +34,7 @@ async def ask_app(app: ASGIApp, ask: Ask) -> "AsgiAnswer":
 class AsgiAnswer:
     """One call of an application, running as a task of its own until its answer is read or closed."""
 
-    def __init__(self, app: ASGIApp, ask: Ask) -> None:
+    def __init__(self, app: ASGIApp, ask: UpstreamRequest) -> None:
         self.status = 0
         self.headers: Headers = ()
         self._body: bytes | None = ask.body
@@ -87,7 +87,7 @@ class AsgiAnswer:
             self._is_whole = not message.get("more_body", False)
 
 
-def _scope(ask: Ask) -> Scope:
+def _scope(ask: UpstreamRequest) -> Scope:
     path, _, query = ask.target.partition("?")
     return {
         "type": "http",

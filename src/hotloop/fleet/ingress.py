@@ -23,14 +23,14 @@ from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, pars
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.fleet.wire import AnswerHead, Outline, Trip
 from hotloop.router.app import OWNED, ROUTE_HEADER
-from hotloop.router.asked import parse_asked
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import Choice
 from hotloop.router.proxy.proxy import end_of_events
 from hotloop.router.proxy.relay import DROPPED
-from hotloop.router.told import END_BYTES, Told, read_end, read_id
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.request import parse_request
+from hotloop.router.summary import END_BYTES, AnswerSummary, read_end, read_id
+from hotloop.router.upstream.wire import UpstreamRequest
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class BegunAnswer:
     pieces: Any
     outline: Outline
     num_tried: int
-    told: Told = field(default_factory=Told)
+    summary: AnswerSummary = field(default_factory=AnswerSummary)
 
     @property
     def is_stream(self) -> bool:
@@ -80,7 +80,7 @@ class FlightResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._flight.pieces.cancel()
-            self._flight.outline.trip.end(self._flight.told)
+            self._flight.outline.trip.end(self._flight.summary)
 
 
 class Ingress:
@@ -123,13 +123,13 @@ class Ingress:
     def _outline(self, api: Api | None, request: Request, body: bytes) -> Outline:
         path = request.url.path
         if api and request.method == "POST":
-            asked = parse_asked(api, request.headers, body)
-            maker = self._makers.get(asked.follows or "", "")
-            return Outline(asked.key, asked.num_tokens, asked.num_output, asked.session, maker)
+            routed = parse_request(api, request.headers, body)
+            maker = self._makers.get(routed.follows or "", "")
+            return Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")
         return Outline(maker=self._makers.get(answer_id, ""))
 
-    async def _ask(self, ask: Ask, outline: Outline) -> BegunAnswer:
+    async def _ask(self, ask: UpstreamRequest, outline: Outline) -> BegunAnswer:
         """Raises Overloaded, or RouteError where nobody answers."""
         for num_tried in range(1, MAX_TRIES + 1):
             try:
@@ -142,13 +142,13 @@ class Ingress:
                 log.warning("a replica did not begin to answer: %s", error)
         raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were asked, and none began to answer")
 
-    async def _try(self, ask: Ask, outline: Outline, num_tried: int) -> BegunAnswer:
+    async def _try(self, ask: UpstreamRequest, outline: Outline, num_tried: int) -> BegunAnswer:
         pieces = self._answer.remote(ask, outline)
         try:
             head: AnswerHead = await anext(pieces)
         except BaseException:
             pieces.cancel()
-            outline.trip.end(Told())
+            outline.trip.end(AnswerSummary())
             raise
         outline.trip.begin()
         return BegunAnswer(head, pieces, outline, num_tried)
@@ -168,12 +168,12 @@ class Ingress:
                     held = held[cut:]
             yield held
         except RayError:
-            flight.told.is_broken = True
+            flight.summary.is_broken = True
             if not flight.is_stream or not api:
                 raise
             yield render_event(_LOST, api, request_id)
         finally:
-            read_end(end, flight.told, is_messages=api == "messages")
+            read_end(end, flight.summary, is_messages=api == "messages")
 
     def _remember(self, answer_id: str, replica: str) -> None:
         self._makers[answer_id] = replica
@@ -181,10 +181,10 @@ class Ingress:
             self._makers.popitem(last=False)
 
 
-def _as_ask(request: Request, body: bytes) -> Ask:
+def _as_ask(request: Request, body: bytes) -> UpstreamRequest:
     query = request.url.query
     headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
-    return Ask(request.method, quote(request.scope["path"]) + (f"?{query}" if query else ""), headers, body)
+    return UpstreamRequest(request.method, quote(request.scope["path"]) + (f"?{query}" if query else ""), headers, body)
 
 
 def _refuse(error: RouteError, api: Api | None, request_id: str) -> Response:

@@ -9,9 +9,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from hotloop.fleet.tickets import Tickets
 from hotloop.fleet.wire import Outline
-from hotloop.router.asked import BLOCK_TOKENS
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import POLICIES
+from hotloop.router.request import BLOCK_TOKENS
 
 
 class PlacementRouter(RequestRouter):  # type: ignore[misc]

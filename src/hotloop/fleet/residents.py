@@ -16,7 +16,7 @@ from hotloop.fleet.asgi import ask_app
 from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
 from hotloop.models.registry import list_models, pull
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Answer, Ask, Timeouts
+from hotloop.router.upstream.wire import Timeouts, UpstreamRequest, UpstreamResponse
 from hotloop.server.app import create_app
 
 _POLL_S = 0.2
@@ -31,7 +31,7 @@ class Resident(Protocol):
         """How many tokens it keeps cached."""
         ...
 
-    async def send(self, ask: Ask) -> Answer:
+    async def send(self, ask: UpstreamRequest) -> UpstreamResponse:
         """As an Upstream does."""
         ...
 
@@ -53,7 +53,7 @@ class HotloopResident:
         self._app = create_app(engine, server)
         self.capacity_tokens = engine.num_kv_tokens
 
-    async def send(self, ask: Ask) -> Answer:
+    async def send(self, ask: UpstreamRequest) -> UpstreamResponse:
         return await ask_app(self._app, ask)
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class VllmResident:
             raise
         self._upstream = open_upstream(self._url, max_connections=max_connections, timeouts=Timeouts())
 
-    async def send(self, ask: Ask) -> Answer:
+    async def send(self, ask: UpstreamRequest) -> UpstreamResponse:
         return await self._upstream.send(ask)
 
     def check(self) -> None:

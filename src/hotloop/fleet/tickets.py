@@ -17,7 +17,7 @@ from functools import partial
 from hotloop.fleet.wire import Outline
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 
 CallSoon = Callable[[Callable[[], None]], object]
 """Calls something on the event loop, from any thread."""
@@ -76,7 +76,7 @@ class Tickets:
         ticket, outline = running.pop()
         if not running:
             del self._running[name, request_id]
-        outline.trip.when_over(lambda told: call_soon(partial(self._finish, ticket, told)))
+        outline.trip.when_over(lambda summary: call_soon(partial(self._finish, ticket, summary)))
 
     def _place(self, outline: Outline, names: Collection[str]) -> Ticket | None:
         return self._placement.place(
@@ -93,9 +93,9 @@ class Tickets:
             ticket, _ = self._offered.pop(attempt)
             self._placement.finish(ticket, num_output=0, now=time.monotonic())
 
-    def _finish(self, ticket: Ticket, told: Told) -> None:
-        if told.num_prompt and told.num_cached is not None:
-            share = min(1.0, told.num_cached / told.num_prompt)  # its tokens and ours are not the same
+    def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
+        if summary.num_prompt and summary.num_cached is not None:
+            share = min(1.0, summary.num_cached / summary.num_prompt)  # its tokens and ours are not the same
             self._placement.correct(ticket, int(share * ticket.num_tokens))
         now = time.monotonic()
-        self._placement.finish(ticket, num_output=told.num_output, has_tool_call=told.has_calls, now=now)
+        self._placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
 
 
@@ -17,7 +17,7 @@ class Trip:
 
     def __init__(self) -> None:
         self._begun: Future[None] = Future()
-        self._told: Future[Told] = Future()
+        self._told: Future[AnswerSummary] = Future()
 
     def __reduce__(self) -> tuple[type["Trip"], tuple[()]]:
         return Trip, ()
@@ -26,14 +26,14 @@ class Trip:
         """The head of the answer is there."""
         self._begun.set_result(None)
 
-    def end(self, told: Told) -> None:
+    def end(self, summary: AnswerSummary) -> None:
         """Nothing more will come. Said once, however it ended."""
-        self._told.set_result(told)
+        self._told.set_result(summary)
 
     def when_begun(self, then: Callable[[], object]) -> None:
         self._begun.add_done_callback(lambda _: then())
 
-    def when_over(self, then: Callable[[Told], object]) -> None:
+    def when_over(self, then: Callable[[AnswerSummary], object]) -> None:
         self._told.add_done_callback(lambda future: then(future.result()))
 
 

@@ -17,7 +17,6 @@ import msgspec
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
-from hotloop.router.asked import Asked, parse_asked
 from hotloop.router.config import FleetConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error
 from hotloop.router.kinds import PATHS, Api
@@ -26,14 +25,15 @@ from hotloop.router.proxy.proxy import BadAnswer, Begun, Proxy, ask_whole
 from hotloop.router.proxy.relay import kept_headers, relay
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
+from hotloop.router.request import RoutedRequest, parse_request
+from hotloop.router.spans import RouteRecorder, RouteSpan
 from hotloop.router.status import list_models, show_model, show_replicas
+from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiered import Settled, TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.told import Told
-from hotloop.router.traced import RouteRecorder, Way
 from hotloop.router.translate import can_translate
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.upstream.wire import UpstreamRequest
 from hotloop.trace.tracer import NullTracer, Tracer
 
 log = logging.getLogger("hotloop.router")
@@ -95,10 +95,10 @@ class RouterApp:
             if method != "POST":
                 raise RouteError(405, "method_not_allowed", f"{path} does not answer {method}")
             body = await read_body(receive, headers, self._max_body)
-            asked = parse_asked(api, _as_text(headers), body, is_question=path == COUNT_TOKENS)
-            with self.recorder.open(asked, headers, request_id) as way:
-                if not await _until_gone(receive, self._answer(asked, way, path, request_id, send)):
-                    way.hang_up()
+            request = parse_request(api, _as_text(headers), body, is_question=path == COUNT_TOKENS)
+            with self.recorder.open(request, headers, request_id) as span:
+                if not await _until_gone(receive, self._answer(request, span, path, request_id, send)):
+                    span.hang_up()
         elif path.startswith(tuple(OWNED)):
             await self._ask_maker(method, path, scope["query_string"], headers, request_id, send)
         elif method == "GET":
@@ -106,45 +106,45 @@ class RouterApp:
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
 
-    async def _answer(self, asked: Asked, way: Way, target: str, request_id: str, send: Send) -> None:
-        if self._tiered.is_route(asked.model):
-            settled = await self._tiered.settle(asked, way)
+    async def _answer(self, request: RoutedRequest, span: RouteSpan, target: str, request_id: str, send: Send) -> None:
+        if self._tiered.is_route(request.model):
+            settled = await self._tiered.settle(request, span)
             if settled.answer is not None:
                 await _send_settled(send, settled, request_id)
-                way.settle(settled.answer)
+                span.settle(settled.answer)
                 return
-            await self._relay(settled.asked, way, target, request_id, send, settled.choice)
+            await self._relay(settled.request, span, target, request_id, send, settled.choice)
         else:
-            await self._relay(asked, way, target, request_id, send)
+            await self._relay(request, span, target, request_id, send)
 
     async def _relay(
         self,
-        asked: Asked,
-        way: Way,
+        request: RoutedRequest,
+        span: RouteSpan,
         target: str,
         request_id: str,
         send: Send,
         tier: TierChoice | None = None,
     ) -> None:
         begun_at = time.monotonic()
-        begun = await self._proxy.begin(asked, way, target)
+        begun = await self._proxy.begin(request, span, target)
         replica, choice = begun.place.replica, begun.place.ticket.choice
-        way.begin(choice, begun.status)
+        span.begin(choice, begun.status)
         try:
             first_byte_s = time.monotonic() - begun_at
-            self.metrics.count_begun(asked.api, replica.name, begun.status, choice.reason, first_byte_s)
-            said = [*_route_headers(begun, asked, request_id), *(_tier_headers(tier) if tier else ())]
-            told = await relay(begun, asked.api, said, request_id, send)
-            self._learn(begun.place, told)
-            way.learn(told)
+            self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
+            said = [*_route_headers(begun, request, request_id), *(_tier_headers(tier) if tier else ())]
+            summary = await relay(begun, request.api, said, request_id, send)
+            self._learn(begun.place, summary)
+            span.learn(summary)
             if tier:
-                self._tiered.learn(asked, tier, told, time.monotonic() - begun_at)
+                self._tiered.learn(request, tier, summary, time.monotonic() - begun_at)
         finally:
             await self._proxy.finish(begun)
 
-    def _learn(self, place: Place, told: Told) -> None:
-        self.fleet.learn(place, told)
-        self.metrics.count_told(place.replica.name, told.num_prompt, told.num_cached, is_broken=told.is_broken)
+    def _learn(self, place: Place, summary: AnswerSummary) -> None:
+        self.fleet.learn(place, summary)
+        self.metrics.count_told(place.replica.name, summary.num_prompt, summary.num_cached, is_broken=summary.is_broken)
 
     async def _ask_maker(
         self, method: str, path: str, query: bytes, headers: Mapping[bytes, bytes], request_id: str, send: Send
@@ -153,7 +153,9 @@ class RouterApp:
         prefix = next(each for each in OWNED if path.startswith(each))
         target = path + (f"?{query.decode('latin-1')}" if query else "")
         for replica in self.fleet.possible_makers(path.removeprefix(prefix).partition("/")[0]):
-            status, said, body = await ask_whole(replica, Ask(method, target, replica.headers(headers)), self._max_body)
+            status, said, body = await ask_whole(
+                replica, UpstreamRequest(method, target, replica.headers(headers)), self._max_body
+            )
             if status != 404:
                 await _send_whole(send, status, [*kept_headers(said), _id_header(request_id)], body)
                 return
@@ -237,12 +239,12 @@ async def _until_gone(receive: Receive, work: Any) -> bool:
             await watcher
 
 
-def _route_headers(begun: Begun, asked: Asked, request_id: str) -> list[tuple[bytes, bytes]]:
+def _route_headers(begun: Begun, request: RoutedRequest, request_id: str) -> list[tuple[bytes, bytes]]:
     """Where it went, why, and how much of it was expected to be warm there."""
     choice = begun.place.ticket.choice
     said = (
         f"replica={choice.name}; reason={choice.reason.replace(' ', '_')}; "
-        f"matched={choice.matched_tokens}/{asked.num_tokens}; tried={begun.num_tried}"
+        f"matched={choice.matched_tokens}/{request.num_tokens}; tried={begun.num_tried}"
     )
     headers = [(ROUTE_HEADER, said.encode("latin-1", "replace")), _id_header(request_id)]
     if begun.notes:
@@ -258,7 +260,7 @@ def _tier_headers(choice: TierChoice) -> list[tuple[bytes, bytes]]:
 async def _send_settled(send: Send, settled: Settled, request_id: str) -> None:
     """An answer that a cascade took."""
     assert settled.answer is not None
-    kind = b"text/event-stream; charset=utf-8" if settled.asked.is_stream else b"application/json"
+    kind = b"text/event-stream; charset=utf-8" if settled.request.is_stream else b"application/json"
     headers = [(b"content-type", kind), _id_header(request_id), *_tier_headers(settled.choice)]
     await _send_whole(send, 200, headers, settled.answer)
 

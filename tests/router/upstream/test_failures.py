@@ -11,7 +11,7 @@ from tests.router.upstream.replicas import CHUNKED, HALF, OK, POST, Replica, Vis
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from hotloop.router.upstream.http1 import Http1Upstream
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
+from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
 SHORT = Timeouts(connect_s=0.05, head_s=0.05, idle_s=0.05)
 
@@ -22,7 +22,7 @@ async def half(visit: Visit) -> None:
     await silent(visit)
 
 
-async def failure_of(upstream: Http1Upstream, ask: Ask = POST) -> UpstreamFailed:
+async def failure_of(upstream: Http1Upstream, ask: UpstreamRequest = POST) -> UpstreamFailed:
     failure = await replicas.failure_of(upstream, ask)
     upstream.check()
     await upstream.aclose()
@@ -71,7 +71,7 @@ async def test_it_takes_only_part_of_the_request() -> None:
         deaf.listen()
         address = Address.parse(f"http://127.0.0.1:{deaf.getsockname()[1]}")
         upstream = Http1Upstream(address, max_connections=1, timeouts=Timeouts(head_s=0.05))
-        failure = await failure_of(upstream, Ask("POST", "/", [], bytes(50_000_000)))
+        failure = await failure_of(upstream, UpstreamRequest("POST", "/", [], bytes(50_000_000)))
     assert (failure.stage, failure.is_timeout) == ("send", True)
 
 

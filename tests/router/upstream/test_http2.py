@@ -21,7 +21,7 @@ from tests.router.upstream.replicas import (
 
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.http2 import HttpxUpstream
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
+from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
 
 @asynccontextmanager
@@ -45,7 +45,9 @@ async def test_many_share_one_connection(trust: Trust) -> None:
     async with connected(replica := Http2Replica(answer, trust), trust) as upstream:
 
         async def one(number: int) -> bytes:
-            answer = await upstream.send(Ask("POST", f"/%7Ev1?n={number}", [(b"X-A", b"b")], b"%d" % number * 1000))
+            answer = await upstream.send(
+                UpstreamRequest("POST", f"/%7Ev1?n={number}", [(b"X-A", b"b")], b"%d" % number * 1000)
+            )
             assert (answer.status, answer.headers) == (200, [(b"x-from", b"replica")])
             return await body_of(answer)
 
@@ -94,7 +96,7 @@ async def test_a_stream_reset_before_and_within_its_answer(trust: Trust) -> None
     async with connected(Http2Replica(answer, trust), trust) as upstream:
         assert (await failure_of(upstream)).stage == "head"
         with pytest.raises(UpstreamFailed) as caught:
-            await body_of(await upstream.send(Ask("POST", "/body", [])))
+            await body_of(await upstream.send(UpstreamRequest("POST", "/body", [])))
         assert caught.value.stage == "body"
 
 
@@ -108,7 +110,7 @@ async def test_frames_that_are_none(trust: Trust, raw: bytes) -> None:
     async with connected(Http2Replica(answer, trust), trust) as upstream:
         assert (await failure_of(upstream)).stage == "head"
         with pytest.raises(UpstreamFailed) as caught:
-            await body_of(await upstream.send(Ask("POST", "/body", [])))
+            await body_of(await upstream.send(UpstreamRequest("POST", "/body", [])))
         assert caught.value.stage in ("head", "body")
 
 
@@ -196,7 +198,7 @@ async def test_closing_ends_what_is_under_way_and_turns_away_what_follows(trust:
             asked.set()
 
     async with connected(Http2Replica(answer, trust), trust) as upstream:
-        begun = await upstream.send(Ask("POST", "/body", []))
+        begun = await upstream.send(UpstreamRequest("POST", "/body", []))
         body, head = asyncio.create_task(body_of(begun)), asyncio.create_task(upstream.send(POST))
         await asked.wait()
         await upstream.aclose()

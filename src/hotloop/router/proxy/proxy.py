@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotloop.core.errors import HotloopError
-from hotloop.router.asked import Asked
 from hotloop.router.errors import RouteError
 from hotloop.router.proxy.compose import compose
 from hotloop.router.proxy.hedge import race
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
-from hotloop.router.traced import Way
+from hotloop.router.request import RoutedRequest
+from hotloop.router.spans import RouteSpan
 from hotloop.router.translate import Translation
-from hotloop.router.upstream.wire import Answer, Ask, Headers, UpstreamFailed
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 529})
 """What another replica may answer better."""
@@ -37,7 +37,7 @@ MAX_EVENT_BYTES = 1 << 20
 class BadAnswer(RouteError):
     """A replica answered with an error: what it said, for the client if nobody answers better."""
 
-    def __init__(self, answer: Answer, status: int, body: bytes) -> None:
+    def __init__(self, answer: UpstreamResponse, status: int, body: bytes) -> None:
         self.is_for_client = answer.status not in REFUSED
         said = f"a replica answered {answer.status}" if self.is_for_client else "a replica refused the router's own key"
         super().__init__(status if self.is_for_client else 502, "replica_failed", said)
@@ -50,7 +50,7 @@ class Begun:
     """An answer that has begun: from here on there is no other. Give it back with `aclose`."""
 
     place: Place
-    answer: Answer
+    answer: UpstreamResponse
     status: int
     body: AsyncGenerator[bytes, None]
     """Ends, or raises UpstreamFailed."""
@@ -72,22 +72,22 @@ class Proxy:
     max_held_bytes: int
     on_retry: Callable[[Replica, str], None] = lambda replica, why: None
 
-    async def begin(self, asked: Asked, way: Way, target: str) -> Begun:
+    async def begin(self, request: RoutedRequest, span: RouteSpan, target: str) -> Begun:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
-        known = await self.fleet.find_known(asked)
+        known = await self.fleet.find_known(request)
         tried: list[str] = []
         while True:
             asked_at = time.monotonic()
-            place = await self.fleet.claim(asked, tried, known)
+            place = await self.fleet.claim(request, tried, known)
             tried.append(place.replica.name)
             claimed_at = time.monotonic()
-            way.claim(place.replica.name, claimed_at - asked_at)
+            span.claim(place.replica.name, claimed_at - asked_at)
             try:
-                begun = await self._begin_at(place, asked, way.headers, target, tried)
+                begun = await self._begin_at(place, request, span.headers, target, tried)
             except (UpstreamFailed, BadAnswer) as failure:
                 self.on_retry(place.replica, _name_of(failure))
-                way.fail(place.replica.name, _name_of(failure), claimed_at)
+                span.fail(place.replica.name, _name_of(failure), claimed_at)
                 if len(tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
                     raise
             else:
@@ -102,28 +102,30 @@ class Proxy:
             self.fleet.release(begun.place)
 
     async def _begin_at(
-        self, place: Place, asked: Asked, headers: Mapping[bytes, bytes], target: str, tried: list[str]
+        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str, tried: list[str]
     ) -> Begun:
         """There, or at a second replica if that one begins earlier."""
-        attempt = self._attempt(place, asked, headers, target)
+        attempt = self._attempt(place, request, headers, target)
         after_s = self.fleet.config.router.hedge_after_s
         if after_s is None:
             return await attempt
 
         def begin_second() -> Coroutine[Any, Any, Begun] | None:
-            other = self.fleet.try_claim(asked, tried, {}, is_new=True) if self.fleet.budget.spend() else None
+            other = self.fleet.try_claim(request, tried, {}, is_new=True) if self.fleet.budget.spend() else None
             if not other:
                 return None
             tried.append(other.replica.name)
-            return self._attempt(other, asked, headers, target)
+            return self._attempt(other, request, headers, target)
 
         return await race(attempt, begin_second, after_s=after_s, dismiss=self.finish)
 
-    async def _attempt(self, place: Place, asked: Asked, headers: Mapping[bytes, bytes], target: str) -> Begun:
+    async def _attempt(
+        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str
+    ) -> Begun:
         """Ask one replica, up to the first byte of its answer. If that fails its place is given back."""
         is_heard = False
         try:
-            begun = await self._ask(place, asked, headers, target)
+            begun = await self._ask(place, request, headers, target)
             is_heard = True
             self.fleet.begin(place)
             return begun
@@ -138,9 +140,9 @@ class Proxy:
                 place.replica.breaker.give_up()
                 self.fleet.release(place)
 
-    async def _ask(self, place: Place, asked: Asked, headers: Mapping[bytes, bytes], target: str) -> Begun:
+    async def _ask(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str) -> Begun:
         replica = place.replica
-        ask, translation = compose(asked, replica, headers, target)
+        ask, translation = compose(request, replica, headers, target)
         answer = await replica.upstream.send(ask)
         replica.last_byte_at = time.monotonic()
         try:
@@ -151,7 +153,7 @@ class Proxy:
             await answer.aclose()
             raise
 
-    async def _hold(self, place: Place, answer: Answer, translation: Translation | None) -> Begun:
+    async def _hold(self, place: Place, answer: UpstreamResponse, translation: Translation | None) -> Begun:
         """A whole answer, or an error."""
         most = MAX_ERROR_BYTES if answer.status >= 400 else self.max_held_bytes
         body = await _collect(answer, most)
@@ -160,7 +162,7 @@ class Proxy:
             raise BadAnswer(answer, status, said)
         return Begun(place, answer, status, _single(said), is_whole=True, notes=_notes(translation))
 
-    async def _start(self, place: Place, answer: Answer, translation: Translation | None) -> Begun:
+    async def _start(self, place: Place, answer: UpstreamResponse, translation: Translation | None) -> Begun:
         """A stream, once its first piece is there."""
         chunks = answer.chunks()
         first = await anext(chunks, b"")
@@ -170,7 +172,7 @@ class Proxy:
         return Begun(place, answer, answer.status, body, is_whole=False, notes=_notes(translation))
 
 
-async def ask_whole(replica: Replica, ask: Ask, max_bytes: int) -> tuple[int, Headers, bytes]:
+async def ask_whole(replica: Replica, ask: UpstreamRequest, max_bytes: int) -> tuple[int, Headers, bytes]:
     """A whole answer of one replica. Raises UpstreamFailed."""
     answer = await replica.upstream.send(ask)
     try:
@@ -179,7 +181,7 @@ async def ask_whole(replica: Replica, ask: Ask, max_bytes: int) -> tuple[int, He
         await answer.aclose()
 
 
-async def _collect(answer: Answer, max_bytes: int) -> bytes:
+async def _collect(answer: UpstreamResponse, max_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in answer.chunks():
         body += chunk

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hotloop.router.asked import BLOCK_TOKENS, Asked
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
 from hotloop.router.kinds import Api
@@ -23,7 +22,8 @@ from hotloop.router.replicas.health import Watch
 from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.replicas.tokens import tokenize
-from hotloop.router.told import Told
+from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
+from hotloop.router.summary import AnswerSummary
 
 MAX_ANSWERS = 20_000
 """How many answers are remembered by where they were made."""
@@ -84,42 +84,42 @@ class Fleet:
     def leaving(self) -> Collection[Replica]:
         return self._leaving
 
-    async def find_known(self, asked: Asked) -> Mapping[str, int]:
+    async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
-        if not self._exact.has_replicas or asked.api not in ("chat", "completions"):
+        if not self._exact.has_replicas or request.api not in ("chat", "completions"):
             return {}
-        shares = await self._exact.matched_shares(asked.read_body())
-        return {name: int(share * asked.num_tokens) for name, share in shares.items()}
+        shares = await self._exact.matched_shares(request.read_body())
+        return {name: int(share * request.num_tokens) for name, share in shares.items()}
 
-    async def claim(self, asked: Asked, tried: Collection[str], known: Mapping[str, int]) -> Place:
+    async def claim(self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int]) -> Place:
         """A place for a request, at a replica that was not tried if there is one.
 
         Raises RouteError where no replica has the model, or there was no place in time; Overloaded where too many wait.
         """
-        self._check_served(asked)
-        place = self.try_claim(asked, tried, known)
+        self._check_served(request)
+        place = self.try_claim(request, tried, known)
         if place:
             return place
         try:
             async with asyncio.timeout(self.config.router.queue_timeout_s):
                 return await self.room.wait(
-                    asked.priority, lambda: self.try_claim(asked, tried, known), give_back=self._give_back
+                    request.priority, lambda: self.try_claim(request, tried, known), give_back=self._give_back
                 )
         except TimeoutError:
             raise self._no_place() from None
 
     def try_claim(
-        self, asked: Asked, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
+        self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
     ) -> Place | None:
         """A place if there is one right now; with `is_new`, only where it was not tried."""
-        names = self._candidates(asked, tried)
+        names = self._candidates(request, tried)
         if is_new and names & set(tried):
             return None
         ticket = self._placement.place(
-            asked.key,
-            asked.num_tokens,
-            session=asked.session,
-            num_output=asked.num_output,
+            request.key,
+            request.num_tokens,
+            session=request.session,
+            num_output=request.num_output,
             now=time.monotonic(),
             among=names,
             known=known,
@@ -159,20 +159,20 @@ class Fleet:
         place.replica.breaker.give_up()
         self.release(place)
 
-    def learn(self, place: Place, told: Told) -> None:
+    def learn(self, place: Place, summary: AnswerSummary) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
-        if told.is_broken:
+        if summary.is_broken:
             self.fail(place)
         else:
             place.replica.breaker.succeed()
-        place.has_calls, place.num_output = told.has_calls, told.num_output
-        if told.answer_id:
-            self._makers[told.answer_id] = place.replica.name
-            self._makers.move_to_end(told.answer_id)
+        place.has_calls, place.num_output = summary.has_calls, summary.num_output
+        if summary.answer_id:
+            self._makers[summary.answer_id] = place.replica.name
+            self._makers.move_to_end(summary.answer_id)
             if len(self._makers) > MAX_ANSWERS:
                 self._makers.popitem(last=False)
-        if told.num_prompt and told.num_cached is not None:
-            share = min(1.0, told.num_cached / told.num_prompt)  # its tokens and ours are not the same
+        if summary.num_prompt and summary.num_cached is not None:
+            share = min(1.0, summary.num_cached / summary.num_prompt)  # its tokens and ours are not the same
             self._placement.correct(place.ticket, int(share * place.ticket.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
@@ -180,33 +180,35 @@ class Fleet:
         maker = self.replicas.get(self._makers.get(answer_id, ""))
         return [maker] if maker else [each for each in self.replicas.values() if each.state == "up"]
 
-    def _candidates(self, asked: Asked, tried: Collection[str]) -> frozenset[str]:
+    def _candidates(self, request: RoutedRequest, tried: Collection[str]) -> frozenset[str]:
         """Who could take it now: rather one that speaks its language and was not tried."""
         now = time.monotonic()
-        maker = self._makers.get(asked.follows or "")
+        maker = self._makers.get(request.follows or "")
         fit = [
             each
-            for each in self._serving(asked)
+            for each in self._serving(request)
             if each.state == "up" and each.has_room and each.breaker.can_ask(now) and maker in (None, each.name)
         ]
         fit = [each for each in fit if each.name not in tried] or fit
-        fluent = [each for each in fit if asked.api in each.apis]
+        fluent = [each for each in fit if request.api in each.apis]
         return frozenset(each.name for each in fluent or fit)
 
-    def _serving(self, asked: Asked) -> Iterable[Replica]:
+    def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
-            is_near = not asked.is_question and self._can_translate(asked.api, each.apis)
-            if each.serves(asked.model) and (asked.api in each.apis or is_near):
+            is_near = not request.is_question and self._can_translate(request.api, each.apis)
+            if each.serves(request.model) and (request.api in each.apis or is_near):
                 yield each
 
-    def _check_served(self, asked: Asked) -> None:
+    def _check_served(self, request: RoutedRequest) -> None:
         """Only what is known counts: a replica that was never up may have any model."""
-        if any(True for _ in self._serving(asked)):
+        if any(True for _ in self._serving(request)):
             return
         names = sorted({name for each in self.replicas.values() for name in each.models})
-        if asked.model in names:
-            raise RouteError(404, "api_not_served", f"no replica with {asked.model!r} speaks this API, or one near it")
-        raise RouteError(404, "model_not_found", f"no replica has the model {asked.model!r:.200}; there are {names}")
+        if request.model in names:
+            raise RouteError(
+                404, "api_not_served", f"no replica with {request.model!r} speaks this API, or one near it"
+            )
+        raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; there are {names}")
 
     def _no_place(self) -> RouteError:
         if any(each.state == "up" for each in self.replicas.values()):

@@ -13,7 +13,7 @@ import msgspec
 from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica
-from hotloop.router.upstream.wire import Ask, UpstreamFailed
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest
 
 MAX_MISSED = 2
 DISCOVERY_EVERY = 30
@@ -112,7 +112,7 @@ class Watch:
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         try:
-            answer = await self._replica.probes.send(Ask("GET", path, self._replica.headers({})))
+            answer = await self._replica.probes.send(UpstreamRequest("GET", path, self._replica.headers({})))
             try:
                 page = bytearray()
                 async for chunk in answer.chunks():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hotloop.router.replicas.replica import Replica
-from hotloop.router.upstream.wire import Ask, UpstreamFailed
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest
 
 MAX_BYTES = 16 << 20
 
@@ -30,7 +30,7 @@ async def _ask(replica: Replica, path: str, model: str, question: Mapping[str, A
     body = msgspec.json.encode({**question, "model": replica.models.get(model, model)})
     headers = replica.headers({b"content-type": b"application/json"})
     try:
-        answer = await replica.upstream.send(Ask("POST", path, headers, body))
+        answer = await replica.upstream.send(UpstreamRequest("POST", path, headers, body))
         try:
             page = bytearray()
             async for chunk in answer.chunks():

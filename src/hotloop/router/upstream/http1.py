@@ -10,7 +10,7 @@ import asyncio
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import Connection, Http1Answer
 from hotloop.router.upstream.pool import Pool
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed, check_ask, describe
+from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest, check_ask, describe
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -30,7 +30,7 @@ class Http1Upstream:
     def num_open(self) -> int:
         return self._pool.num_open
 
-    async def send(self, ask: Ask) -> Http1Answer:
+    async def send(self, ask: UpstreamRequest) -> Http1Answer:
         head = self._render_head(ask)
         connection = await self._take()
         answer = self._start(connection, head, ask)
@@ -55,7 +55,7 @@ class Http1Upstream:
         self._pool.check()
         assert sum(not connection.is_lost for connection in self._connections) <= self.num_open
 
-    def _start(self, connection: Connection, head: bytes, ask: Ask) -> Http1Answer:
+    def _start(self, connection: Connection, head: bytes, ask: UpstreamRequest) -> Http1Answer:
         answer = Http1Answer(connection, self._timeouts, has_body=ask.method != "HEAD")
         connection.ask(head, ask.body, answer)
         return answer
@@ -95,7 +95,7 @@ class Http1Upstream:
         connection.closed.add_done_callback(lambda _: self._connections.discard(connection))
         return connection
 
-    def _render_head(self, ask: Ask) -> bytes:
+    def _render_head(self, ask: UpstreamRequest) -> bytes:
         check_ask(ask)
         lines = [f"{ask.method} {self._address.prefix}{ask.target} HTTP/1.1\r\n".encode("ascii"), self._host_line]
         lines += [b"%b: %b\r\n" % header for header in ask.headers]

@@ -21,7 +21,7 @@ from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.pool import MAX_IDLE_S
 from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Ask, Headers, Stage, Timeouts, UpstreamFailed, check_ask, describe
+from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, UpstreamRequest, check_ask, describe
 
 
 class Lane:
@@ -76,7 +76,7 @@ class HttpxUpstream:
     def num_open(self) -> int:
         return sum(lane.num_answers for lane in self._lanes)
 
-    async def send(self, ask: Ask) -> "HttpxAnswer":
+    async def send(self, ask: UpstreamRequest) -> "HttpxAnswer":
         check_ask(ask)
         attempt = Attempt(self._timeouts)
         try:
@@ -102,7 +102,7 @@ class HttpxUpstream:
             self._lanes.discard(lane)
             await lane.transport.aclose()
 
-    async def _try(self, ask: Ask, attempt: Attempt) -> "HttpxAnswer":
+    async def _try(self, ask: UpstreamRequest, attempt: Attempt) -> "HttpxAnswer":
         if self._is_closed:
             raise UpstreamFailed.removed()
         lane = self._lane
@@ -117,7 +117,7 @@ class HttpxUpstream:
         attempt.stage = "body"
         return HttpxAnswer(self, lane, attempt, response)
 
-    def _render(self, ask: Ask, attempt: Attempt) -> httpx.Request:
+    def _render(self, ask: UpstreamRequest, attempt: Attempt) -> httpx.Request:
         """The target goes beside the address, since httpx would write it its own way."""
         timeout = {"connect": self._timeouts.connect_s, "read": None, "write": None, "pool": None}
         extensions = {"target": f"{self._prefix}{ask.target}".encode("ascii"), "timeout": timeout, "trace": attempt}

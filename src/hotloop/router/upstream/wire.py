@@ -28,7 +28,7 @@ _WHAT_FAILED: dict[Stage, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class UpstreamRequest:
     """What a replica is sent."""
 
     method: str
@@ -39,7 +39,7 @@ class Ask:
     body: bytes = b""
 
 
-class Answer(Protocol):
+class UpstreamResponse(Protocol):
     """What a replica answered: a head, and a body still arriving."""
 
     @property
@@ -67,7 +67,7 @@ class Upstream(Protocol):
         """Connections open or being opened, idle ones too; where answers share connections, answers under way."""
         ...
 
-    async def send(self, ask: Ask) -> Answer:
+    async def send(self, ask: UpstreamRequest) -> UpstreamResponse:
         """The answer, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
         ...
 
@@ -118,7 +118,7 @@ def describe(error: Exception) -> str:
     return os.strerror(number) if number else str(error) or type(error).__name__
 
 
-def check_ask(ask: Ask) -> None:
+def check_ask(ask: UpstreamRequest) -> None:
     """Raises RequestError if the replica could read it as something else than one request."""
     if not _TARGET.fullmatch(ask.target):
         raise RequestError("the target of a request is no path, or holds a space or a letter beyond ASCII")

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from hotloop.core.request import Priority
-from hotloop.router.asked import Asked
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told, read_end, read_id
+from hotloop.router.request import RoutedRequest
+from hotloop.router.summary import AnswerSummary, read_end, read_id
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
@@ -30,38 +30,38 @@ class RouteRecorder:
         self.service = "router"
         self._recent = RecentTraces()
 
-    def open(self, asked: Asked, headers: Headers, request_id: str) -> "Way":
+    def open(self, request: RoutedRequest, headers: Headers, request_id: str) -> "RouteSpan":
         """To be entered: it is told when it is left. Where nobody listens, the client's own headers go on."""
-        if not self.tracer.is_on or asked.is_question:
-            return Way(self, asked, headers, None, None)
-        context, parent_id = self._recent.join(asked.headers.get(TRACEPARENT), asked.session)
+        if not self.tracer.is_on or request.is_question:
+            return RouteSpan(self, request, headers, None, None)
+        context, parent_id = self._recent.join(request.headers.get(TRACEPARENT), request.session)
         sent = {**headers, _HEADER: render_traceparent(context).encode()}
-        way = Way(self, asked, sent, context, parent_id)
-        way.facts[names.REQUEST_ID] = request_id
-        return way
+        span = RouteSpan(self, request, sent, context, parent_id)
+        span.facts[names.REQUEST_ID] = request_id
+        return span
 
 
-class Way:
+class RouteSpan:
     """What is known of one request's way so far. `headers` are those to send on."""
 
     def __init__(
         self,
         recorder: RouteRecorder,
-        asked: Asked,
+        request: RoutedRequest,
         headers: Headers,
         context: TraceContext | None,
         parent_id: str | None,
     ) -> None:
         self.headers = headers
         self.facts: dict[str, Any] = {
-            names.ENDPOINT: asked.api,
-            names.MODEL: asked.model,
-            names.PRIORITY: Priority(asked.priority).name.lower(),
+            names.ENDPOINT: request.api,
+            names.MODEL: request.model,
+            names.PRIORITY: Priority(request.priority).name.lower(),
             names.TRIED: [],
             names.QUEUE_NS: 0,
         }
         self._recorder = recorder
-        self._session = asked.session
+        self._session = request.session
         self._context = context
         self._parent_id = parent_id
         self._began_at = time.monotonic()
@@ -104,19 +104,19 @@ class Way:
             names.FIRST_BYTE_NS: self._clock.now_ns(),
         }
 
-    def learn(self, told: Told) -> None:
+    def learn(self, summary: AnswerSummary) -> None:
         """An answer has come to its end."""
-        said = {names.ANSWER_ID: told.answer_id, names.NUM_OUTPUT: told.num_output}
-        said |= {names.NUM_PROMPT: told.num_prompt, names.NUM_CACHED: told.num_cached}
+        said = {names.ANSWER_ID: summary.answer_id, names.NUM_OUTPUT: summary.num_output}
+        said |= {names.NUM_PROMPT: summary.num_prompt, names.NUM_CACHED: summary.num_cached}
         self.facts |= {name: value for name, value in said.items() if value is not None}
-        self._error = "the answer broke off" if told.is_broken else ""
+        self._error = "the answer broke off" if summary.is_broken else ""
         self._is_told = True
 
     def settle(self, answer: bytes) -> None:
         """An answer that was there whole, before the client was told any of it."""
-        told = Told(answer_id=read_id(answer))
-        read_end(answer, told, is_messages=False)
-        self.learn(told)
+        summary = AnswerSummary(answer_id=read_id(answer))
+        read_end(answer, summary, is_messages=False)
+        self.learn(summary)
 
     def _tell(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str

@@ -60,7 +60,7 @@ _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RoutedRequest:
     """One request. `raw` is what the client sent, to the byte."""
 
     api: Api
@@ -89,7 +89,7 @@ class Asked:
         return msgspec.json.encode({**fields, "model": Raw(msgspec.json.encode(model))})
 
 
-def parse_asked(api: Api, headers: Mapping[str, str], raw: bytes, *, is_question: bool = False) -> Asked:
+def parse_request(api: Api, headers: Mapping[str, str], raw: bytes, *, is_question: bool = False) -> RoutedRequest:
     """Raises RequestError where the body is no JSON object."""
     try:
         body = _decoder.decode(raw)
@@ -98,7 +98,7 @@ def parse_asked(api: Api, headers: Mapping[str, str], raw: bytes, *, is_question
     key, num_bytes = _hash_prompt(body)
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
-    return Asked(
+    return RoutedRequest(
         api=api,
         raw=raw,
         model=_word(body.model) or "",

@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.router.proxy.proxy import end_of_events
-from hotloop.router.told import Told, read_end, read_id
+from hotloop.router.summary import AnswerSummary, read_end, read_id
 
 ENDS = [
     (b'"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":64}}', 100, 64, 7),
@@ -15,19 +15,19 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "prompt", "cached", "output"), ENDS)
 def test_usage_is_read_where_there_is_one(end, prompt, cached, output):
-    told = Told()
+    told = AnswerSummary()
     read_end(end, told, is_messages=False)
     assert (told.num_prompt, told.num_cached, told.num_output) == (prompt, cached, output)
 
 
 def test_in_anthropics_shape_what_was_cached_is_not_input():
-    told = Told()
+    told = AnswerSummary()
     read_end(b'"usage":{"input_tokens":20,"cache_read_input_tokens":80,"output_tokens":3}', told, is_messages=True)
     assert (told.num_prompt, told.num_cached) == (100, 80)
 
 
 def test_in_anthropics_shape_what_was_written_to_the_cache_is_not_input_either():
-    told = Told()
+    told = AnswerSummary()
     end = b'"usage":{"input_tokens":12,"cache_creation_input_tokens":5000,"cache_read_input_tokens":300}'
     read_end(end, told, is_messages=True)
     assert (told.num_prompt, told.num_cached) == (5312, 300)
@@ -37,7 +37,7 @@ def test_in_anthropics_shape_what_was_written_to_the_cache_is_not_input_either()
     "end", [b'"finish_reason":"tool_calls"', b'"stop_reason":"tool_use"', b'"type":"function_call"']
 )
 def test_calls_are_noticed(end):
-    told = Told()
+    told = AnswerSummary()
     read_end(end, told, is_messages=False)
     assert told.has_calls
 

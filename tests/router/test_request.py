@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
-from hotloop.router.asked import BLOCK_BYTES, Asked, parse_asked
 from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.request import BLOCK_BYTES, RoutedRequest, parse_request
 
 TEXT = "a sentence that says a little " * 40
 
 
-def ask(body: dict[str, Any], api: str = "chat", **headers: str) -> Asked:
+def ask(body: dict[str, Any], api: str = "chat", **headers: str) -> RoutedRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return parse_asked(api, named, json.dumps(body).encode())
+    return parse_request(api, named, json.dumps(body).encode())
 
 
 def turn(role: str, text: str) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def test_marks_that_move_along_do_not_change_the_key():
         return {"model": "m", "max_tokens": 5, "messages": messages}
 
     # What has no mark is hashed as it was written, so write it as it would be written without one.
-    def compact(marked: int) -> Asked:
-        return parse_asked("messages", {}, json.dumps(body(marked), separators=(",", ":")).encode())
+    def compact(marked: int) -> RoutedRequest:
+        return parse_request("messages", {}, json.dumps(body(marked), separators=(",", ":")).encode())
 
     assert compact(0).key == compact(2).key
 
@@ -116,7 +116,7 @@ def test_what_has_the_wrong_type_is_left_for_the_replica_to_refuse():
 
 def test_renaming_changes_the_name_alone():
     raw = b'{"model": "a", "x": [1,  2.50], "messages": []}'
-    renamed = parse_asked("chat", {}, raw).rename("b")
+    renamed = parse_request("chat", {}, raw).rename("b")
     assert json.loads(renamed) == {**json.loads(raw), "model": "b"}
     assert b"[1,  2.50]" in renamed
 
@@ -127,4 +127,4 @@ def test_renaming_changes_the_name_alone():
 )
 def test_what_cannot_be_read_is_one_clear_error(raw):
     with pytest.raises(RequestError, match="cannot be read"):
-        parse_asked("chat", {}, raw)
+        parse_request("chat", {}, raw)

@@ -18,7 +18,7 @@ _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
 
 
 @dataclass(slots=True)
-class Told:
+class AnswerSummary:
     """None where it did not say."""
 
     answer_id: str | None = None
@@ -35,14 +35,14 @@ def read_id(begin: bytes) -> str | None:
     return found[1].decode("ascii", "replace") if found else None
 
 
-def read_end(end: bytes, told: Told, *, is_messages: bool) -> None:
+def read_end(end: bytes, summary: AnswerSummary, *, is_messages: bool) -> None:
     """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
-    told.num_cached = _last(_CACHED, end)
-    told.num_prompt = _last(_PROMPT, end)
-    told.num_output = _last(_OUTPUT, end)
-    told.has_calls = any(word in end for word in _CALLS)
-    if is_messages and told.num_prompt is not None:
-        told.num_prompt += (told.num_cached or 0) + (_last(_WRITTEN, end) or 0)
+    summary.num_cached = _last(_CACHED, end)
+    summary.num_prompt = _last(_PROMPT, end)
+    summary.num_output = _last(_OUTPUT, end)
+    summary.has_calls = any(word in end for word in _CALLS)
+    if is_messages and summary.num_prompt is not None:
+        summary.num_prompt += (summary.num_cached or 0) + (_last(_WRITTEN, end) or 0)
 
 
 def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:
