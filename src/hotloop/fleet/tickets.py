@@ -94,8 +94,7 @@ class Tickets:
             self._placement.finish(ticket, num_output=0, now=time.monotonic())
 
     def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
-        if summary.num_prompt and summary.num_cached is not None:
-            share = min(1.0, summary.num_cached / summary.num_prompt)  # its tokens and ours are not the same
+        if (share := summary.cached_share) is not None:
             self._placement.correct(ticket, int(share * ticket.num_tokens))
         now = time.monotonic()
         self._placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)

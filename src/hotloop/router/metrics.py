@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.saved import Saved
 from hotloop.trace.tracer import NullTracer, Tracer
 
@@ -22,7 +23,7 @@ _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 class RouterMetrics:
     """Everything measured about one router, in a registry of its own."""
 
-    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved | None], tracer: Tracer | None = None) -> None:
+    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved], tracer: Tracer | None = None) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
@@ -51,12 +52,13 @@ class RouterMetrics:
         self._reasons.labels(replica, reason.partition(",")[0]).inc()
         self._first_byte.observe(first_byte_s)
 
-    def count_told(self, replica: str, num_prompt: int | None, num_cached: int | None, *, is_broken: bool) -> None:
-        self.num_prompt += num_prompt or 0
-        self.num_cached += num_cached or 0
-        self._prompt.labels(replica).inc(num_prompt or 0)
-        self._cached.labels(replica).inc(num_cached or 0)
-        if is_broken:
+    def count_ended(self, replica: str, summary: AnswerSummary) -> None:
+        num_prompt, num_cached = summary.num_prompt or 0, summary.num_cached or 0
+        self.num_prompt += num_prompt
+        self.num_cached += num_cached
+        self._prompt.labels(replica).inc(num_prompt)
+        self._cached.labels(replica).inc(num_cached)
+        if summary.is_broken:
             self._broken.labels(replica).inc()
 
     def count_failure(self, replica: str, why: str) -> None:
@@ -94,7 +96,7 @@ class _FleetCollector(Collector):
 class _TiersCollector(Collector):
     """What tiers did and saved; nothing where there are none."""
 
-    def __init__(self, find_saved: Callable[[], Saved | None]) -> None:
+    def __init__(self, find_saved: Callable[[], Saved]) -> None:
         self._find_saved = find_saved
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -102,13 +104,12 @@ class _TiersCollector(Collector):
         discarded = CounterMetricFamily("hotloop_router_tier_discarded", "Answers not taken.", labels=("tier",))
         cost = CounterMetricFamily("hotloop_router_tier_cost", "Money spent, by the prices given.", labels=("tier",))
         saved = self._find_saved()
-        for name, tally in saved.tallies.items() if saved else ():
+        for name, tally in saved.tallies.items():
             answers.add_metric((name,), tally.num_answers)
             discarded.add_metric((name,), tally.num_discarded)
             cost.add_metric((name,), tally.cost)
-        savings = saved.savings() if saved else None
         money = GaugeMetricFamily("hotloop_router_saved_money", "Less than always the largest would have cost.")
         seconds = GaugeMetricFamily("hotloop_router_saved_seconds", "Less than the largest would have taken.")
-        money.add_metric((), savings.money if savings else 0.0)
-        seconds.add_metric((), savings.time_s if savings else 0.0)
+        money.add_metric((), saved.money)
+        seconds.add_metric((), saved.time_s)
         yield from (answers, discarded, cost, money, seconds)

@@ -1,6 +1,6 @@
 """A request's way through the router as spans: one for all of it, and one for each try that failed.
 
-The trace goes on at the replica: what it is told to be a child of is the router's own span, not the client's.
+The trace goes on at the replica: the parent it is told is the router's own span, not the client's.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any, Self
 from hotloop.core.request import Priority
 from hotloop.router.placement.policy import Choice
 from hotloop.router.request import RoutedRequest
-from hotloop.router.summary import AnswerSummary, read_end, read_id
+from hotloop.router.summary import AnswerSummary
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
@@ -31,14 +31,12 @@ class RouteRecorder:
         self._recent = RecentTraces()
 
     def open(self, request: RoutedRequest, headers: Headers, request_id: str) -> "RouteSpan":
-        """To be entered: it is told when it is left. Where nobody listens, the client's own headers go on."""
+        """To be entered: it is recorded when it is left. Where nobody listens, the client's own headers go on."""
         if not self.tracer.is_on or request.is_question:
-            return RouteSpan(self, request, headers, None, None)
+            return RouteSpan(self, request, headers, request_id)
         context, parent_id = self._recent.join(request.headers.get(TRACEPARENT), request.session)
         sent = {**headers, _HEADER: render_traceparent(context).encode()}
-        span = RouteSpan(self, request, sent, context, parent_id)
-        span.facts[names.REQUEST_ID] = request_id
-        return span
+        return RouteSpan(self, request, sent, request_id, context, parent_id)
 
 
 class RouteSpan:
@@ -49,14 +47,16 @@ class RouteSpan:
         recorder: RouteRecorder,
         request: RoutedRequest,
         headers: Headers,
-        context: TraceContext | None,
-        parent_id: str | None,
+        request_id: str,
+        context: TraceContext | None = None,
+        parent_id: str | None = None,
     ) -> None:
         self.headers = headers
         self.facts: dict[str, Any] = {
             names.ENDPOINT: request.api,
             names.MODEL: request.model,
             names.PRIORITY: Priority(request.priority).name.lower(),
+            names.REQUEST_ID: request_id,
             names.TRIED: [],
             names.QUEUE_NS: 0,
         }
@@ -67,7 +67,7 @@ class RouteSpan:
         self._began_at = time.monotonic()
         self._clock = Clock()
         self._error = ""
-        self._is_told = False
+        self._has_ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -76,11 +76,11 @@ class RouteSpan:
         if error is not None:
             self._error = str(error) or type(error).__name__
         if self._context:
-            self._tell(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+            self._record(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
 
     def hang_up(self) -> None:
-        """The client has left; what it was told to the end is no error."""
-        if not self._is_told:
+        """The client has left; an answer that had ended is no error."""
+        if not self._has_ended:
             self._error = "the client hung up"
 
     def claim(self, replica: str, wait_s: float) -> None:
@@ -92,7 +92,7 @@ class RouteSpan:
         """A try that failed."""
         if self._context:
             context = TraceContext(self._context.trace_id, new_span_id())
-            self._tell(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
+            self._record(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
 
     def begin(self, choice: Choice, status: int) -> None:
         """An answer has begun."""
@@ -104,21 +104,19 @@ class RouteSpan:
             names.FIRST_BYTE_NS: self._clock.now_ns(),
         }
 
-    def learn(self, summary: AnswerSummary) -> None:
+    def end(self, summary: AnswerSummary) -> None:
         """An answer has come to its end."""
-        said = {names.ANSWER_ID: summary.answer_id, names.NUM_OUTPUT: summary.num_output}
-        said |= {names.NUM_PROMPT: summary.num_prompt, names.NUM_CACHED: summary.num_cached}
-        self.facts |= {name: value for name, value in said.items() if value is not None}
+        facts = {
+            names.ANSWER_ID: summary.answer_id,
+            names.NUM_PROMPT: summary.num_prompt,
+            names.NUM_CACHED: summary.num_cached,
+            names.NUM_OUTPUT: summary.num_output,
+        }
+        self.facts |= {name: value for name, value in facts.items() if value is not None}
         self._error = "the answer broke off" if summary.is_broken else ""
-        self._is_told = True
+        self._has_ended = True
 
-    def settle(self, answer: bytes) -> None:
-        """An answer that was there whole, before the client was told any of it."""
-        summary = AnswerSummary(answer_id=read_id(answer))
-        read_end(answer, summary, is_messages=False)
-        self.learn(summary)
-
-    def _tell(
+    def _record(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
     ) -> None:
         self._recorder.tracer.record(

@@ -5,7 +5,6 @@ model "auto" ─classify, choose─> a tier's model ─┬─ no cascade ──�
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +15,14 @@ from hotloop.router.proxy.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
-from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade
-from hotloop.router.tiers.config import Tier, TiersConfig, Tokens
-from hotloop.router.tiers.features import look_at
-from hotloop.router.tiers.saved import Saved, tokens_of
-from hotloop.router.tiers.stream import render_stream
+from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade, render_stream
+from hotloop.router.tiers.config import Tier, TiersConfig
+from hotloop.router.tiers.features import TASK_HEADER, look_at
+from hotloop.router.tiers.saved import Saved
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.wire.usage import Usage
 
 CHAT = "/v1/chat/completions"
-TASK_HEADER = "x-hotloop-task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class TieredRequests:
     """Settles requests for routes, and keeps count of what that saves."""
 
     def __init__(self, config: TiersConfig, proxy: Proxy) -> None:
-        self.saved = Saved(config.tiers) if config.tiers else None
+        self.saved = Saved(config.tiers)
         self._tiers = Tiers(config)
         self._proxy = proxy
 
@@ -55,50 +53,41 @@ class TieredRequests:
         async def ask(tier: Tier, question: dict[str, Any]) -> Reply:
             return await self._ask(question, request, span)
 
-        guess = await self._tiers.classify(request.model, features, ask)
-        if guess.reply:
-            self._count(self._tiers.config.tiers[0].name, guess.reply, is_answer=False)
+        config, now = self._tiers.config, time.monotonic()
+        task, reply = await self._tiers.classify(request.model, features, ask)
+        if reply:
+            self.saved.record(config.tiers[0].name, reply.usage, reply.latency_s, is_answer=False)
         choice = self._tiers.choose(
-            request.model,
-            features,
-            task=guess.task,
-            session=request.session,
-            num_output=request.num_output,
-            now=time.monotonic(),
+            request.model, features, task=task, session=request.session, num_output=request.num_output, now=now
         )
-        route = self._tiers.config.route(request.model)
+        route = config.route(request.model)
         assert route
+        answer = None
         if route.cascade and request.api == "chat" and can_cascade(body):
-            return self._conclude(request, body, await cascade(self._tiers.config, route.cascade, choice, body, ask))
-        return Settled(_for_model(request, choice.model), choice)
+            cascaded = await cascade(config, route.cascade, choice, body, ask)
+            self._count(request.session, cascaded)
+            choice, answer = cascaded.choice, cascaded.answer
+        settled = parse_request(request.api, request.headers, request.rename(choice.model))
+        if answer is None:
+            return Settled(settled, choice)
+        rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
+        return Settled(settled, choice, rendered)
 
     def learn(self, request: RoutedRequest, choice: TierChoice, summary: AnswerSummary, latency_s: float) -> None:
         """An answer that was not judged has come to its end. A stream without usage is counted by estimate."""
-        tokens = Tokens(request.num_tokens, 0, request.num_output)
+        usage = Usage(request.num_tokens, 0, request.num_output)
         if summary.num_prompt is not None and summary.num_output is not None:
-            tokens = Tokens(summary.num_prompt, summary.num_cached or 0, summary.num_output)
-        self._tiers.learn(request.session, choice.tier, tokens, time.monotonic())
-        if self.saved:
-            self.saved.record(choice.tier, tokens, latency_s)
+            usage = Usage(summary.num_prompt, summary.num_cached, summary.num_output)
+        self._tiers.learn(request.session, choice.tier, usage, time.monotonic())
+        self.saved.record(choice.tier, usage, latency_s)
 
-    def _conclude(self, request: RoutedRequest, body: Mapping[str, Any], cascaded: Cascaded) -> Settled:
-        """Count what was asked; all but an answer that was taken has only cost."""
+    def _count(self, session: str, cascaded: Cascaded) -> None:
+        """All but an answer that was taken has only cost."""
         for attempt in cascaded.attempts:
-            is_answer = cascaded.answer is not None and attempt is cascaded.attempts[-1]
-            self._count(attempt.tier.name, attempt.reply, is_answer=is_answer)
+            name, reply, is_answer = attempt.tier.name, attempt.reply, not attempt.doubt
+            self.saved.record(name, reply.usage, reply.latency_s, is_answer=is_answer)
             if is_answer:
-                tokens = tokens_of(attempt.reply.answer or {})
-                self._tiers.learn(request.session, attempt.tier.name, tokens, time.monotonic())
-        settled = _for_model(request, cascaded.choice.model)
-        if cascaded.answer is None:
-            return Settled(settled, cascaded.choice)
-        if request.is_stream:
-            return Settled(settled, cascaded.choice, b"".join(render_stream(cascaded.answer, body)))
-        return Settled(settled, cascaded.choice, msgspec.json.encode(cascaded.answer))
-
-    def _count(self, tier: str, reply: Reply, *, is_answer: bool) -> None:
-        if self.saved:
-            self.saved.record(tier, tokens_of(reply.answer or {}), reply.latency_s, is_answer=is_answer)
+                self._tiers.learn(session, name, reply.usage, time.monotonic())
 
     async def _ask(self, question: dict[str, Any], request: RoutedRequest, span: RouteSpan) -> Reply:
         """A question of our own, or the client's as it is put to a tier; on the same road as any."""
@@ -114,8 +103,3 @@ class TieredRequests:
         except (HotloopError, msgspec.MsgspecError):
             answer = None
         return Reply(answer, time.monotonic() - begun_at)
-
-
-def _for_model(request: RoutedRequest, model: str) -> RoutedRequest:
-    """The same request for another model, which has read other prompts."""
-    return parse_request(request.api, request.headers, request.rename(model))

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from hotloop.router.upstream.address import Address
+from hotloop.border.url import split_url
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, UpstreamResponse
 
@@ -80,7 +80,7 @@ class Replica:
 
     def upstream(self, *, max_connections: int = 8, timeouts: Timeouts | None = None) -> Http1Upstream:
         timeouts = timeouts or Timeouts()
-        return Http1Upstream(Address.parse(self.url), max_connections=max_connections, timeouts=timeouts)
+        return Http1Upstream(split_url(self.url), max_connections=max_connections, timeouts=timeouts)
 
     async def until(self, is_true: Callable[["Replica"], bool]) -> None:
         """Wait for what is about to happen here."""

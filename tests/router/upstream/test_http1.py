@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.router.upstream.replicas import CHUNKED, OK, POST, Replica, Visit, body_of, saying
 from tests.router.upstream.serving import Uvicorn
 
+from hotloop.border.url import split_url
 from hotloop.core.errors import RequestError
-from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import MAX_BUFFERED_BYTES
 from hotloop.router.upstream.http1 import Http1Upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamRequest
@@ -22,7 +22,7 @@ async def echo(visit: Visit) -> None:
 
 async def test_a_request_goes_out_as_it_was_given() -> None:
     async with Replica(saying(OK)) as replica:
-        upstream = Http1Upstream(Address.parse(f"{replica.url}/prefix/"), max_connections=1, timeouts=Timeouts())
+        upstream = Http1Upstream(split_url(f"{replica.url}/prefix/"), max_connections=1, timeouts=Timeouts())
         answer = await upstream.send(
             UpstreamRequest("POST", "/v1/x?a=%20b", [(b"X-Odd", b"caf\xe9"), (b"a", b"")], b"\0\xffbody")
         )
@@ -232,7 +232,7 @@ async def test_a_slow_reader_holds_the_replica_back() -> None:
 
 async def test_an_ordinary_server() -> None:
     with Uvicorn() as server:
-        upstream = Http1Upstream(Address.parse(server.url), max_connections=2, timeouts=Timeouts())
+        upstream = Http1Upstream(split_url(server.url), max_connections=2, timeouts=Timeouts())
         for _ in range(3):
             answer = await upstream.send(UpstreamRequest("POST", "/stream", [], b"hello"))
             assert answer.status == 200

@@ -19,7 +19,7 @@ from tests.router.upstream.replicas import (
     silent,
 )
 
-from hotloop.router.upstream.address import Address
+from hotloop.border.url import split_url
 from hotloop.router.upstream.http2 import HttpxUpstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
@@ -29,8 +29,8 @@ async def connected(
     replica: Http2Replica | Replica, trust: Trust, timeouts: Timeouts | None = None
 ) -> AsyncIterator[HttpxUpstream]:
     async with replica:
-        address = Address.parse(f"{replica.url}/prefix")
-        upstream = HttpxUpstream(address, max_connections=4, timeouts=timeouts or Timeouts(), trusted=trust.believed)
+        url = split_url(f"{replica.url}/prefix")
+        upstream = HttpxUpstream(url, max_connections=4, timeouts=timeouts or Timeouts(), trusted=trust.believed)
         yield upstream
         await upstream.aclose()
         assert upstream.num_open == 0
@@ -180,8 +180,8 @@ async def test_silence_is_a_timeout(trust: Trust) -> None:
 
 async def test_nobody_accepts() -> None:
     with full_queue() as port:
-        address = Address.parse(f"https://127.0.0.1:{port}")
-        upstream = HttpxUpstream(address, max_connections=1, timeouts=Timeouts(connect_s=0.05))
+        url = split_url(f"https://127.0.0.1:{port}")
+        upstream = HttpxUpstream(url, max_connections=1, timeouts=Timeouts(connect_s=0.05))
         failure = await failure_of(upstream)
         await upstream.aclose()
     assert (failure.stage, failure.is_timeout) == ("connect", True)
@@ -240,8 +240,8 @@ async def test_a_stale_connection_is_replaced_once(old_trust: Trust) -> None:
 
 async def test_a_certificate_nobody_vouches_for(trust: Trust, old_trust: Trust) -> None:
     async with Replica(silent, certificate=trust.shown) as replica:
-        address = Address.parse(replica.url)
-        upstream = HttpxUpstream(address, max_connections=1, timeouts=Timeouts(), trusted=old_trust.believed)
+        url = split_url(replica.url)
+        upstream = HttpxUpstream(url, max_connections=1, timeouts=Timeouts(), trusted=old_trust.believed)
         failure = await failure_of(upstream)
         assert (failure.stage, failure.is_timeout) == ("connect", False)
         assert "certificate" in str(failure)

@@ -6,11 +6,12 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
 from hotloop.router.kinds import Api
@@ -35,10 +36,7 @@ class Place:
 
     replica: Replica
     ticket: Ticket
-    has_calls: bool = False
-    """Whether the answer there ended in tool calls: the session will be back."""
-    num_output: int | None = None
-    """How many tokens it wrote, if it said."""
+    summary: AnswerSummary = field(default_factory=AnswerSummary)
 
 
 class Fleet:
@@ -47,13 +45,13 @@ class Fleet:
         self.budget = RetryBudget(config.router.retry_share)
         self.room: WaitingRoom[Place] = WaitingRoom(config.router.max_waiting)
         self.replicas: dict[str, Replica] = {}
-        self._leaving: set[Replica] = set()
+        self.leaving: set[Replica] = set()
         self._can_translate = can_translate
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
-        self._makers: OrderedDict[str, str] = OrderedDict()
+        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -78,11 +76,7 @@ class Fleet:
 
     @property
     def num_running(self) -> int:
-        return sum(each.num_running for each in (*self.replicas.values(), *self._leaving))
-
-    @property
-    def leaving(self) -> Collection[Replica]:
-        return self._leaving
+        return sum(each.num_running for each in (*self.replicas.values(), *self.leaving))
 
     async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
@@ -103,7 +97,7 @@ class Fleet:
         try:
             async with asyncio.timeout(self.config.router.queue_timeout_s):
                 return await self.room.wait(
-                    request.priority, lambda: self.try_claim(request, tried, known), give_back=self._give_back
+                    request.priority, lambda: self.try_claim(request, tried, known), give_back=self.give_back
                 )
         except TimeoutError:
             raise self._no_place() from None
@@ -141,10 +135,14 @@ class Fleet:
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
-        self._placement.finish(
-            place.ticket, num_output=place.num_output, has_tool_call=place.has_calls, now=time.monotonic()
-        )
+        num_output, has_calls = place.summary.num_output, place.summary.has_calls
+        self._placement.finish(place.ticket, num_output=num_output, has_tool_call=has_calls, now=time.monotonic())
         self.room.wake()
+
+    def give_back(self, place: Place) -> None:
+        """The request told nothing about the replica: it failed, was never sent, or its client has gone."""
+        place.replica.breaker.give_up()
+        self.release(place)
 
     def fail(self, place: Place, *, is_gone: bool = False) -> None:
         """It answered with an error of its own, or not at all; one that is gone is out until a probe finds it again."""
@@ -154,25 +152,16 @@ class Fleet:
             replica.state, replica.why = "down", "it cannot be reached"
             self._on_change(replica)
 
-    def _give_back(self, place: Place) -> None:
-        """A place that was never used."""
-        place.replica.breaker.give_up()
-        self.release(place)
-
     def learn(self, place: Place, summary: AnswerSummary) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
         if summary.is_broken:
             self.fail(place)
         else:
             place.replica.breaker.succeed()
-        place.has_calls, place.num_output = summary.has_calls, summary.num_output
+        place.summary = summary
         if summary.answer_id:
             self._makers[summary.answer_id] = place.replica.name
-            self._makers.move_to_end(summary.answer_id)
-            if len(self._makers) > MAX_ANSWERS:
-                self._makers.popitem(last=False)
-        if summary.num_prompt and summary.num_cached is not None:
-            share = min(1.0, summary.num_cached / summary.num_prompt)  # its tokens and ours are not the same
+        if (share := summary.cached_share) is not None:
             self._placement.correct(place.ticket, int(share * place.ticket.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
@@ -205,9 +194,8 @@ class Fleet:
             return
         names = sorted({name for each in self.replicas.values() for name in each.models})
         if request.model in names:
-            raise RouteError(
-                404, "api_not_served", f"no replica with {request.model!r} speaks this API, or one near it"
-            )
+            why = f"no replica with {request.model!r} speaks this API, or one near it"
+            raise RouteError(404, "api_not_served", why)
         raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; there are {names}")
 
     def _no_place(self) -> RouteError:
@@ -229,8 +217,11 @@ class Fleet:
         self._placement.remove_replica(replica.name)
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
-        self._leaving.add(replica)
-        task = asyncio.create_task(self._see_off(replica))
+        self.leaving.add(replica)
+        self._run_in_background(self._see_off(replica))
+
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 
@@ -244,7 +235,7 @@ class Fleet:
                 async with asyncio.timeout(self.config.router.drain_timeout_s):
                     await replica.idle.wait()
         await replica.aclose()
-        self._leaving.discard(replica)
+        self.leaving.discard(replica)
 
     def _on_probe(self, replica: Replica) -> None:
         """Time passes for those who wait, too: a breaker may let one through again."""
@@ -260,6 +251,4 @@ class Fleet:
     def _cut(self, replica: Replica) -> None:
         """Whoever still waits for a word from it hears that there will be none, and may ask elsewhere."""
         lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
-        task = asyncio.create_task(lost.aclose())
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        self._run_in_background(lost.aclose())

@@ -1,19 +1,20 @@
-"""How a replica is: asked every second, and told by what its answers do.
+"""Whether a replica is healthy: probed every second, and seen from its answers.
 
 A probe that is refused takes a replica out at once; probes that are not answered do so when two in a row were missed
-and not a byte has come from it meanwhile. Whoever is taken out is asked on, and is back with the first good answer.
+and not a byte has come from it meanwhile. A replica that is out is probed on, and is back with the first good answer.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import count
+from typing import Literal
 
 import msgspec
 
-from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 from hotloop.router.replicas.replica import Replica
-from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch
 
 MAX_MISSED = 2
 DISCOVERY_EVERY = 30
@@ -21,16 +22,8 @@ DISCOVERY_EVERY = 30
 MAX_PAGE_BYTES = 4 << 20
 
 
-class ProbeFailed(HotloopError):
-    """A replica did not say that it is well; `is_gone` if there is nobody to say so."""
-
-    def __init__(self, message: str, *, is_gone: bool = False) -> None:
-        super().__init__(message)
-        self.is_gone = is_gone
-
-
 class Watch:
-    """Keeps asking one replica. `on_change` hears of every change of state, `on_probe` that it was asked."""
+    """Keeps probing one replica. `on_change` hears of every change of state, `on_probe` of every probe."""
 
     def __init__(
         self,
@@ -45,38 +38,34 @@ class Watch:
         self._on_probe = on_probe
 
     async def run(self) -> None:
-        for turn in range(1 << 62):
+        for turn in count():
             await self.probe(is_discovery=turn % DISCOVERY_EVERY == 0 or self._replica.state != "up")
             self._on_probe(self._replica)
             await asyncio.sleep(self._interval_s)
 
     async def probe(self, *, is_discovery: bool) -> None:
-        replica, begun_at = self._replica, time.monotonic()
+        replica, begun_at, is_gone = self._replica, time.monotonic(), False
         try:
             if is_discovery:
                 await self._discover()
-            await self._ask_health()
-        except ProbeFailed as failure:
-            self._miss(failure, begun_at)
-        else:
+            complaint = await self._check()
+        except UpstreamFailed as failure:
+            complaint, is_gone = str(failure), failure.is_gone
+        if not complaint:
             replica.num_missed = 0
-            self._set("up", "well")
+            self._set("up", "healthy")
+        elif is_gone or replica.last_byte_at <= begun_at:
+            replica.num_missed += 1
+            if is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
+                self._set("down", complaint)
 
-    def _miss(self, failure: ProbeFailed, begun_at: float) -> None:
-        replica = self._replica
-        if replica.last_byte_at > begun_at and not failure.is_gone:
-            return
-        replica.num_missed += 1
-        if failure.is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
-            self._set("down", str(failure))
-
-    def _set(self, state: str, why: str) -> None:
+    def _set(self, state: Literal["up", "down"], why: str) -> None:
         replica = self._replica
         if replica.state == "leaving":
             return
-        has_changed, replica.why = replica.state != state, why
+        has_changed = replica.state != state
+        replica.state, replica.why = state, why
         if has_changed:
-            replica.state = "up" if state == "up" else "down"
             self._on_change(replica)
 
     async def _discover(self) -> None:
@@ -88,8 +77,7 @@ class Watch:
             replica.models = replica.config.models
         elif replica.kind.models_path:
             status, page = await self._get(replica.kind.models_path)
-            names = _model_names(page) if status == 200 else []
-            replica.models = {name: name for name in names}
+            replica.models = {name: name for name in _model_names(page)} if status == 200 else {}
 
     async def _recognise(self) -> Kind:
         for path in METRICS_PATHS:
@@ -99,31 +87,24 @@ class Watch:
                 return kind
         return KINDS["openai_compatible"]
 
-    async def _ask_health(self) -> None:
-        kind, path = self._replica.kind, self._replica.config.health_path or self._replica.kind.health_path
+    async def _check(self) -> str:
+        """What is wrong; empty if nothing is. Takes down the load as well."""
+        replica, kind = self._replica, self._replica.kind
+        path = replica.config.health_path or kind.health_path
         if path:
             status, _ = await self._get(path)
             if status >= 400:
-                raise ProbeFailed(f"{path} answered {status}")
+                return f"{path} answered {status}"
         if kind.metrics_path and kind.running:
             status, page = await self._get(kind.metrics_path)
             load = read_load(kind, page.decode("utf-8", "replace")) if status == 200 else None
-            self._replica.num_elsewhere = max(0, (load or 0) - self._replica.num_running)
+            replica.num_elsewhere = max(0, (load or 0) - replica.num_running)
+        return ""
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        try:
-            answer = await self._replica.probes.send(UpstreamRequest("GET", path, self._replica.headers({})))
-            try:
-                page = bytearray()
-                async for chunk in answer.chunks():
-                    page += chunk
-                    if len(page) > MAX_PAGE_BYTES:
-                        raise ProbeFailed(f"{path} is larger than {MAX_PAGE_BYTES} bytes")
-            finally:
-                await answer.aclose()
-        except UpstreamFailed as error:
-            raise ProbeFailed(str(error), is_gone=error.stage == "connect" and not error.is_timeout) from None
-        return answer.status, bytes(page)
+        request = UpstreamRequest("GET", path, self._replica.headers({}))
+        status, _, page = await fetch(self._replica.probes, request, MAX_PAGE_BYTES)
+        return status, page
 
 
 class _ModelCard(msgspec.Struct):

@@ -8,10 +8,9 @@ the client's, and one with patterns, branches or references could hold up everyb
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from hotloop.router.tiers.config import CascadeConfig, Doubt
+from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 
 Json = Mapping[str, Any]
@@ -28,36 +27,21 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 _MAX_DEPTH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Good, or what is the matter and in which words."""
-
-    doubt: Doubt | None = None
-    reason: str = ""
-
-    @property
-    def is_good(self) -> bool:
-        return self.doubt is None
-
-
-def judge(answer: Json | None, request: Json, config: CascadeConfig) -> Verdict:
-    """What is wrong first, then what is uncertain; only what the cascade minds."""
+def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
+    """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain, as far as the cascade
+    minds."""
     if answer is None:
-        return Verdict("invalid_output", "no answer")
-    if _first_choice(answer) is None:
-        return Verdict("invalid_output", "not a chat completion")
-    if "invalid_output" in config.on and (fault := find_fault(answer, request)):
-        return Verdict("invalid_output", fault)
-    if config.minds_confidence(request) and (doubt := find_doubt(answer, request, config)):
-        return Verdict("low_confidence", doubt)
-    return Verdict()
-
-
-def find_fault(answer: Json, request: Json) -> str:
-    """Why a client could not use it; empty if it could."""
+        return "no answer"
     choice = _first_choice(answer)
     if choice is None:
         return "not a chat completion"
+    if "invalid_output" in config.on and (fault := _find_fault(choice, request)):
+        return fault
+    return find_doubt(answer, request, config) if config.minds_confidence(request) else ""
+
+
+def _find_fault(choice: Json, request: Json) -> str:
+    """Why a client could not use it; empty if it could."""
     if choice.get("finish_reason") == "length":
         return "cut off"
     message = choice["message"]
@@ -67,9 +51,7 @@ def find_fault(answer: Json, request: Json) -> str:
     if _must_call(request):
         return "no call"
     text = message.get("content") or message.get("refusal") or ""
-    if not text:
-        return "empty"
-    return _fault_of_text(text, request)
+    return _fault_of_text(text, request) if text else "empty"
 
 
 def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:

@@ -1,27 +1,15 @@
 """How the system treats a connection to a replica: small writes leave at once, and a machine that vanished is noticed.
 
-Waiting minutes for an answer is ordinary here, so silence alone proves nothing: the system asks the other one whether
-it is still there, and gives up on bytes that nobody confirms.
+Minutes of silence are ordinary during a prefill, so keepalive probes and unacknowledged bytes decide, not silence.
 """
 
 import socket
 from collections.abc import Sequence
 
-_PROBE_AFTER_S = 15
-_PROBE_EVERY_S = 5
-_NUM_PROBES = 3
-_UNCONFIRMED_MS = 60_000
-
-_TCP = {
-    "TCP_NODELAY": 1,
-    "TCP_KEEPIDLE": _PROBE_AFTER_S,
-    "TCP_KEEPINTVL": _PROBE_EVERY_S,
-    "TCP_KEEPCNT": _NUM_PROBES,
-    "TCP_USER_TIMEOUT": _UNCONFIRMED_MS,
-}
+_TCP = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 SOCKET_OPTIONS: Sequence[tuple[int, int, int]] = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP.items() if hasattr(socket, name)),
 )
-"""Those of them this system has."""
+"""Those that this system has."""

@@ -1,8 +1,7 @@
-"""What passes between the router and a replica: an `Ask` out, an `Answer` back, an `UpstreamFailed` when neither works.
+"""What passes between the router and a replica: an `UpstreamRequest` out, an `UpstreamResponse` back.
 
-Bytes are never touched: a body goes out as it was given and comes back piece by piece as it arrives. How a failure is
-described decides what may follow it: before "body" nothing was heard of an answer, so another replica may be asked.
-Nothing here knows what the bytes mean, or which replica was chosen and why.
+Bytes are never touched: a body goes out as it was given and comes back piece by piece as it arrives. The stage of an
+`UpstreamFailed` decides what may follow: before "body" nothing of a response was seen, so another replica may be asked.
 """
 
 import os
@@ -29,25 +28,24 @@ _WHAT_FAILED: dict[Stage, str] = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """What a replica is sent."""
+    """`target` is path and query, behind the path of the replica's own address. `headers` are all but host,
+    content-length, connection and transfer-encoding, which are the connection's business."""
 
     method: str
     target: str
-    """Path and query, such as `/v1/chat/completions`; the path of the replica's own address goes before it."""
     headers: Headers
-    """All of them but host, content-length, connection and transfer-encoding, which are the connection's business."""
     body: bytes = b""
 
 
 class UpstreamResponse(Protocol):
-    """What a replica answered: a head, and a body still arriving."""
+    """A head, and a body still arriving."""
 
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Headers:
-        """Names in lower case; without those that concern only the connection, and without content-length."""
+        """Names in lower case; without hop-by-hop headers and content-length."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
@@ -64,11 +62,11 @@ class Upstream(Protocol):
 
     @property
     def num_open(self) -> int:
-        """Connections open or being opened, idle ones too; where answers share connections, answers under way."""
+        """Connections open or being opened, idle ones too; where responses share connections, open responses."""
         ...
 
-    async def send(self, ask: UpstreamRequest) -> UpstreamResponse:
-        """The answer, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """The response, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
         ...
 
     async def aclose(self) -> None:
@@ -82,12 +80,11 @@ class Timeouts:
 
     connect_s: float = 2.0
     head_s: float = 600.0
-    """From the first byte sent to the whole of the answer's head: a long prompt is read in this time."""
+    """From the first byte sent to the whole of the head, which comes after the prefill of a long prompt."""
     idle_s: float = 300.0
     """Between two pieces of a body."""
 
     def expired(self, stage: Stage) -> "UpstreamFailed":
-        """The failure of a replica that took longer than it may."""
         if stage == "connect":
             reason = f"it did not accept one in {self.connect_s:g} s"
         else:
@@ -96,11 +93,8 @@ class Timeouts:
 
 
 class UpstreamFailed(HotloopError):
-    """A replica could not be reached, did not answer, or broke off.
-
-    `stage`: "connect" (nothing was sent), "send" and "head" (nothing was answered), "body" (the answer had begun).
-    The message names no address, so that it can be shown to a client.
-    """
+    """A replica could not be reached, did not answer, or broke off. The message names no address, so that it can be
+    shown to a client."""
 
     def __init__(self, reason: str, *, stage: Stage, is_timeout: bool = False) -> None:
         super().__init__(f"{_WHAT_FAILED[stage]}: {reason}")
@@ -111,6 +105,30 @@ class UpstreamFailed(HotloopError):
     def removed(cls) -> Self:
         return cls("it was taken out of the fleet", stage="connect")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody listens there."""
+        return self.stage == "connect" and not self.is_timeout
+
+
+async def read_body(response: UpstreamResponse, max_bytes: int) -> bytes:
+    """All of it. Raises UpstreamFailed, also where it is longer."""
+    body = bytearray()
+    async for chunk in response.chunks():
+        body += chunk
+        if len(body) > max_bytes:
+            raise UpstreamFailed(f"it is larger than the {max_bytes} bytes that are held", stage="body")
+    return bytes(body)
+
+
+async def fetch(upstream: Upstream, request: UpstreamRequest, max_bytes: int) -> tuple[int, Headers, bytes]:
+    """Status, headers and body. Raises UpstreamFailed."""
+    response = await upstream.send(request)
+    try:
+        return response.status, response.headers, await read_body(response, max_bytes)
+    finally:
+        await response.aclose()
+
 
 def describe(error: Exception) -> str:
     """In words, without the address that the system's own words hold."""
@@ -118,9 +136,9 @@ def describe(error: Exception) -> str:
     return os.strerror(number) if number else str(error) or type(error).__name__
 
 
-def check_ask(ask: UpstreamRequest) -> None:
+def check_request(request: UpstreamRequest) -> None:
     """Raises RequestError if the replica could read it as something else than one request."""
-    if not _TARGET.fullmatch(ask.target):
+    if not _TARGET.fullmatch(request.target):
         raise RequestError("the target of a request is no path, or holds a space or a letter beyond ASCII")
-    if _LINE_BREAK.search(b"".join(chain.from_iterable(ask.headers))):
+    if _LINE_BREAK.search(b"".join(chain.from_iterable(request.headers))):
         raise RequestError("a header of a request holds a line break")
