@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from hotloop.core.config import check_endpoint
 from hotloop.core.errors import ConfigError
-from hotloop.router.placement.exact import ExactIndex
+from hotloop.router.placement.exact import HeldBlocks
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +116,12 @@ def _take_apart(raw: Any) -> tuple[type[Event] | None, Mapping[str, Any]]:
 
 
 class KvEvents:
-    """Feeds the index with what one replica says, until it is cancelled."""
+    """Keeps `held` as one replica publishes it, until it is cancelled."""
 
-    def __init__(self, index: ExactIndex, replica: str, endpoint: str, replay: str | None = None) -> None:
+    def __init__(self, held: HeldBlocks, replica: str, endpoint: str, replay: str | None = None) -> None:
         for address in filter(None, (endpoint, replay)):
             check_endpoint(f"kv_events of {replica}", address)
-        self._index = index
+        self._held = held
         self._replica = replica
         self._endpoint = endpoint
         self._replay = replay
@@ -185,7 +185,7 @@ class KvEvents:
         self._forget()
         heard = await self._ask(0)
         if heard == []:  # it has never said anything: it has nothing
-            self._index.complete(self._replica)
+            self._held.complete()
         for batch in heard or ():
             await self._apply(batch)
 
@@ -227,31 +227,24 @@ class KvEvents:
             if i % _EVENTS_A_TURN == 0:
                 await asyncio.sleep(0)
         if batch.is_beginning:
-            self._index.complete(self._replica)
+            self._held.complete()
 
     def _apply_event(self, event: Event) -> None:
-        index, replica = self._index, self._replica
         match event:
             case Cleared():
-                index.clear(replica)
+                self._held.clear()
             case Removed():
-                index.removed(replica, event.block_hashes, event.medium or "")
-            case Stored() if event.is_plain:
-                index.stored(
-                    replica,
-                    event.block_hashes,
-                    event.token_ids,
-                    block_size=event.block_size,
-                    parent=event.parent_block_hash,
-                    place=event.medium or "",
-                )
+                self._held.removed(event.block_hashes, event.medium or "")
+            case Stored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
+                place, parent = event.medium or "", event.parent_block_hash
+                self._held.stored(hashes, token_ids, block_size=size, parent=parent, place=place)
 
     def _is_next(self, batch: Batch) -> bool:
         return batch.number == (self._last.number + 1 if self._last else 0)
 
     def _forget(self) -> None:
         self._last = None
-        self._index.clear(self._replica)
+        self._held.clear()
 
 
 def load_zmq() -> ModuleType:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotloop.router.placement.index import HASH_BYTES, PrefixIndex
+from hotloop.core.recent import RecentDict
+from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import Choice, Placing, Policy, View
 
 MAX_STARTS = 10_000
@@ -45,7 +46,7 @@ class _Past:
     """Where a session was last, and all the work it has been; and its last prompt, which its home has read to the end,
     while keys end with the last whole block."""
 
-    home: str
+    home: str = ""
     work_tokens: float = 0.0
     num_tokens: int = 0
     num_blocks: int = 0
@@ -66,12 +67,12 @@ class Placement:
     def __init__(self, policy: Policy, *, block_tokens: int, seed: int | None = None) -> None:
         self._policy = policy
         self._block_tokens = block_tokens
-        self._index: PrefixIndex[str] = PrefixIndex()
+        self._index = PrefixIndex()
         self._views: dict[str, View] = {}
         self._most_tokens: dict[str, int] = {}
-        self._pasts: OrderedDict[str, _Past] = OrderedDict()
+        self._pasts: RecentDict[str, _Past] = RecentDict(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
-        self._starts: OrderedDict[bytes, int] = OrderedDict()
+        self._starts: RecentDict[bytes, int] = RecentDict(MAX_STARTS)
         self._dice = random.Random(seed)
         self._num_placed = 0
 
@@ -119,36 +120,32 @@ class Placement:
             return None
         self._fade()
         self._end_gaps(session, now)
-        past = self._pasts.get(session)
+        past, match = self._pasts.get(session), self._index.match(key)
         placing = Placing(num_tokens, session, self._num_placed, self._dice)
         if past:
             placing.past_tokens = past.work_tokens
         else:
-            placing.num_alike = self._count_alike(key)
+            placing.num_alike = self._count_alike(key, match)
             placing.past_tokens = num_tokens if session or placing.num_alike else 0.0
-        with self._seen(key, num_tokens, past, known or {}):
+        with self._seen(match, num_tokens, past, known or {}):
             choice = self._policy(views, placing)
         work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
         ticket = Ticket(choice, session, num_tokens, num_output, work_tokens)
         self._count(ticket, len(key) // HASH_BYTES)
         self._index.insert(choice.name, key)
-        self._views[choice.name].held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
+        self._update_held(self._views[choice.name])
         return ticket
 
-    def _count_alike(self, key: bytes) -> int:
+    def _count_alike(self, key: bytes, match: Match) -> int:
         """How many began before as this one does, if it begins: what is known of its prompt ends where others go on
         differently, or nowhere before its own end. A conversation that goes on ends where nobody has gone on yet.
         """
-        num_blocks, num_branches = self._index.find(key)
-        end = num_blocks * HASH_BYTES
-        if not num_blocks or not (num_branches or end == len(key)):
+        end = match.num_blocks * HASH_BYTES
+        if not end or not (match.num_branches or end == len(key)):
             return 0
         mark = key[end - HASH_BYTES : end]
-        self._starts[mark] = self._starts.get(mark, 0) + 1
-        self._starts.move_to_end(mark)
-        if len(self._starts) > MAX_STARTS:
-            self._starts.popitem(last=False)
-        return self._starts[mark]
+        num_alike = self._starts[mark] = self._starts.get(mark, 0) + 1
+        return num_alike
 
     def note_elsewhere(self, name: str, num_requests: int) -> None:
         """A replica has requests from others, too; each is taken for one of ours."""
@@ -178,7 +175,7 @@ class Placement:
             room = GROW * view.capacity_tokens
         view.capacity_tokens = min(int(room), self._most_tokens[view.name])
         self._index.resize(view.name, self._to_blocks(view.capacity_tokens))
-        view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
+        self._update_held(view)
 
     def finish(
         self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
@@ -218,13 +215,10 @@ class Placement:
         view.recent_tokens += ticket.work_tokens
         view.num_running += 1
         if ticket.session:
-            past = self._pasts.setdefault(ticket.session, _Past(view.name))
+            past = self._pasts[ticket.session] = self._pasts.get(ticket.session) or _Past()
             past.home = view.name
             past.work_tokens += ticket.work_tokens
             past.num_tokens, past.num_blocks = ticket.num_tokens, num_blocks
-            self._pasts.move_to_end(ticket.session)
-            if len(self._pasts) > MAX_SESSIONS:
-                self._pasts.popitem(last=False)
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
         """Only so much of a request is left to do."""
@@ -234,12 +228,11 @@ class Placement:
         ticket.work_tokens = work_tokens
 
     @contextmanager
-    def _seen(self, key: bytes, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
+    def _seen(self, match: Match, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
         """While the body runs, the views know what they have of this prompt, and whose session it is."""
-        blocks = self._index.match(key)
-        matched = {name: num_blocks * self._block_tokens for name, num_blocks in blocks.items()}
+        matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
         home = past.home if past else ""
-        if past and home in blocks and blocks[home] >= past.num_blocks:
+        if past and home in matched and match.blocks[home] >= past.num_blocks:
             matched[home] = max(matched[home], past.num_tokens)
         matched.update(known)
         touched = [view for name in {*matched, home} if (view := self._views.get(name))]
@@ -272,6 +265,9 @@ class Placement:
         view = self._views.get(gap.home) if gap else None
         if gap and view:
             view.returning_tokens = max(0.0, view.returning_tokens - gap.work_tokens)
+
+    def _update_held(self, view: View) -> None:
+        view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
 
     def _to_blocks(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._block_tokens)

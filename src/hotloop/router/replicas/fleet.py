@@ -80,10 +80,13 @@ class Fleet:
 
     async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
-        if not self._exact.has_replicas or request.api not in ("chat", "completions"):
+        if not self._exact.held or request.api not in ("chat", "completions"):
             return {}
-        shares = await self._exact.matched_shares(request.read_body())
-        return {name: int(share * request.num_tokens) for name, share in shares.items()}
+        token_ids = await self._exact.token_ids(request.read_body())
+        if not token_ids:
+            return {}
+        matched = self._exact.match(token_ids)
+        return {name: num_tokens * request.num_tokens // len(token_ids) for name, num_tokens in matched.items()}
 
     async def claim(self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int]) -> Place:
         """A place for a request, at a replica that was not tried if there is one.

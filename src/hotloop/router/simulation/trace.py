@@ -90,13 +90,13 @@ class _Everything:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._index: PrefixIndex[str] = PrefixIndex()
+        self._index = PrefixIndex()
         self._index.add_replica("", _WORLD_IDS)
 
     def read(self, runs: Runs, num_tokens: int) -> int:
         """How much of a prompt was known; all of it is now."""
         key = key_of(runs)
-        num_blocks = self._index.match(key).get("", 0)
+        num_blocks = self._index.match(key).num_blocks
         self._index.insert("", key)
         return min(num_blocks * self._block_tokens, num_tokens)
 
