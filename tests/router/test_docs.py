@@ -11,6 +11,8 @@ from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.tiers.saved import Saved
+from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -26,7 +28,7 @@ def first_cells(heading: str) -> list[str]:
 
 def test_every_metric_is_documented():
     config = FleetConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
-    families = RouterMetrics(Fleet(config, can_translate=lambda api, spoken: False), lambda: None).registry.collect()
+    families = RouterMetrics(Fleet(config, can_translate=lambda api, spoken: False), lambda: Saved(()), NullTracer()).registry.collect()
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert sorted(first_cells("What is shown")) == sorted(exported)
 

@@ -9,7 +9,6 @@ from hotloop.router.tiers.embedding import Centres, embed
 from hotloop.router.tiers.features import Features
 from hotloop.router.tiers.labels import MAX_CHARS, labels_body, read_scores
 from hotloop.router.tiers.rules import can_need_task, decide
-from hotloop.router.tiers.sticky import is_worth_staying
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import Usage
 
@@ -171,8 +170,10 @@ def test_up_it_goes_at_once():
 
 
 def test_without_prices_nothing_is_worth_staying_for():
-    here, there = Tier(name="a", model="a"), Tier(name="b", model="b")
-    assert not is_worth_staying(here, there, 100, 10, cached=(100, 0))
+    free = [{"name": tier["name"], "model": tier["model"]} for tier in (FAST, LARGE)]
+    chosen = Tiers(parse_tiers({"tiers": free, "routes": [{"rules": RULES}]}))
+    chosen.learn("s", "large", Usage(4990, 0, 10), now=100.0)
+    assert small_turn(chosen).tier == "fast"
 
 
 def test_what_the_smaller_tier_has_cached_counts_too():

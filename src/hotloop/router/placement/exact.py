@@ -66,8 +66,8 @@ class HeldBlocks:
     ) -> None:
         """The replica has these blocks, one after the other, behind one it had before."""
         if len(token_ids) < len(hashes) * block_size or block_size < 1:  # known blocks, now in another place as well
-            for block in filter(None, map(self.blocks.get, hashes)):
-                _add_place(block, place)
+            for known in filter(None, map(self.blocks.get, hashes)):
+                _add_place(known, place)
             return
         above = _ROOT if parent is None else self.blocks.get(parent)
         if above is None or not self._is_cut_alike(block_size):

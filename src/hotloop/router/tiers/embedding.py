@@ -8,7 +8,8 @@ import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+
+from hotloop.router.tiers.config import Task
 
 NUM_BUCKETS = 1 << 16
 MAX_CHARS = 2_000
@@ -16,7 +17,6 @@ MAX_CHARS = 2_000
 
 _GRAMS = (3, 4, 5)
 
-Label = TypeVar("Label", bound=str)
 Vector = Mapping[int, float]
 
 
@@ -30,13 +30,13 @@ def embed(text: str) -> Vector:
     return _unit({bucket: math.sqrt(count) for bucket, count in counts.items()})
 
 
-class Centres(Generic[Label]):
+class Centres:
     """One centre a label: the mean of its examples."""
 
-    def __init__(self, examples: Mapping[Label, Iterable[str]]) -> None:
+    def __init__(self, examples: Mapping[Task, tuple[str, ...]]) -> None:
         self._centres = {label: _mean(map(embed, texts)) for label, texts in examples.items()}
 
-    def nearest(self, text: str) -> tuple[Label, float] | None:
+    def nearest(self, text: str) -> tuple[Task, float] | None:
         """The label, and the cosine of the angle to its centre; None where nothing is alike."""
         vector = embed(text)
         cosines = {label: _dot(vector, centre) for label, centre in self._centres.items()}

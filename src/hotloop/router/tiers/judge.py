@@ -61,7 +61,7 @@ def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
     that the model would have written otherwise, which say nothing about what it meant.
     """
     tokens = list(_tokens(answer))
-    if _has_shape(request):
+    if request.get("tools") or has_shape(request):
         tokens = [(logprob, others) for logprob, others in tokens if logprob >= max(others, default=logprob)]
     if not tokens:
         return ""
@@ -99,10 +99,6 @@ def _others(tops: Any, token: Any) -> Iterator[float]:
                 yield logprob
 
 
-def _has_shape(request: Json) -> bool:
-    return bool(request.get("tools")) or has_shape(request)
-
-
 def _must_call(request: Json) -> bool:
     choice = request.get("tool_choice")
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
@@ -115,19 +111,13 @@ def _fault_of_call(call: Any, request: Json) -> str:
             pass
         case _:
             return "a call without a name or arguments"
-    schema = _schema_of_tool(request, name)
-    if schema is None:
-        return f"there is no tool {name}"
-    return _fault_of_json(arguments or "{}", {"type": "object", **schema}, f"the arguments of {name}")
-
-
-def _schema_of_tool(request: Json, name: str) -> dict[str, Any] | None:
     for tool in request.get("tools") or []:
         match tool:
             case {"function": {"name": offered, **rest}} if offered == name:
-                schema = rest.get("parameters")
-                return schema if isinstance(schema, dict) else {}
-    return None
+                given = rest.get("parameters")
+                schema = {"type": "object", **given} if isinstance(given, dict) else {"type": "object"}
+                return _fault_of_json(arguments or "{}", schema, f"the arguments of {name}")
+    return f"there is no tool {name}"
 
 
 def _fault_of_text(text: str, request: Json) -> str:
@@ -155,29 +145,23 @@ def _fault_of_json(text: str, schema: Mapping[str, Any], what: str) -> str:
 
 def _misfit(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
     """Where a value has not the shape its schema asks for; empty if it has, as far as is looked at."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return ""
     if not _is_kind(value, schema.get("type")):
         return f"{path or 'it'} is no {schema['type']}"
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         return f"{path or 'it'} is none of its values"
+    inner: list[tuple[str, Any, Any]] = []
     if isinstance(value, dict):
-        return _misfit_of_object(value, schema, path, depth)
-    if isinstance(value, list):
-        found = (_misfit(item, schema.get("items"), f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
-        return next(filter(None, found), "")
-    return ""
-
-
-def _misfit_of_object(value: Json, schema: Mapping[str, Any], path: str, depth: int) -> str:
-    required = schema.get("required")
-    missing = [key for key in (required if isinstance(required, list) else ()) if key not in value]
-    if missing:
-        return f"{path}.{missing[0]} is missing".removeprefix(".")
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    found = (_misfit(item, known.get(key), f"{path}.{key}".removeprefix("."), depth + 1) for key, item in value.items())
-    return next(filter(None, found), "")
+        required, properties = schema.get("required"), schema.get("properties")
+        for key in required if isinstance(required, list) else ():
+            if key not in value:
+                return f"{path}.{key} is missing".removeprefix(".")
+        known = properties if isinstance(properties, dict) else {}
+        inner = [(f"{path}.{key}".removeprefix("."), item, known.get(key)) for key, item in value.items()]
+    elif isinstance(value, list):
+        inner = [(f"{path}[{i}]", item, schema.get("items")) for i, item in enumerate(value)]
+    return next(filter(None, (_misfit(item, known, place, depth + 1) for place, item, known in inner)), "")
 
 
 def _is_kind(value: Any, kind: Any) -> bool:

@@ -1,11 +1,11 @@
 """Chooses the tier of a request that names a route: what is asked for first, then what its session has cached.
 
-`choose` only looks; `learn` is told afterwards what was read where. Knows no socket: whoever classifies by a model
-hands in how to ask one.
+A session stays on its tier while what is cached for it there is worth more than a smaller tier would save. Up it goes
+at once, since a rule asked for more; only the way down has a price. `choose` only looks; `learn` is told afterwards.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.core.recent import RecentDict
@@ -14,7 +14,6 @@ from hotloop.router.tiers.embedding import Centres
 from hotloop.router.tiers.features import Features
 from hotloop.router.tiers.labels import labels_body, read_scores
 from hotloop.router.tiers.rules import can_need_task, decide
-from hotloop.router.tiers.sticky import Stay, is_worth_staying
 from hotloop.wire.usage import Usage, read_usage
 
 MAX_SESSIONS = 50_000
@@ -43,6 +42,19 @@ class TierChoice:
     tier: str
     model: str
     reason: str
+
+
+@dataclass(slots=True)
+class Stay:
+    """Where a session was last, and how many of its tokens each tier has cached since when. Time comes from outside."""
+
+    tier: str = ""
+    held: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def num_cached(self, tier: str, *, now: float, keep_s: float) -> int:
+        """What the tier had of it, unless that was too long ago."""
+        num_tokens, at = self.held.get(tier, (0, now))
+        return num_tokens if now - at <= keep_s else 0
 
 
 class Tiers:
@@ -92,7 +104,7 @@ class Tiers:
             here = self.config.tier(stay.tier)
             num_here = stay.num_cached(here.name, now=now, keep_s=route.sticky_s)
             num_there = stay.num_cached(wanted.name, now=now, keep_s=route.sticky_s)
-            if is_worth_staying(here, wanted, features.num_tokens, num_output, cached=(num_here, num_there)):
+            if _is_worth_staying(here, wanted, features.num_tokens, num_output, cached=(num_here, num_there)):
                 return TierChoice(here.name, here.model, f"cache worth more than {wanted.name} saves ({reason})")
         return TierChoice(wanted.name, wanted.model, reason)
 
@@ -117,3 +129,10 @@ class Tiers:
         if above and features.has_tool_error and route.cascade and "tool_error" in route.cascade.on:
             return above, "tool error"
         return tier, reason
+
+
+def _is_worth_staying(here: Tier, there: Tier, num_tokens: int, num_output: int, *, cached: tuple[int, int]) -> bool:
+    """Whether this turn is cheaper here, given what is cached here and there. No prices, no worth."""
+    num_here, num_there = (min(num_cached, num_tokens) for num_cached in cached)
+    stay = here.cost(Usage(num_tokens, num_here, num_output))
+    return stay < there.cost(Usage(num_tokens, num_there, num_output))
