@@ -46,7 +46,7 @@ class Tickets:
     def offer(self, attempt: Hashable, outline: Outline, names: Collection[str]) -> Choice | None:
         """Who should take it. Offered before, it was not taken."""
         self._withdraw(attempt)
-        ticket = self._place(outline, names)
+        ticket = self._placement.place(outline, now=time.monotonic(), among=names)
         if ticket is None:
             return None
         self._offered[attempt] = ticket, outline
@@ -61,7 +61,7 @@ class Tickets:
             del self._offered[attempt]
         else:
             self._withdraw(attempt)
-            moved = self._place(outline, [name]) if name else None
+            moved = self._placement.place(outline, now=time.monotonic(), among=[name]) if name else None
             if moved is None or name is None:
                 return
             ticket = moved
@@ -78,16 +78,6 @@ class Tickets:
             del self._running[name, request_id]
         outline.trip.when_over(lambda summary: call_soon(partial(self._finish, ticket, summary)))
 
-    def _place(self, outline: Outline, names: Collection[str]) -> Ticket | None:
-        return self._placement.place(
-            outline.key,
-            outline.num_tokens,
-            session=outline.session,
-            num_output=outline.num_output,
-            now=time.monotonic(),
-            among=frozenset(names),
-        )
-
     def _withdraw(self, attempt: Hashable) -> None:
         if attempt in self._offered:
             ticket, _ = self._offered.pop(attempt)
@@ -95,6 +85,6 @@ class Tickets:
 
     def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
         if (share := summary.cached_share) is not None:
-            self._placement.correct(ticket, int(share * ticket.num_tokens))
+            self._placement.correct(ticket, int(share * ticket.prompt.num_tokens))
         now = time.monotonic()
         self._placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)

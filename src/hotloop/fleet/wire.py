@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from hotloop.router.placement.placement import Prompt
 from hotloop.router.placement.policy import Choice
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
@@ -38,13 +39,9 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """What placing a request needs to know of it. The default is one that any replica answers alike."""
+class Outline(Prompt):
+    """A prompt to place. The default is one that any replica answers alike."""
 
-    key: bytes = b""
-    num_tokens: int = 0
-    num_output: int = 0
-    session: str = ""
     maker: str = ""
     """The replica that made what this builds on; nobody else knows it."""
     trip: Trip = field(default_factory=Trip)

@@ -20,6 +20,7 @@ from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
 from hotloop.router.kinds import Api
 from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.placement.placement import Prompt
 
 BLOCK_BYTES = 512
 BYTES_PER_TOKEN = 4
@@ -59,19 +60,15 @@ _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest(Prompt):
     """One request. `raw` is what the client sent, to the byte."""
 
     api: Api
     raw: bytes
     model: str
     is_stream: bool
-    session: str
     priority: Priority
-    key: bytes
-    num_tokens: int
-    num_output: int
     follows: str | None
     """The response this one continues, which only the replica that made it knows."""
     headers: Mapping[str, str]

@@ -6,7 +6,7 @@ Used by the router for real requests and by the simulator for recorded ones; tim
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,15 +28,23 @@ SHRINK, GROW = 0.9, 1.001
 """What becomes of the room a replica is thought to have, if it turns out to have lost a prompt and if not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What placing needs to know of a request: the hashes of its blocks, and sizes as far as they can be told."""
+
+    key: bytes = b""
+    num_tokens: int = 0
+    num_output: int = 0
+    """How much it is expected to write."""
+    session: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request that was placed; given back when it is over."""
 
     choice: Choice
-    session: str
-    num_tokens: int
-    num_output: int
-    """How much it is expected to write."""
+    prompt: Prompt
     work_tokens: float
     """What is left to do of it."""
 
@@ -102,13 +110,10 @@ class Placement:
 
     def place(
         self,
-        key: bytes,
-        num_tokens: int,
+        prompt: Prompt,
         *,
-        session: str = "",
-        num_output: int = 0,
         now: float = 0.0,
-        among: frozenset[str] | None = None,
+        among: Collection[str] | None = None,
         known: Mapping[str, int] | None = None,
     ) -> Ticket | None:
         """Choose a replica for a prompt, and count on it; None if there is none to choose from.
@@ -119,20 +124,20 @@ class Placement:
         if not views:
             return None
         self._fade()
-        self._end_gaps(session, now)
-        past, match = self._pasts.get(session), self._index.match(key)
-        placing = Placing(num_tokens, session, self._num_placed, self._dice)
+        self._end_gaps(prompt.session, now)
+        past, match = self._pasts.get(prompt.session), self._index.match(prompt.key)
+        placing = Placing(prompt.num_tokens, prompt.session, self._num_placed, self._dice)
         if past:
             placing.past_tokens = past.work_tokens
         else:
-            placing.num_alike = self._count_alike(key, match)
-            placing.past_tokens = num_tokens if session or placing.num_alike else 0.0
-        with self._seen(match, num_tokens, past, known or {}):
+            placing.num_alike = self._count_alike(prompt.key, match)
+            placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
+        with self._seen(match, prompt.num_tokens, past, known or {}):
             choice = self._policy(views, placing)
-        work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
-        ticket = Ticket(choice, session, num_tokens, num_output, work_tokens)
-        self._count(ticket, len(key) // HASH_BYTES)
-        self._index.insert(choice.name, key)
+        work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
+        ticket = Ticket(choice, prompt, work_tokens)
+        self._count(ticket)
+        self._index.insert(choice.name, prompt.key)
         self._update_held(self._views[choice.name])
         return ticket
 
@@ -156,7 +161,7 @@ class Placement:
 
     def begin(self, ticket: Ticket) -> None:
         """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""
-        self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.num_output))
+        self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.prompt.num_output))
 
     def correct(self, ticket: Ticket, num_cached: int) -> None:
         """A replica says how much of a prompt it need not read.
@@ -170,7 +175,7 @@ class Placement:
             return
         view.recent_tokens += max(0, num_believed - num_cached)
         if num_cached < num_believed / 2:
-            room = max(SHRINK * min(view.capacity_tokens, view.held_tokens), ticket.num_tokens)
+            room = max(SHRINK * min(view.capacity_tokens, view.held_tokens), ticket.prompt.num_tokens)
         else:
             room = GROW * view.capacity_tokens
         view.capacity_tokens = min(int(room), self._most_tokens[view.name])
@@ -190,12 +195,12 @@ class Placement:
             return
         view.num_running = max(0, view.num_running - 1)
         self._reduce(ticket, 0.0)
-        num_written = ticket.num_output if num_output is None else num_output
-        view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.num_output))
-        if has_tool_call and ticket.session:
+        num_written = ticket.prompt.num_output if num_output is None else num_output
+        view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.prompt.num_output))
+        if has_tool_call and ticket.prompt.session:
             gap = _Gap(view.name, OUTPUT_COST * num_written, now + TOOL_GAP_S)
-            self._end_gap(ticket.session)
-            self._gaps[ticket.session] = gap
+            self._end_gap(ticket.prompt.session)
+            self._gaps[ticket.prompt.session] = gap
             view.returning_tokens += gap.work_tokens
 
     def check(self) -> None:
@@ -207,18 +212,19 @@ class Placement:
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
 
-    def _count(self, ticket: Ticket, num_blocks: int) -> None:
+    def _count(self, ticket: Ticket) -> None:
         """A replica has something more to do, and a session a home."""
         self._num_placed += 1
         view = self._views[ticket.choice.name]
         view.work_tokens += ticket.work_tokens
         view.recent_tokens += ticket.work_tokens
         view.num_running += 1
-        if ticket.session:
-            past = self._pasts[ticket.session] = self._pasts.get(ticket.session) or _Past()
+        prompt = ticket.prompt
+        if prompt.session:
+            past = self._pasts[prompt.session] = self._pasts.get(prompt.session) or _Past()
             past.home = view.name
             past.work_tokens += ticket.work_tokens
-            past.num_tokens, past.num_blocks = ticket.num_tokens, num_blocks
+            past.num_tokens, past.num_blocks = prompt.num_tokens, len(prompt.key) // HASH_BYTES
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
         """Only so much of a request is left to do."""

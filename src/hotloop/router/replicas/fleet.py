@@ -112,15 +112,7 @@ class Fleet:
         names = self._candidates(request, tried)
         if is_new and names & set(tried):
             return None
-        ticket = self._placement.place(
-            request.key,
-            request.num_tokens,
-            session=request.session,
-            num_output=request.num_output,
-            now=time.monotonic(),
-            among=names,
-            known=known,
-        )
+        ticket = self._placement.place(request, now=time.monotonic(), among=names, known=known)
         if not ticket:
             return None
         replica = self.replicas[ticket.choice.name]
@@ -165,7 +157,7 @@ class Fleet:
         if summary.answer_id:
             self._makers[summary.answer_id] = place.replica.name
         if (share := summary.cached_share) is not None:
-            self._placement.correct(place.ticket, int(share * place.ticket.num_tokens))
+            self._placement.correct(place.ticket, int(share * place.ticket.prompt.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from hotloop.router.placement.placement import OUTPUT_COST, Placement, Ticket
+from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 
@@ -123,9 +123,8 @@ class Simulation:
     def _arrive(self, world: int, session: Session, index: int, now: float) -> None:
         arrival = session[index]
         name = "" if self._trace.is_shared else str(world)
-        ticket = self._placement.place(
-            key_of(arrival.runs, world), arrival.num_tokens, session=name, num_output=USUAL_OUTPUT, now=now
-        )
+        prompt = Prompt(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
+        ticket = self._placement.place(prompt, now=now)
         assert ticket
         written_at = self._serve(ticket, arrival, now)
         self._at(written_at, partial(self._end, ticket, arrival))
