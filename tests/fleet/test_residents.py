@@ -23,7 +23,7 @@ async def test_our_own_engine_answers_in_this_process():
         UpstreamRequest("POST", "/v1/completions", [(b"content-type", b"application/json")], body)
     )
     assert answer.status == 200
-    assert b'"finish_reason":"length"' in b"".join([piece async for piece in answer.chunks()])
+    assert b'"finish_reason":"length"' in b"".join([piece async for piece in answer])
     await answer.aclose()
     resident.close()
 
@@ -34,7 +34,7 @@ async def test_vllm_is_a_child_that_is_asked_over_loopback():
     try:
         resident.check()
         answer = await resident.send(UpstreamRequest("POST", "/v1/completions", [], b"hello"))
-        assert b"".join([piece async for piece in answer.chunks()]) == b"org/name hello"
+        assert b"".join([piece async for piece in answer]) == b"org/name hello"
         await answer.aclose()
     finally:
         resident.close()

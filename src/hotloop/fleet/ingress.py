@@ -43,8 +43,6 @@ _LOST = RouteError(502, "replica_lost", "the replica was lost while it answered"
 
 @dataclass(slots=True)
 class BegunAnswer:
-    """An answer that has begun."""
-
     head: AnswerHead
     pieces: Any
     outline: Outline
@@ -147,7 +145,6 @@ class Ingress:
         return BegunAnswer(head, pieces, outline, num_tried)
 
     async def _relay(self, begun: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
-        """Of a stream only complete events are passed on, so that what ends it can be read."""
         has_events = is_stream(begun.head.headers)
         answer_id, end, is_broken = None, b"", False
         try:

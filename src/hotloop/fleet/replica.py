@@ -31,7 +31,7 @@ class EngineReplica:
         answer = await self._resident.send(ask)
         try:
             yield AnswerHead(answer.status, answer.headers, self._name, choice)
-            async for chunk in answer.chunks():
+            async for chunk in answer:
                 yield chunk
         finally:
             await answer.aclose()

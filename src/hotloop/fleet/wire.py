@@ -24,7 +24,6 @@ class Trip:
         return Trip, ()
 
     def begin(self) -> None:
-        """The head of the answer is there."""
         self._begun.set_result(None)
 
     def end(self, summary: AnswerSummary) -> None:
@@ -49,8 +48,6 @@ class Outline(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What comes before the body of an answer."""
-
     status: int
     headers: Headers
     replica: str

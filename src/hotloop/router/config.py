@@ -30,8 +30,6 @@ TABLES = ("replicas", "tiers", "routes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """One replica."""
-
     url: str
     name: str
     kind: str = "auto"

@@ -27,8 +27,6 @@ _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One sort of replica."""
-
     name: str
     apis: frozenset[Api] = _OPENAI
     health_path: str | None = "/health"
@@ -107,7 +105,6 @@ METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values()
 
 
 def kind_by_metrics(page: str) -> Kind | None:
-    """Whoever's names are on a metrics page."""
     for kind in KINDS.values():
         if kind.metrics_prefix and f"\n{kind.metrics_prefix}" in f"\n{page}":
             return kind

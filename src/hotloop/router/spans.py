@@ -84,18 +84,15 @@ class RouteSpan:
             self._error = "the client hung up"
 
     def claim(self, replica: str, wait_s: float) -> None:
-        """A place was found."""
         self.facts[names.TRIED].append(replica)
         self.facts[names.QUEUE_NS] += round(wait_s * 1e9)
 
     def fail(self, replica: str, why: str, since: float) -> None:
-        """A try that failed."""
         if self._context:
             context = TraceContext(self._context.trace_id, new_span_id())
             self._record(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
 
     def begin(self, choice: Choice, status: int) -> None:
-        """An answer has begun."""
         self.facts |= {
             names.REPLICA: choice.name,
             names.REASON: choice.reason,
@@ -105,7 +102,6 @@ class RouteSpan:
         }
 
     def end(self, summary: AnswerSummary) -> None:
-        """An answer has come to its end."""
         facts = {
             names.ANSWER_ID: summary.answer_id,
             names.NUM_PROMPT: summary.num_prompt,

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
+from hotloop.router.tiers.classify import MAX_CHARS, Centres, embed, labels_body, read_scores
 from hotloop.router.tiers.config import Route, Rule, Tier, TiersConfig, parse_tiers
-from hotloop.router.tiers.embedding import Centres, embed
 from hotloop.router.tiers.features import Features
-from hotloop.router.tiers.labels import MAX_CHARS, labels_body, read_scores
 from hotloop.router.tiers.rules import can_need_task, decide
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import Usage
@@ -92,8 +91,8 @@ def test_vectors_have_unit_length_and_are_the_same_everywhere():
     vector = embed("The same  words")
     assert sum(weight**2 for weight in vector.values()) == pytest.approx(1)
     assert embed("the SAME words") == vector
-    assert Centres({"a": ["the same words"]}).nearest("the same words") == ("a", pytest.approx(1))
-    assert Centres({"a": []}).nearest("x y z") is None
+    assert Centres({"qa": ["the same words"]}).nearest("the same words") == ("qa", pytest.approx(1))
+    assert Centres({"qa": []}).nearest("x y z") is None
 
 
 def letter_answer(**logprobs: float) -> dict[str, Any]:

@@ -146,7 +146,7 @@ async def silent(visit: Visit) -> None:
 
 
 async def body_of(answer: UpstreamResponse) -> bytes:
-    return b"".join([piece async for piece in answer.chunks()])
+    return b"".join([piece async for piece in answer])
 
 
 async def failure_of(upstream: Upstream, ask: UpstreamRequest = POST) -> UpstreamFailed:

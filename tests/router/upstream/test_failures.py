@@ -114,7 +114,7 @@ async def test_each_piece_moves_the_deadline() -> None:
 async def test_what_came_before_a_failure_is_delivered() -> None:
     async with Replica(saying(HALF, then_hang_up=True)) as replica:
         upstream = replica.upstream()
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         await replica.until(lambda replica: replica.num_gone == 1)
         assert await anext(pieces) == b"half"
         for _ in range(2):
@@ -248,7 +248,7 @@ async def test_an_answerleft_unread_closes_its_connection() -> None:
     async with Replica(half) as replica:
         upstream = replica.upstream()
         left = await upstream.send(POST)
-        assert await anext(left.chunks()) == b"half"
+        assert await anext(left) == b"half"
         await left.aclose()
         await left.aclose()
         await replica.until(lambda replica: replica.num_gone == 1)
@@ -277,7 +277,7 @@ async def test_cancelled_within_a_body() -> None:
     async with Replica(half) as replica:
         upstream = replica.upstream()
         answer = await upstream.send(POST)
-        assert await anext(answer.chunks()) == b"half"
+        assert await anext(answer) == b"half"
         task = asyncio.create_task(body_of(answer))
         await asyncio.sleep(0)
         await cancelled(task)

@@ -80,7 +80,7 @@ async def test_pieces_come_as_they_are_sent_neither_merged_nor_held_back() -> No
 
     async with Replica(answer) as replica:
         upstream = replica.upstream()
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         assert await anext(pieces) == b"one"
         goes_on.set()
         assert [piece async for piece in pieces] == [b"two", b"three"]
@@ -223,7 +223,7 @@ async def test_a_slow_reader_holds_the_replica_back() -> None:
             await asyncio.sleep(0)
             most = max(most, answer_.num_buffered_bytes)
         assert MAX_BUFFERED_BYTES < most <= MAX_BUFFERED_BYTES + 256 * 1024
-        num_bytes = sum([len(piece) async for piece in answer_.chunks()])
+        num_bytes = sum([len(piece) async for piece in answer_])
         assert num_bytes == num_pieces * len(piece)
         assert await body_of(await asyncio.wait_for(upstream.send(UpstreamRequest("POST", "/", [])), 30))
         assert replica.num_connections == 1
@@ -237,7 +237,7 @@ async def test_an_ordinary_server() -> None:
             answer = await upstream.send(UpstreamRequest("POST", "/stream", [], b"hello"))
             assert answer.status == 200
             assert (b"content-type", b"text/event-stream") in answer.headers
-            assert [piece async for piece in answer.chunks()] == [b"data: hello\n\n", b"data: [DONE]\n\n"]
+            assert [piece async for piece in answer] == [b"data: hello\n\n", b"data: [DONE]\n\n"]
             await answer.aclose()
         assert upstream.num_open == 1
         await upstream.aclose()

@@ -78,7 +78,7 @@ async def test_pieces_come_as_they_are_sent(trust: Trust) -> None:
         stream.begin()
 
     async with connected(Http2Replica(answer, trust), trust) as upstream:
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         for piece in (b"one", b"two"):
             streams[0].say(piece)
             assert await anext(pieces) == piece
@@ -143,7 +143,7 @@ async def test_connections_with_a_stream_left_unread_take_no_more(trust: Trust) 
 
     async with connected(replica := Http2Replica(answer, trust), trust) as upstream:
         left, read = await upstream.send(POST), await upstream.send(POST)
-        assert await anext(left.chunks()) == b"some"
+        assert await anext(left) == b"some"
         await left.aclose()
         await left.aclose()
         later = await upstream.send(POST)

@@ -55,8 +55,6 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Blocks that a replica has no longer."""
-
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
@@ -160,7 +158,6 @@ class KvEvents:
                 await self._take(batch)
 
     async def _take(self, batch: Batch) -> None:
-        """The next batch, or one out of turn."""
         last = self._last
         if last and batch.number <= last.number and batch.ts <= last.ts:
             return  # it was replayed

@@ -45,7 +45,6 @@ class HeldBlocks:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is known any more."""
         self.is_complete = False
         self.blocks: dict[Hashable, _Block] = {}
         self._runs: set[bytes] = set()
@@ -84,7 +83,6 @@ class HeldBlocks:
             above = block
 
     def removed(self, hashes: Iterable[Hashable], place: str = "") -> None:
-        """The replica has these blocks no longer, at that place."""
         for block_hash in hashes:
             block = self.blocks.get(block_hash)
             if block and place in block.places:

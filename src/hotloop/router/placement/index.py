@@ -56,7 +56,6 @@ class PrefixIndex:
         self._shelves: dict[str, _Shelf] = {}
 
     def add_replica(self, replica: str, max_blocks: int) -> None:
-        """A replica that can hold so many blocks, and holds none that we know of."""
         self._shelves[replica] = _Shelf(max_blocks)
 
     def remove_replica(self, replica: str) -> None:
@@ -150,7 +149,6 @@ class PrefixIndex:
         return upper
 
     def _touch(self, node: _Node, nodes: "OrderedDict[_Node, None]") -> None:
-        """It is used now, and so are those above it."""
         while node.parent:
             nodes[node] = None
             nodes.move_to_end(node)

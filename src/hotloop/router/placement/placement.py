@@ -213,7 +213,6 @@ class Placement:
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
 
     def _count(self, ticket: Ticket) -> None:
-        """A replica has something more to do, and a session a home."""
         self._num_placed += 1
         view = self._views[ticket.choice.name]
         view.work_tokens += ticket.work_tokens
@@ -227,7 +226,6 @@ class Placement:
             past.num_tokens, past.num_blocks = prompt.num_tokens, len(prompt.key) // HASH_BYTES
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
-        """Only so much of a request is left to do."""
         view = self._views.get(ticket.choice.name)
         if view:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)

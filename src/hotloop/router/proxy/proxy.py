@@ -98,7 +98,6 @@ class Proxy:
                 return begun
 
     async def finish(self, begun: Begun) -> None:
-        """Give back what an answer held."""
         try:
             await begun.body.aclose()
             await begun.response.aclose()
@@ -180,7 +179,6 @@ class Proxy:
             raise
 
     async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
-        """A whole answer, or an error."""
         status = response.status
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if translation:
@@ -191,7 +189,7 @@ class Proxy:
 
     async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
         """A stream, once its first piece is there."""
-        chunks = response.chunks()
+        chunks = aiter(response)
         body = whole_events(chunks, await anext(chunks, b""))
         if translation:
             body = _translated(body, translation)
@@ -248,7 +246,6 @@ async def _translated(body: AsyncGenerator[bytes, None], translation: Translatio
 
 
 def end_of_events(piece: bytes) -> int:
-    """Where the last complete event ends."""
     if piece.endswith((b"\n\n", b"\r\n\r\n")):
         return len(piece)
     plain, carried = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")

@@ -19,7 +19,7 @@ from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
 from hotloop.router.replicas.breaker import RetryBudget
-from hotloop.router.replicas.health import Watch
+from hotloop.router.replicas.health import watch
 from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests
 from hotloop.router.replicas.tokens import tokenize
@@ -32,8 +32,6 @@ MAX_ANSWERS = 20_000
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A request's place at a replica."""
-
     replica: Replica
     ticket: Ticket
     summary: AnswerSummary = field(default_factory=AnswerSummary)
@@ -121,7 +119,6 @@ class Fleet:
         return Place(replica, ticket)
 
     def begin(self, place: Place) -> None:
-        """The first byte of an answer is there."""
         place.replica.breaker.begin()
         self._placement.begin(place.ticket)
 
@@ -204,8 +201,8 @@ class Fleet:
         self._placement.add_replica(config.name, capacity_tokens=config.capacity_tokens, weight=config.weight)
         if config.kv_events:
             self._exact.add_replica(config.name, config.kv_events, config.kv_replay or None)
-        watch = Watch(replica, router.health_interval_s, self._on_change, self._on_probe)
-        self._watches[replica] = asyncio.create_task(watch.run(), name=f"watch {config.name}")
+        watching = watch(replica, router.health_interval_s, self._on_change, self._on_probe)
+        self._watches[replica] = asyncio.create_task(watching, name=f"watch {config.name}")
 
     def _remove(self, replica: Replica) -> None:
         del self.replicas[replica.name]

@@ -8,12 +8,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Literal
 
 import msgspec
 
 from hotloop.router.kinds import KINDS, METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
-from hotloop.router.replicas.replica import Replica
+from hotloop.router.replicas.replica import Replica, State
 from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest, fetch
 
 MAX_MISSED = 2
@@ -22,89 +21,81 @@ DISCOVERY_EVERY = 30
 MAX_PAGE_BYTES = 4 << 20
 
 
-class Watch:
-    """Keeps probing one replica. `on_change` hears of every change of state, `on_probe` of every probe."""
+async def watch(
+    replica: Replica, interval_s: float, on_change: Callable[[Replica], None], on_probe: Callable[[Replica], None]
+) -> None:
+    """Keep probing. `on_change` hears of every change of state, `on_probe` of every probe."""
+    for turn in count():
+        if await probe(replica, is_discovery=turn % DISCOVERY_EVERY == 0 or replica.state != "up"):
+            on_change(replica)
+        on_probe(replica)
+        await asyncio.sleep(interval_s)
 
-    def __init__(
-        self,
-        replica: Replica,
-        interval_s: float,
-        on_change: Callable[[Replica], None],
-        on_probe: Callable[[Replica], None],
-    ) -> None:
-        self._replica = replica
-        self._interval_s = interval_s
-        self._on_change = on_change
-        self._on_probe = on_probe
 
-    async def run(self) -> None:
-        for turn in count():
-            await self.probe(is_discovery=turn % DISCOVERY_EVERY == 0 or self._replica.state != "up")
-            self._on_probe(self._replica)
-            await asyncio.sleep(self._interval_s)
+async def probe(replica: Replica, *, is_discovery: bool) -> bool:
+    """Whether its state is another now."""
+    begun_at, is_gone = time.monotonic(), False
+    try:
+        if is_discovery:
+            await _discover(replica)
+        complaint = await _check(replica)
+    except UpstreamFailed as failure:
+        complaint, is_gone = str(failure), failure.is_gone
+    if not complaint:
+        replica.num_missed = 0
+        return _set(replica, "up", "healthy")
+    if is_gone or replica.last_byte_at <= begun_at:
+        replica.num_missed += 1
+        if is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
+            return _set(replica, "down", complaint)
+    return False
 
-    async def probe(self, *, is_discovery: bool) -> None:
-        replica, begun_at, is_gone = self._replica, time.monotonic(), False
-        try:
-            if is_discovery:
-                await self._discover()
-            complaint = await self._check()
-        except UpstreamFailed as failure:
-            complaint, is_gone = str(failure), failure.is_gone
-        if not complaint:
-            replica.num_missed = 0
-            self._set("up", "healthy")
-        elif is_gone or replica.last_byte_at <= begun_at:
-            replica.num_missed += 1
-            if is_gone or replica.num_missed >= MAX_MISSED or replica.state == "new":
-                self._set("down", complaint)
 
-    def _set(self, state: Literal["up", "down"], why: str) -> None:
-        replica = self._replica
-        if replica.state == "leaving":
-            return
-        has_changed = replica.state != state
-        replica.state, replica.why = state, why
-        if has_changed:
-            self._on_change(replica)
+def _set(replica: Replica, state: State, why: str) -> bool:
+    if replica.state == "leaving":
+        return False
+    has_changed = replica.state != state
+    replica.state, replica.why = state, why
+    return has_changed
 
-    async def _discover(self) -> None:
-        """What it is, and which models it has."""
-        replica = self._replica
-        if replica.config.kind == "auto":
-            replica.kind = kind_by_url(replica.config.url) or await self._recognise()
-        if replica.config.models:
-            replica.models = replica.config.models
-        elif replica.kind.models_path:
-            status, page = await self._get(replica.kind.models_path)
-            replica.models = {name: name for name in _model_names(page)} if status == 200 else {}
 
-    async def _recognise(self) -> Kind:
-        for path in METRICS_PATHS:
-            status, page = await self._get(path)
-            kind = kind_by_metrics(page.decode("utf-8", "replace")) if status == 200 else None
-            if kind:
-                return kind
-        return KINDS["openai_compatible"]
+async def _discover(replica: Replica) -> None:
+    if replica.config.kind == "auto":
+        replica.kind = kind_by_url(replica.config.url) or await _recognise(replica)
+    if replica.config.models:
+        replica.models = replica.config.models
+    elif replica.kind.models_path:
+        status, page = await _get(replica, replica.kind.models_path)
+        replica.models = {name: name for name in _model_names(page)} if status == 200 else {}
 
-    async def _check(self) -> str:
-        """What is wrong; empty if nothing is. Takes down the load as well."""
-        replica, kind = self._replica, self._replica.kind
-        path = replica.config.health_path or kind.health_path
-        if path:
-            status, _ = await self._get(path)
-            if status >= 400:
-                return f"{path} answered {status}"
-        if kind.metrics_path and kind.running:
-            status, page = await self._get(kind.metrics_path)
-            load = read_load(kind, page.decode("utf-8", "replace")) if status == 200 else None
-            replica.num_elsewhere = max(0, (load or 0) - replica.num_running)
-        return ""
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
-        request = UpstreamRequest("GET", path, self._replica.headers({}))
-        status, _, page = await fetch(self._replica.probes, request, MAX_PAGE_BYTES)
-        return status, page
+async def _recognise(replica: Replica) -> Kind:
+    for path in METRICS_PATHS:
+        status, page = await _get(replica, path)
+        if status == 200 and (kind := kind_by_metrics(page.decode("utf-8", "replace"))):
+            return kind
+    return KINDS["openai_compatible"]
+
+
+async def _check(replica: Replica) -> str:
+    """What is wrong; empty if nothing is. Takes down the load as well."""
+    kind = replica.kind
+    path = replica.config.health_path or kind.health_path
+    if path:
+        status, _ = await _get(replica, path)
+        if status >= 400:
+            return f"{path} answered {status}"
+    if kind.metrics_path and kind.running:
+        status, page = await _get(replica, kind.metrics_path)
+        load = read_load(kind, page.decode("utf-8", "replace")) if status == 200 else None
+        replica.num_elsewhere = max(0, (load or 0) - replica.num_running)
+    return ""
+
+
+async def _get(replica: Replica, path: str) -> tuple[int, bytes]:
+    request = UpstreamRequest("GET", path, replica.headers({}))
+    status, _, page = await fetch(replica.probes, request, MAX_PAGE_BYTES)
+    return status, page
 
 
 class _ModelCard(msgspec.Struct):

@@ -26,8 +26,6 @@ USUAL_OUTPUT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What there is, and how fast it is asked."""
-
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
     """What one replica keeps of what it has read."""
@@ -46,8 +44,6 @@ class _Replica:
 
 @dataclass(slots=True)
 class Figures:
-    """What came of it."""
-
     policy: str
     num_requests: int = 0
     num_tokens: int = 0
@@ -68,7 +64,6 @@ class Figures:
         return self.num_ideal / max(1, self.num_tokens)
 
     def count(self, choice: Choice, arrival: Arrival, ttft_s: float) -> None:
-        """One more request."""
         self.num_requests += 1
         self.num_tokens += arrival.num_tokens
         self.num_matched += choice.matched_tokens

@@ -117,7 +117,6 @@ class TiersConfig(msgspec.Struct, frozen=True):
         return next((route for route in self.routes if route.name == name), None)
 
     def above(self, name: str) -> Tier | None:
-        """The next larger one."""
         place = self.names.index(name) + 1
         return self.tiers[place] if place < len(self.tiers) else None
 

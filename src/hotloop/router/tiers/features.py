@@ -20,8 +20,6 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """A request as the rules see it."""
-
     text: str = ""
     """The newest words of the user."""
     hint: Task | None = None

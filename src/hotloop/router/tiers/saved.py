@@ -13,8 +13,6 @@ from hotloop.wire.usage import Usage
 
 @dataclass(slots=True)
 class Tally:
-    """Everything one tier did."""
-
     num_answers: int = 0
     num_discarded: int = 0
     """Answers that a cascade did not take, and steps of a classifier."""

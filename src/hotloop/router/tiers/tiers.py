@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.core.recent import RecentDict
+from hotloop.router.tiers.classify import Centres, labels_body, read_scores
 from hotloop.router.tiers.config import Route, Task, Tier, TiersConfig
-from hotloop.router.tiers.embedding import Centres
 from hotloop.router.tiers.features import Features
-from hotloop.router.tiers.labels import labels_body, read_scores
 from hotloop.router.tiers.rules import can_need_task, decide
 from hotloop.wire.usage import Usage, read_usage
 

@@ -13,8 +13,7 @@ import httptools
 
 from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.pool import Pool
-from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, describe
+from hotloop.router.upstream.wire import SOCKET_OPTIONS, Headers, Stage, Timeouts, UpstreamFailed, describe
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -49,7 +48,6 @@ class Connection(asyncio.Protocol):
             self._transport.write(body)
 
     def let_go(self, *, can_reuse: bool) -> None:
-        """The response is over: back to the pool, or away."""
         self._response = None
         if can_reuse and not self.is_writing and not self.is_lost:
             self.resume()
@@ -157,9 +155,6 @@ class Http1Response:
             raise self._failure
         return self
 
-    def chunks(self) -> Self:
-        return self
-
     def __aiter__(self) -> Self:
         return self
 
@@ -182,7 +177,6 @@ class Http1Response:
         self._fail("it was not read to its end")
 
     def feed(self, data: bytes) -> None:
-        """Bytes of it, as many as came."""
         assert self._parser is not None and self._connection is not None
         self.has_begun = True
         self._num_head_bytes += len(data)
@@ -200,7 +194,6 @@ class Http1Response:
             self._connection.pause()
 
     def feed_end(self, error: Exception | None) -> None:
-        """The connection is gone."""
         if self._ends_with_connection and error is None:
             self._end()
         else:

@@ -16,8 +16,6 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
 class Http1Upstream:
-    """Pooled HTTP/1.1 connections to one replica."""
-
     def __init__(self, url: SplitResult, *, max_connections: int, timeouts: Timeouts) -> None:
         self._host, self._port = url.hostname or "", url.port or 80
         self._prefix = url.path.rstrip("/")

@@ -20,8 +20,8 @@ import httpx
 
 from hotloop.border.headers import end_to_end
 from hotloop.router.upstream.pool import MAX_IDLE_S
-from hotloop.router.upstream.sockets import SOCKET_OPTIONS
 from hotloop.router.upstream.wire import (
+    SOCKET_OPTIONS,
     Headers,
     Stage,
     Timeouts,
@@ -42,8 +42,6 @@ class Lane:
 
 
 class HttpxUpstream:
-    """Encrypted connections to one replica."""
-
     def __init__(
         self, url: SplitResult, *, max_connections: int, timeouts: Timeouts, trusted: ssl.SSLContext | None = None
     ) -> None:
@@ -155,9 +153,6 @@ class HttpxResponse:
             self._head_limit.reschedule(asyncio.get_running_loop().time() + self._timeouts.head_s)
         elif step == "receive_response_headers.started":
             self._stage = "head"
-
-    def chunks(self) -> Self:
-        return self
 
     def __aiter__(self) -> Self:
         return self

@@ -23,8 +23,6 @@ T = TypeVar("T", bound=Pooled)
 
 
 class Pool(Generic[T]):
-    """Places for connections, and the idle connections in some of them."""
-
     def __init__(self, max_connections: int, max_idle_s: float = MAX_IDLE_S) -> None:
         self._max_open = max_connections
         self._max_idle_s = max_idle_s

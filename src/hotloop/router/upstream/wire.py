@@ -6,6 +6,7 @@ Bytes are never touched: a body goes out as it was given and comes back piece by
 
 import os
 import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,14 @@ from hotloop.core.errors import HotloopError, RequestError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Stage = Literal["connect", "send", "head", "body"]
+
+_TCP = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+SOCKET_OPTIONS: Sequence[tuple[int, int, int]] = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP.items() if hasattr(socket, name)),
+)
+"""Small writes leave at once, and a machine that vanished is noticed. Minutes of silence are ordinary during a prefill,
+so keepalive probes and unacknowledged bytes decide, not silence."""
 
 _LINE_BREAK = re.compile(rb"[\0\r\n]")
 _TARGET = re.compile(r"/[!-~]*")
@@ -48,7 +57,7 @@ class UpstreamResponse(Protocol):
         """Names in lower case; without hop-by-hop headers and content-length."""
         ...
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
         """The body as it arrives, nothing merged or held back. Raises UpstreamFailed if it breaks off."""
         ...
 
@@ -114,7 +123,7 @@ class UpstreamFailed(HotloopError):
 async def read_body(response: UpstreamResponse, max_bytes: int) -> bytes:
     """All of it. Raises UpstreamFailed, also where it is longer."""
     body = bytearray()
-    async for chunk in response.chunks():
+    async for chunk in response:
         body += chunk
         if len(body) > max_bytes:
             raise UpstreamFailed(f"it is larger than the {max_bytes} bytes that are held", stage="body")
