@@ -114,7 +114,7 @@ class Ingress:
     def _outline(self, api: Api | None, request: Request, body: bytes) -> Outline:
         path = request.url.path
         if api and request.method == "POST":
-            routed = parse_request(api, request.headers, body)
+            routed = parse_request(path, request.headers, body)
             maker = self._makers.get(routed.follows or "", "")
             return Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")

@@ -45,7 +45,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ROUTE_HEADER = b"x-hotloop-route"
 NOTES_HEADER = b"x-hotloop-notes"
 TIER_HEADER = b"x-hotloop-tier"
-COUNT_TOKENS = "/v1/messages/count_tokens"
 OWNED = {"/v1/responses/": "response_not_found", "/v1/cache/explain/": "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
 JSON = b"application/json"
@@ -140,7 +139,7 @@ class RouterApp:
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
         caller = Caller(request_id, headers, receive, send)
-        api = PATHS.get(scope["path"]) or ("messages" if scope["path"] == COUNT_TOKENS else None)
+        api = PATHS.get(scope["path"])
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
                 raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
@@ -158,9 +157,9 @@ class RouterApp:
                 raise RouteError(405, "method_not_allowed", f"{path} does not answer {method}")
             body = await caller.read_body(self._max_body)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
-            request = parse_request(api, headers, body, is_question=path == COUNT_TOKENS)
+            request = parse_request(path, headers, body)
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
-                if not await caller.do_unless_gone(self._answer(request, span, path, caller)):
+                if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
         elif path.startswith(tuple(OWNED)):
             await self._ask_maker(method, path, scope["query_string"], caller)
@@ -172,23 +171,23 @@ class RouterApp:
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
 
-    async def _answer(self, request: RoutedRequest, span: RouteSpan, target: str, caller: Caller) -> None:
+    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: Caller) -> None:
         if not self._tiered.is_route(request.model):
-            await self._relay(request, span, target, caller)
+            await self._relay(request, span, caller)
             return
         settled = await self._tiered.settle(request, span)
         if settled.answer is None:
-            await self._relay(settled.request, span, target, caller, settled.choice)
+            await self._relay(settled.request, span, caller, settled.choice)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
         await caller.send_whole(200, [(b"content-type", kind), _tier_header(settled.choice)], settled.answer)
         span.end(summarize(read_id(settled.answer), settled.answer))
 
     async def _relay(
-        self, request: RoutedRequest, span: RouteSpan, target: str, caller: Caller, tier: TierChoice | None = None
+        self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None
     ) -> None:
         begun_at = time.monotonic()
-        begun = await self._proxy.begin(request, span, target)
+        begun = await self._proxy.begin(request, span)
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         try:

@@ -14,11 +14,14 @@ Api = Literal["chat", "completions", "responses", "messages"]
 """The APIs that are routed: OpenAI's three, and Anthropic's."""
 Auth = Literal["bearer", "x-api-key"]
 
+CHAT = "/v1/chat/completions"
+COUNT_TOKENS = "/v1/messages/count_tokens"
 PATHS: Mapping[str, Api] = {
-    "/v1/chat/completions": "chat",
+    CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
+    COUNT_TOKENS: "messages",
 }
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})

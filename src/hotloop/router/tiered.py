@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import HotloopError
+from hotloop.router.kinds import CHAT
 from hotloop.router.proxy.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
@@ -21,8 +22,6 @@ from hotloop.router.tiers.features import TASK_HEADER, look_at
 from hotloop.router.tiers.saved import Saved
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import Usage
-
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class TieredRequests:
         self._proxy = proxy
 
     def is_route(self, model: str) -> bool:
-        return self._tiers.is_route(model)
+        return self._tiers.config.route(model) is not None
 
     async def settle(self, request: RoutedRequest, span: RouteSpan) -> Settled:
         """Raises RequestError where the body is not one."""
@@ -67,7 +66,7 @@ class TieredRequests:
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer
-        settled = parse_request(request.api, request.headers, request.rename(choice.model))
+        settled = parse_request(request.target, request.headers, request.rename(choice.model))
         if answer is None:
             return Settled(settled, choice)
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
@@ -93,8 +92,8 @@ class TieredRequests:
         """A question of our own, or the client's as it is put to a tier; on the same road as any."""
         begun_at = time.monotonic()
         try:
-            put = parse_request("chat", request.headers, msgspec.json.encode(question))
-            begun = await self._proxy.begin(put, span, CHAT)
+            put = parse_request(CHAT, request.headers, msgspec.json.encode(question))
+            begun = await self._proxy.begin(put, span)
             try:
                 content = b"".join([piece async for piece in begun.body])
             finally:

@@ -73,7 +73,7 @@ class Proxy:
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
 
-    async def begin(self, request: RoutedRequest, span: RouteSpan, target: str) -> Begun:
+    async def begin(self, request: RoutedRequest, span: RouteSpan) -> Begun:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
         known = await self.fleet.find_known(request)
@@ -86,7 +86,7 @@ class Proxy:
             claimed_at = time.monotonic()
             span.claim(name, claimed_at - asked_at)
             try:
-                begun = await self._begin_at(place, request, span.headers, target, tried)
+                begun = await self._begin_at(place, request, span.headers, tried)
             except (UpstreamFailed, BadAnswer) as failure:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
@@ -105,10 +105,10 @@ class Proxy:
             self.fleet.release(begun.place)
 
     async def _begin_at(
-        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str, tried: list[str]
+        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], tried: list[str]
     ) -> Begun:
         """There; or, if that takes long, at a second replica if that one begins earlier."""
-        attempt = self._attempt(place, request, headers, target)
+        attempt = self._attempt(place, request, headers)
         after_s = self.fleet.config.router.hedge_after_s
         if after_s is None:
             return await attempt
@@ -118,7 +118,7 @@ class Proxy:
             if not other:
                 return None
             tried.append(other.replica.name)
-            return self._attempt(other, request, headers, target)
+            return self._attempt(other, request, headers)
 
         return await self._race(attempt, begin_second, after_s)
 
@@ -144,13 +144,11 @@ class Proxy:
                 if isinstance(result, Begun):
                     await self.finish(result)
 
-    async def _attempt(
-        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str
-    ) -> Begun:
+    async def _attempt(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> Begun:
         """Ask one replica, up to the first byte of its answer. If that fails its place is given back."""
         has_begun = False
         try:
-            begun = await self._send(place, request, headers, target)
+            begun = await self._send(place, request, headers)
             has_begun = True
             self.fleet.begin(place)
             return begun
@@ -165,9 +163,9 @@ class Proxy:
             if not has_begun:
                 self.fleet.give_back(place)
 
-    async def _send(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], target: str) -> Begun:
+    async def _send(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> Begun:
         replica = place.replica
-        sent, translation = compose(request, replica, headers, target)
+        sent, translation = compose(request, replica, headers)
         response = await replica.upstream.send(sent)
         replica.last_byte_at = time.monotonic()
         try:
@@ -197,7 +195,7 @@ class Proxy:
 
 
 def compose(
-    request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes], target: str
+    request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]
 ) -> tuple[UpstreamRequest, Translation | None]:
     """The client's own bytes wherever the replica speaks that API and calls the model so.
 
@@ -206,7 +204,7 @@ def compose(
     model = replica.models.get(request.model, request.model)
     if request.api in replica.apis:
         body = request.raw if model == request.model else request.rename(model)
-        return UpstreamRequest("POST", target, replica.headers(headers), body), None
+        return UpstreamRequest("POST", request.target, replica.headers(headers), body), None
     given = {**request.read_body(), "model": model}
     translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
     assert translation, "placement offers only replicas that can be spoken to"

@@ -21,8 +21,7 @@ from hotloop.router.placement.state import ExactState
 from hotloop.router.replicas.breaker import RetryBudget
 from hotloop.router.replicas.health import watch
 from hotloop.router.replicas.queue import WaitingRoom
-from hotloop.router.replicas.replica import Replica, open_replica, open_requests
-from hotloop.router.replicas.tokens import tokenize
+from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
 from hotloop.router.summary import AnswerSummary
 

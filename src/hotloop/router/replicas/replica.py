@@ -6,21 +6,25 @@ A replica that sends bytes is alive, whatever its probes say: busy replicas miss
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Timeouts, Upstream
+from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch
 
 State = Literal["new", "up", "down", "leaving"]
 
 MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
 """How long a probe may take: two of its intervals, within reason."""
+
+MAX_TOKENS_BYTES = 16 << 20
 
 FORWARDED = frozenset(
     b"""
@@ -94,3 +98,26 @@ def open_replica(config: ReplicaConfig, router: RouterConfig) -> Replica:
 def open_requests(config: ReplicaConfig, router: RouterConfig) -> Upstream:
     timeouts = Timeouts(router.connect_timeout_s, router.first_byte_timeout_s, router.idle_timeout_s)
     return open_upstream(config.url, max_connections=config.max_connections, timeouts=timeouts)
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> list[int] | None:
+    """A prompt in tokens, by the first replica that publishes its state, is up and has the model: all that have it
+    tokenize alike. None if none can tell."""
+    model = question.get("model")
+    model = model if isinstance(model, str) else ""
+    for replica in replicas:
+        path = replica.kind.tokenize_path
+        if path and replica.config.kv_events and replica.state == "up" and replica.serves(model):
+            body = msgspec.json.encode({**question, "model": replica.models.get(model, model)})
+            headers = replica.headers({b"content-type": b"application/json"})
+            try:
+                request = UpstreamRequest("POST", path, headers, body)
+                status, _, page = await fetch(replica.upstream, request, MAX_TOKENS_BYTES)
+                return msgspec.json.decode(page, type=_Tokens).tokens if status == 200 else None
+            except (UpstreamFailed, msgspec.MsgspecError):
+                return None
+    return None

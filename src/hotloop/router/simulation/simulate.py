@@ -1,8 +1,8 @@
 """Recorded traffic against a fleet that exists only on paper, placed by the very code that places real requests.
 
-A replica reads one prompt after the other at one speed, writes all answers at another, and keeps what it has read, the
-longest unused going first, just as the placement's own index takes it to. A session's next request comes its recorded
-time after the answer before it. Simulated time only, so the same seed gives the same figures everywhere.
+A replica prefills one prompt after the other at one speed, decodes all answers at another, and evicts what was unused
+longest, just as the placement's own index takes it to. A session's next request comes its recorded time after the
+answer before it. Simulated time only, so the same seed gives the same figures everywhere.
 """
 
 import heapq
@@ -49,7 +49,7 @@ class Figures:
     num_tokens: int = 0
     num_matched: int = 0
     num_ideal: int = 0
-    """What one replica with room for everything need not have read."""
+    """What one replica with room for everything would have had cached."""
     ttfts_s: "array[float]" = field(default_factory=lambda: array("d"))
     imbalance: float = 1.0
     """Work of the busiest replica, as a multiple of the mean."""
@@ -102,7 +102,8 @@ class Simulation:
             act(at_s)
             if on_progress and self.figures.num_requests % 10_000 == 0:
                 on_progress(self.figures.num_requests)
-        self.figures.imbalance = _imbalance([replica.busy_s for replica in self._replicas.values()])
+        works = [replica.busy_s for replica in self._replicas.values()]
+        self.figures.imbalance = max(works) * len(works) / sum(works) if any(works) else 1.0
         return self.figures
 
     def _at(self, at_s: float, act: Callable[[float], None]) -> None:
@@ -134,21 +135,13 @@ class Simulation:
         reading_s = (arrival.num_tokens - choice.matched_tokens) / fleet.read_tokens_per_s
         read_at = max(now, replica.free_at) + reading_s
         replica.free_at = read_at
-        self._at(read_at, partial(self._begin, ticket))
+        self._at(read_at, lambda _: self._placement.begin(ticket))
         replica.busy_s += reading_s + OUTPUT_COST * arrival.num_output / fleet.read_tokens_per_s
         self.figures.count(choice, arrival, read_at - now)
         return read_at + arrival.num_output / fleet.write_tokens_per_s
 
-    def _begin(self, ticket: Ticket, _: float) -> None:
-        self._placement.begin(ticket)
-
     def _end(self, ticket: Ticket, arrival: Arrival, now: float) -> None:
         self._placement.finish(ticket, num_output=arrival.num_output, has_tool_call=arrival.is_tool_call, now=now)
-
-
-def _imbalance(works: Sequence[float]) -> float:
-    mean = sum(works) / len(works)
-    return max(works) / mean if mean else 1.0
 
 
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:

@@ -50,11 +50,6 @@ class Stay:
     tier: str = ""
     held: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def num_cached(self, tier: str, *, now: float, keep_s: float) -> int:
-        """What the tier had of it, unless that was too long ago."""
-        num_tokens, at = self.held.get(tier, (0, now))
-        return num_tokens if now - at <= keep_s else 0
-
 
 class Tiers:
     """One for a fleet. Bounded memory: a few numbers for each of the last sessions."""
@@ -65,9 +60,6 @@ class Tiers:
         self._centres = {
             route.name: Centres(route.examples) for route in config.routes if route.classifier == "embedding"
         }
-
-    def is_route(self, model: str) -> bool:
-        return self.config.route(model) is not None
 
     async def classify(self, model: str, features: Features, ask: AskModel) -> tuple[Task | None, Reply | None]:
         """The task: what the client says, else what the classifier sees, if any rule cares; and the reply that told it,
@@ -99,12 +91,18 @@ class Tiers:
         route = self._route(model)
         wanted, reason = self._wanted(route, features, task or features.hint)
         stay, names = self._stays.get(session), self.config.names
-        if stay and route.sticky_s and names.index(wanted.name) < names.index(stay.tier):
-            here = self.config.tier(stay.tier)
-            num_here = stay.num_cached(here.name, now=now, keep_s=route.sticky_s)
-            num_there = stay.num_cached(wanted.name, now=now, keep_s=route.sticky_s)
-            if _is_worth_staying(here, wanted, features.num_tokens, num_output, cached=(num_here, num_there)):
-                return TierChoice(here.name, here.model, f"cache worth more than {wanted.name} saves ({reason})")
+        if not stay or not route.sticky_s or names.index(wanted.name) >= names.index(stay.tier):
+            return TierChoice(wanted.name, wanted.model, reason)
+
+        def cost(tier: Tier) -> float:
+            """Of this turn, given what is cached there. Without prices nothing is worth staying for."""
+            num_tokens, at = stay.held.get(tier.name, (0, now))
+            num_cached = min(num_tokens, features.num_tokens) if now - at <= route.sticky_s else 0
+            return tier.cost(Usage(features.num_tokens, num_cached, num_output))
+
+        here = self.config.tier(stay.tier)
+        if cost(here) < cost(wanted):
+            return TierChoice(here.name, here.model, f"cache worth more than {wanted.name} saves ({reason})")
         return TierChoice(wanted.name, wanted.model, reason)
 
     def learn(self, session: str, tier: str, usage: Usage, now: float) -> None:
@@ -128,10 +126,3 @@ class Tiers:
         if above and features.has_tool_error and route.cascade and "tool_error" in route.cascade.on:
             return above, "tool error"
         return tier, reason
-
-
-def _is_worth_staying(here: Tier, there: Tier, num_tokens: int, num_output: int, *, cached: tuple[int, int]) -> bool:
-    """Whether this turn is cheaper here, given what is cached here and there. No prices, no worth."""
-    num_here, num_there = (min(num_cached, num_tokens) for num_cached in cached)
-    stay = here.cost(Usage(num_tokens, num_here, num_output))
-    return stay < there.cost(Usage(num_tokens, num_there, num_output))
