@@ -68,7 +68,7 @@ class Engines:
         """How many trips the placement has heard the end of."""
         heard: list[Any] = []
         for _, outline in self.asked:
-            outline.trip.when_over(heard.append)
+            outline.trip.ended.add_done_callback(heard.append)
         return len(heard)
 
 

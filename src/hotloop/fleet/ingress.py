@@ -71,7 +71,7 @@ class AnswerResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._begun.pieces.cancel()
-            self._begun.outline.trip.end(self._begun.summary)
+            self._begun.outline.trip.ended.set_result(self._begun.summary)
 
 
 class Ingress:
@@ -86,39 +86,37 @@ class Ingress:
             raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")
 
     async def __call__(self, request: Request) -> Response:
-        api = PATHS.get(request.url.path)
+        path = request.url.path
+        api = PATHS.get(path)
         request_id = parse_request_id(request.headers.get(REQUEST_ID_HEADER))
         try:
-            self._check_key(request)
-            body = await self._read(request)
-            begun = await self._ask(_render_request(request, body), self._outline(api, request, body))
+            if self._api_key and path not in OPEN_PATHS and not has_key(dict(request.headers.raw), self._api_key):
+                raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
+            begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:
-            return _refuse(as_route_error(error), api, request_id)
+            refusal = as_route_error(error)
+            response = Response(render_error(refusal, api, request_id), refusal.status)
+            response.raw_headers += error_headers(refusal)
+            return response
         return AnswerResponse(begun, self._relay(begun, api, request_id))
 
-    def _check_key(self, request: Request) -> None:
-        if not self._api_key or request.url.path in OPEN_PATHS:
-            return
-        if not has_key(dict(request.scope["headers"]), self._api_key):
-            raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
-
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, api: Api | None) -> tuple[UpstreamRequest, Outline]:
+        """What the replica is sent, and what placing needs to know of it."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._max_body_bytes:
-                most = f"the body is larger than the {self._max_body_bytes} bytes that are read"
-                raise RouteError(413, "request_too_large", most)
-        return bytes(body)
-
-    def _outline(self, api: Api | None, request: Request, body: bytes) -> Outline:
-        path = request.url.path
+                raise RouteError(413, "request_too_large", f"the body is larger than {self._max_body_bytes} bytes")
+        path, query = request.url.path, request.url.query
+        target = quote(request.scope["path"]) + (f"?{query}" if query else "")
+        headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
+        sent = UpstreamRequest(request.method, target, headers, bytes(body))
         if api and request.method == "POST":
-            routed = parse_request(path, request.headers, body)
+            routed = parse_request(path, request.headers, sent.body)
             maker = self._makers.get(routed.follows or "", "")
-            return Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
+            return sent, Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")
-        return Outline(maker=self._makers.get(answer_id, ""))
+        return sent, Outline(maker=self._makers.get(answer_id, ""))
 
     async def _ask(self, sent: UpstreamRequest, outline: Outline) -> BegunAnswer:
         """Raises Overloaded, or RouteError where nobody answers."""
@@ -139,9 +137,9 @@ class Ingress:
             head: AnswerHead = await anext(pieces)
         except BaseException:
             pieces.cancel()
-            outline.trip.end(AnswerSummary())
+            outline.trip.ended.set_result(AnswerSummary())
             raise
-        outline.trip.begin()
+        outline.trip.begun.set_result(None)
         return BegunAnswer(head, pieces, outline, num_tried)
 
     async def _relay(self, begun: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
@@ -160,15 +158,3 @@ class Ingress:
             yield render_event(_LOST, api, request_id)
         finally:
             begun.summary = summarize(answer_id, end, is_messages=api == "messages", is_broken=is_broken)
-
-
-def _render_request(request: Request, body: bytes) -> UpstreamRequest:
-    query = request.url.query
-    headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
-    return UpstreamRequest(request.method, quote(request.scope["path"]) + (f"?{query}" if query else ""), headers, body)
-
-
-def _refuse(error: RouteError, api: Api | None, request_id: str) -> Response:
-    response = Response(render_error(error, api, request_id), error.status)
-    response.raw_headers += error_headers(error)
-    return response

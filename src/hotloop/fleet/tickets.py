@@ -27,26 +27,19 @@ class Tickets:
     """An attempt is one try to get a request to a replica."""
 
     def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+        self.placement = placement
         self._offered: dict[Hashable, tuple[Ticket, Outline]] = {}
         self._running: defaultdict[tuple[str, str], list[tuple[Ticket, Outline]]] = defaultdict(list)
 
-    @property
-    def num_open(self) -> int:
-        return len(self._offered) + sum(map(len, self._running.values()))
-
-    def add_replica(self, name: str, capacity_tokens: int) -> None:
-        self._placement.add_replica(name, capacity_tokens=capacity_tokens)
-
     def remove_replica(self, name: str) -> None:
-        self._placement.remove_replica(name)
+        self.placement.remove_replica(name)
         for key in [key for key in self._running if key[0] == name]:
             del self._running[key]
 
     def offer(self, attempt: Hashable, outline: Outline, names: Collection[str]) -> Choice | None:
         """Who should take it. Offered before, it was not taken."""
         self._withdraw(attempt)
-        ticket = self._placement.place(outline, now=time.monotonic(), among=names)
+        ticket = self.placement.place(outline, now=time.monotonic(), among=names)
         if ticket is None:
             return None
         self._offered[attempt] = ticket, outline
@@ -61,12 +54,12 @@ class Tickets:
             del self._offered[attempt]
         else:
             self._withdraw(attempt)
-            moved = self._placement.place(outline, now=time.monotonic(), among=[name]) if name else None
+            moved = self.placement.place(outline, now=time.monotonic(), among=[name]) if name else None
             if moved is None or name is None:
                 return
             ticket = moved
         self._running[name, request_id].append((ticket, outline))
-        outline.trip.when_begun(partial(call_soon, partial(self._placement.begin, ticket)))
+        outline.trip.begun.add_done_callback(lambda _: call_soon(partial(self.placement.begin, ticket)))
 
     def complete(self, name: str, request_id: str, call_soon: CallSoon) -> None:
         """Nothing more comes from there; what the answer was is still to be heard."""
@@ -76,15 +69,15 @@ class Tickets:
         ticket, outline = running.pop()
         if not running:
             del self._running[name, request_id]
-        outline.trip.when_over(lambda summary: call_soon(partial(self._finish, ticket, summary)))
+        outline.trip.ended.add_done_callback(lambda ended: call_soon(partial(self._finish, ticket, ended.result())))
 
     def _withdraw(self, attempt: Hashable) -> None:
         if attempt in self._offered:
             ticket, _ = self._offered.pop(attempt)
-            self._placement.finish(ticket, num_output=0, now=time.monotonic())
+            self.placement.finish(ticket, num_output=0, now=time.monotonic())
 
     def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
         if (share := summary.cached_share) is not None:
-            self._placement.correct(ticket, int(share * ticket.prompt.num_tokens))
+            self.placement.correct(ticket, int(share * ticket.prompt.num_tokens))
         now = time.monotonic()
-        self._placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)
+        self.placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)

@@ -1,6 +1,5 @@
 """What passes between the ingress, the placement and a replica."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -17,24 +16,13 @@ class Trip:
     """
 
     def __init__(self) -> None:
-        self._begun: Future[None] = Future()
-        self._told: Future[AnswerSummary] = Future()
+        self.begun: Future[None] = Future()
+        """Done when the head of the answer is there."""
+        self.ended: Future[AnswerSummary] = Future()
+        """Done when nothing more will come, however it ended."""
 
     def __reduce__(self) -> tuple[type["Trip"], tuple[()]]:
         return Trip, ()
-
-    def begin(self) -> None:
-        self._begun.set_result(None)
-
-    def end(self, summary: AnswerSummary) -> None:
-        """Nothing more will come. Said once, however it ended."""
-        self._told.set_result(summary)
-
-    def when_begun(self, then: Callable[[], object]) -> None:
-        self._begun.add_done_callback(lambda _: then())
-
-    def when_over(self, then: Callable[[AnswerSummary], object]) -> None:
-        self._told.add_done_callback(lambda future: then(future.result()))
 
 
 @dataclass(frozen=True, slots=True)

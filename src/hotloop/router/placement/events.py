@@ -95,22 +95,16 @@ def parse_event(raw: Any) -> Event | None:
     """None for what cannot be used: of an unknown kind, with tokens that are no integers, or of other layers than the
     first group's, which is the one that keeps whole prompts.
     """
-    kind, fields = _take_apart(raw)
+    name, *values = (raw.get("type", ""),) if isinstance(raw, Mapping) else raw
+    kind = _KINDS.get(name)
     if kind is None:
         return None
+    fields = raw if isinstance(raw, Mapping) else dict(zip(kind.__struct_fields__, values, strict=False))
     try:
         event = msgspec.convert(fields, kind)
     except msgspec.ValidationError:
         return None
     return None if isinstance(event, (Stored, Removed)) and event.group_idx else event
-
-
-def _take_apart(raw: Any) -> tuple[type[Event] | None, Mapping[str, Any]]:
-    if isinstance(raw, Mapping):
-        return _KINDS.get(raw.get("type", "")), raw
-    name, *values = raw
-    kind = _KINDS.get(name)
-    return kind, dict(zip(kind.__struct_fields__, values, strict=False)) if kind else {}
 
 
 class KvEvents:
@@ -191,28 +185,24 @@ class KvEvents:
         now = asyncio.get_running_loop().time()
         if not self._replay or now < self._may_ask_at:
             return None
-        self._may_ask_at = now + REPLAY_PAUSE_S
-        try:
-            messages = await self._hear_replay(number)
-        except TimeoutError:
-            log.warning("%s does not replay its KV events at %s", self._replica, self._replay)
-            return None
-        self._may_ask_at = 0.0
-        return [batch for batch in map(parse_batch, messages) if batch]
-
-    async def _hear_replay(self, number: int) -> list[list[bytes]]:
-        messages: list[list[bytes]] = []
+        batches: list[Batch] = []
         with self._context.socket(self._zmq.DEALER) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
             socket.setsockopt(self._zmq.RCVHWM, _MAX_QUEUED)
             socket.connect(self._replay)
             await socket.send_multipart([b"", number.to_bytes(8, "big")])
             while True:
-                async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                    frames = await socket.recv_multipart()
+                try:
+                    async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                        frames = await socket.recv_multipart()
+                except TimeoutError:
+                    log.warning("%s does not replay its KV events at %s", self._replica, self._replay)
+                    self._may_ask_at = now + REPLAY_PAUSE_S
+                    return None
                 if frames[-2:-1] == [_END]:
-                    return messages
-                messages.append(frames)
+                    return batches
+                if batch := parse_batch(frames):
+                    batches.append(batch)
 
     async def _apply(self, batch: Batch) -> None:
         """A batch; if it is not the one that was to come, it is a beginning."""
@@ -220,21 +210,18 @@ class KvEvents:
             self._forget()
         self._last = batch
         for i, event in enumerate(batch.events, 1):
-            self._apply_event(event)
+            match event:
+                case Cleared():
+                    self._held.clear()
+                case Removed():
+                    self._held.removed(event.block_hashes, event.medium or "")
+                case Stored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
+                    place, parent = event.medium or "", event.parent_block_hash
+                    self._held.stored(hashes, token_ids, block_size=size, parent=parent, place=place)
             if i % _EVENTS_A_TURN == 0:
                 await asyncio.sleep(0)
         if batch.is_beginning:
             self._held.complete()
-
-    def _apply_event(self, event: Event) -> None:
-        match event:
-            case Cleared():
-                self._held.clear()
-            case Removed():
-                self._held.removed(event.block_hashes, event.medium or "")
-            case Stored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
-                place, parent = event.medium or "", event.parent_block_hash
-                self._held.stored(hashes, token_ids, block_size=size, parent=parent, place=place)
 
     def _is_next(self, batch: Batch) -> bool:
         return batch.number == (self._last.number + 1 if self._last else 0)

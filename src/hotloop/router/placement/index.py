@@ -8,6 +8,7 @@ holds those above it; siblings differ in their first hash; of what one replica h
 those below it. So a replica that holds too much loses its leaves first, as its own cache would. Bytes only.
 """
 
+from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -102,9 +103,10 @@ class PrefixIndex:
 
     def check(self) -> None:
         held: dict[str, int] = dict.fromkeys(self._shelves, 0)
-        for node in _subtree(self._root):
-            if node is self._root:
-                continue
+        nodes = [*self._root.children.values()]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
             assert node.parent is not None
             assert node.holders, "nobody holds it"
             assert node.parent is self._root or node.holders <= node.parent.holders
@@ -174,22 +176,8 @@ class PrefixIndex:
 
 
 def _num_common(edge: bytes, key: bytes, begin: int) -> int:
-    """How many hashes of `edge` stand at `key[begin:]`; the first is known to."""
+    """How many hashes of `edge` stand at `key[begin:]`."""
+    num_hashes = len(edge) // HASH_BYTES
     if key.startswith(edge, begin):
-        return len(edge) // HASH_BYTES
-    low, high = 1, min(len(edge), len(key) - begin) // HASH_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        if key.startswith(edge[: middle * HASH_BYTES], begin):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _subtree(top: _Node) -> Iterator[_Node]:
-    stack = [top]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())
+        return num_hashes
+    return bisect(range(1, num_hashes), False, key=lambda num: not key.startswith(edge[: num * HASH_BYTES], begin))

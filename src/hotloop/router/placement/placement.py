@@ -123,8 +123,12 @@ class Placement:
         views = [view for view in self._views.values() if among is None or view.name in among]
         if not views:
             return None
-        self._fade()
-        self._end_gaps(prompt.session, now)
+        if self._num_placed % len(self._views) == 0:  # once for as many requests as there are replicas is enough
+            for view in self._views.values():
+                view.recent_tokens *= _FADED
+        self._end_gap(prompt.session)
+        while self._gaps and next(iter(self._gaps.values())).until_s <= now:  # the oldest stand first
+            self._end_gap(next(iter(self._gaps)))
         past, match = self._pasts.get(prompt.session), self._index.match(prompt.key)
         placing = Placing(prompt.num_tokens, prompt.session, self._num_placed, self._dice)
         if past:
@@ -248,21 +252,6 @@ class Placement:
         finally:
             for view in touched:
                 view.matched_tokens, view.is_home = 0, False
-
-    def _fade(self) -> None:
-        """Once for as many requests as there are replicas is enough, and cheap."""
-        if self._num_placed % len(self._views) == 0:
-            for view in self._views.values():
-                view.recent_tokens *= _FADED
-
-    def _end_gaps(self, session: str, now: float) -> None:
-        """This session is back, and some have been away for too long. The oldest stand first."""
-        self._end_gap(session)
-        while self._gaps:
-            first = next(iter(self._gaps))
-            if self._gaps[first].until_s > now:
-                return
-            self._end_gap(first)
 
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)

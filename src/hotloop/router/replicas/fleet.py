@@ -100,7 +100,9 @@ class Fleet:
                     request.priority, lambda: self.try_claim(request, tried, known), give_back=self.give_back
                 )
         except TimeoutError:
-            raise self._no_place() from None
+            if any(each.state == "up" for each in self.replicas.values()):
+                raise RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1) from None
+            raise RouteError(503, "no_replica", "no replica is up", retry_after_s=2) from None
 
     def try_claim(
         self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
@@ -189,11 +191,6 @@ class Fleet:
             raise RouteError(404, "api_not_served", why)
         raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; there are {names}")
 
-    def _no_place(self) -> RouteError:
-        if any(each.state == "up" for each in self.replicas.values()):
-            return RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1)
-        return RouteError(503, "no_replica", "no replica is up", retry_after_s=2)
-
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router
         replica = self.replicas[config.name] = open_replica(config, router)
@@ -236,10 +233,6 @@ class Fleet:
     def _on_change(self, replica: Replica) -> None:
         if replica.state == "down":
             self._placement.forget_replica(replica.name)
-            self._cut(replica)
+            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
+            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
         self.room.wake(is_one=False)
-
-    def _cut(self, replica: Replica) -> None:
-        """Whoever still waits for a word from it hears that there will be none, and may ask elsewhere."""
-        lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
-        self._run_in_background(lost.aclose())

@@ -213,16 +213,20 @@ class Http1Response:
         status = self._parser.get_status_code()
         if self._has_head or 100 <= status < 200:
             return
-        self._fault = _find_fault(status, self._raw_headers)
-        if self._fault is None:
-            self._has_head = True
-            self._num_head_bytes = 0
-            self.status = status
-            self.headers = end_to_end(self._raw_headers)
-            self._keeps_alive = self._has_body and self._parser.should_keep_alive()
-            self._is_whole = not self._has_body
-            self._ends_with_connection = not any(name.lower() in _FRAMING for name, _ in self._raw_headers)
-            self._wake()
+        headers = self._raw_headers
+        if not 200 <= status < 600:
+            self._fault = f"it answered with the status {status}"
+            return
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+            self._fault = "its headers are too long"
+            return
+        self._has_head = True
+        self._num_head_bytes = 0
+        self.status, self.headers = status, end_to_end(headers)
+        self._keeps_alive = self._has_body and self._parser.should_keep_alive()
+        self._is_whole = not self._has_body
+        self._ends_with_connection = not any(name.lower() in _FRAMING for name, _ in headers)
+        self._wake()
 
     def on_body(self, piece: bytes) -> None:
         if self._has_head and not self._is_whole:
@@ -270,11 +274,3 @@ class Http1Response:
         connection, self._connection, self._parser, self._failure = self._connection, None, None, failure
         connection.let_go(can_reuse=failure is None and self._keeps_alive and self._fault is None)
         self._wake()
-
-
-def _find_fault(status: int, headers: Headers) -> str | None:
-    if not 200 <= status < 600:
-        return f"it answered with the status {status}"
-    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        return "its headers are too long"
-    return None
