@@ -23,8 +23,8 @@ from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
+from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve
-from hotloop.agent.tools.foresight import Foresight, NoForesight
 from hotloop.agent.tools.output import NAME as FINAL_ANSWER
 from hotloop.agent.tools.output import FinalAnswer
 from hotloop.agent.tools.sub_agent import SubAgent
@@ -68,7 +68,7 @@ class Agent(Generic[T]):
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
-        foresight: Foresight | None = None,
+        foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
         can_read_ahead: bool = True,
         max_tokens: int | None = None,
@@ -89,7 +89,7 @@ class Agent(Generic[T]):
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
-            foresight=foresight or NoForesight(),
+            foresight=foresight,
             compaction=compaction,
             can_read_ahead=can_read_ahead,
             max_tokens=max_tokens,
@@ -188,7 +188,7 @@ class Agent(Generic[T]):
 
         Cancelling the caller stops it; what it uses up is charged to the caller, whose limits hold for it, too.
         """
-        return SubAgent(self, name, description, traits or Traits(timeout_s=None))
+        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
 
     @property
     def tools(self) -> "list[AgentTool | ToolSource]":

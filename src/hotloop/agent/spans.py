@@ -29,16 +29,17 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.model import Answered, Ask, Model, ModelEvent, ModelUsage
+from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.tools.result import render_result
+from hotloop.agent.tools.tool import render_result
 from hotloop.agent.wire.openai import render_ask
-from hotloop.agent.wrapped import WrappedModel
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices
 from hotloop.trace import names
 from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace_id
 from hotloop.trace.tracer import Tracer
+from hotloop.wire import event as wire
+from hotloop.wire.usage import Usage
 
 SERVICE = "agent"
 _BROKEN_OFF = "broken off"
@@ -209,16 +210,19 @@ class TracedModel(WrappedModel):
         super().__init__(model)
         self._trace = trace
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[wire.Event, None]:
         chat, error = self._open(ask), _BROKEN_OFF
         try:
             async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as events:
                 async for event in events:
-                    if isinstance(event, Answered):
-                        error = ""
-                        self._count(chat, event)
-                    elif names.FIRST_TOKEN_NS not in chat.facts:
-                        chat.facts[names.FIRST_TOKEN_NS] = self._trace.clock.now_ns()
+                    match event:
+                        case wire.Begun():
+                            chat.facts |= {names.ANSWER_ID: event.id} if event.id else {}
+                        case wire.Ended():
+                            error = ""
+                            chat.facts |= self._count(event.usage)
+                        case _:
+                            chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
         except HotloopError as failure:
             error = str(failure)
@@ -241,12 +245,9 @@ class TracedModel(WrappedModel):
         assert ask.trace, "a run that is traced says so"
         return _Open(ask.trace.child(), time.monotonic(), {})
 
-    def _count(self, chat: _Open, answered: Answered) -> None:
-        chat.facts |= _render_usage(answered.usage)
-        if money := self._trace.prices.of(answered.usage):
-            chat.facts[names.MONEY] = money
-        if answered.answer_id:
-            chat.facts[names.ANSWER_ID] = answered.answer_id
+    def _count(self, usage: Usage) -> Json:
+        money = self._trace.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
+        return _render_usage(usage) | ({names.MONEY: money} if money else {})
 
     def _close(self, ask: Ask, chat: _Open, error: str) -> None:
         assert ask.trace
@@ -264,10 +265,10 @@ def _render_body(body: Json) -> str:
         return json.dumps(body, default=repr, skipkeys=True)
 
 
-def _render_usage(usage: ModelUsage) -> Json:
+def _render_usage(usage: Usage) -> Json:
     return {
         names.NUM_PROMPT: usage.num_prompt,
-        names.NUM_CACHED: usage.num_cached,
+        names.NUM_CACHED: usage.num_cached or 0,
         names.NUM_OUTPUT: usage.num_output,
     }
 

@@ -75,7 +75,7 @@ class ToolFormat(ABC):
 class HermesFormat(ToolFormat):
     """`<tool_call>`, a newline, a JSON object, a newline, `</tool_call>`: Hermes, Qwen 2.5, Qwen 3 and many others."""
 
-    name = "hermes"
+    name: ClassVar[ToolFormatName] = "hermes"
     opening = CALL
 
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:

@@ -18,10 +18,8 @@ from typing import Any
 
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event
 from hotloop.agent.plan.reference import BadReference, fill
-from hotloop.agent.plan.schema import MAX_STEPS
-from hotloop.agent.plan.step import BadPlan, Step
-from hotloop.agent.tools.carry_out import Outcome
-from hotloop.agent.tools.dispatch import Dispatcher, Pending
+from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, Step
+from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending
 from hotloop.core.message import ToolCall
 
 
