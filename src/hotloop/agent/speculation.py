@@ -23,13 +23,14 @@ from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.predict.store import load_predictor, save_predictor
-from hotloop.agent.predict.values import call_key, parse_arguments
+from hotloop.agent.predict.values import call_key
 from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
 from hotloop.agent.tools.tool import AgentTool
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened
+from hotloop.wire.arguments import read_arguments
 from hotloop.wire.event import Event
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class RunForesight:
             self._has_written = True
             self._drop()
             return None
-        key = call_key(call.name, parse_arguments(call.arguments))
+        key = call_key(call.name, read_arguments(call.arguments))
         found = next((early for early in self._early if early.key == key), None)
         if found:
             self._early.remove(found)

@@ -21,31 +21,18 @@ class FinalAnswer:
 
     def __init__(self, output: Any) -> None:
         self._type: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(output)
-        schema = plain_schema(self._type)
-        self._is_wrapped = schema.get("type") != "object"
-        if self._is_wrapped:
-            definitions = schema.pop("$defs", {})
-            schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
-            schema |= {"additionalProperties": False} | ({"$defs": definitions} if definitions else {})
-        self.spec = Tool(NAME, "Call this when you are done, with the answer.", schema)
+        self._is_wrapped = plain_schema(self._type).get("type") != "object"
+        if self._is_wrapped:  # a call's arguments are always an object
+            config = pydantic.ConfigDict(extra="forbid")
+            self._type = pydantic.TypeAdapter(pydantic.create_model("Answer", __config__=config, value=(output, ...)))
+        self.spec = Tool(NAME, "Call this when you are done, with the answer.", plain_schema(self._type))
         self.is_given = False
         self.value: Any = None
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
         try:
-            if self._is_wrapped:
-                self.value = self._type.validate_python(_unwrap(arguments))
-            else:
-                self.value = self._type.validate_json(arguments or "{}")
+            answer = self._type.validate_json(arguments or "{}")
         except pydantic.ValidationError as error:
             raise ToolError(f"the answer is wrong: {summarise(error)}") from None
-        self.is_given = True
+        self.value, self.is_given = answer.value if self._is_wrapped else answer, True
         return "accepted"
-
-
-class _Wrapped(pydantic.BaseModel):
-    value: Any
-
-
-def _unwrap(arguments: str) -> Any:
-    return _Wrapped.model_validate_json(arguments or "{}").value

@@ -18,7 +18,6 @@ from hotloop.wire.field import Json
 from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.messages.render import render_request
 from hotloop.wire.policy import Target
-from hotloop.wire.sse import ServerEvent
 
 _VERSION = "2023-06-01"
 _KEPT = {"cache_control": {"type": "ephemeral"}}
@@ -58,9 +57,6 @@ class AnthropicModel(ServedModel):
 
     def _reader(self, ask: Ask) -> MessagesReader:
         return MessagesReader(name_call=lambda _, n: call_id(ask, n))
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.name == "message_stop"
 
 
 def render_ask(ask: Ask, model: str, *, max_tokens: int) -> Json:

@@ -75,14 +75,14 @@ class RemoteServer:
         return f"RemoteServer({self.url!r})"
 
     async def events(
-        self, path: str, body: Json, headers: Mapping[str, str], is_last: Callable[[ServerEvent], bool]
+        self, path: str, body: Json, headers: Mapping[str, str], is_over: Callable[[], bool]
     ) -> AsyncGenerator[ServerEvent, None]:
-        """Ask, and give the events of the answer, up to and with the one that is the last."""
+        """Ask, and give the events of the answer, until whoever reads them says that it is over."""
         num_tries, has_begun = 0, False
         while True:
             num_tries += 1
             try:
-                async with aclosing(self._listen(path, body, headers, is_last)) as events:
+                async with aclosing(self._listen(path, body, headers, is_over)) as events:
                     async for event in events:
                         has_begun = True
                         yield event
@@ -124,7 +124,7 @@ class RemoteServer:
                 raise self.fail(f"answered what is not JSON: {data[:_MAX_REFUSAL].decode(errors='replace')}") from None
 
     async def _listen(
-        self, path: str, body: Json, headers: Mapping[str, str], is_last: Callable[[ServerEvent], bool]
+        self, path: str, body: Json, headers: Mapping[str, str], is_over: Callable[[], bool]
     ) -> AsyncGenerator[ServerEvent, None]:
         async with self._respond(path, body, headers) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
@@ -135,7 +135,7 @@ class RemoteServer:
             async for data in pieces:
                 for event in reader.push(data):
                     yield event
-                    if is_last(event):
+                    if is_over():
                         await _drain(pieces)
                         return
             for event in reader.finish():

@@ -13,9 +13,6 @@ from hotloop.wire.field import Json
 from hotloop.wire.policy import Target
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
-from hotloop.wire.sse import ServerEvent
-
-_LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
 class OpenAIModel(ServedModel):
@@ -30,9 +27,6 @@ class OpenAIModel(ServedModel):
 
     def _reader(self, ask: Ask) -> ChatReader:
         return ChatReader(offered={tool.name for tool in ask.tools}, name_call=lambda _, n: call_id(ask, n))
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.data.strip() == b"[DONE]"
 
 
 class ResponsesModel(ServedModel):
@@ -52,9 +46,6 @@ class ResponsesModel(ServedModel):
 
     def _reader(self, ask: Ask) -> ResponsesReader:
         return ResponsesReader(name_call=lambda _, n: call_id(ask, n))
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.name in _LAST
 
 
 def render_ask(ask: Ask, model: str, *, is_plain: bool = False, is_stream: bool = False) -> Json:

@@ -17,7 +17,6 @@ from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.formats import Reader
 from hotloop.wire.part import Call, Result, Text, Turn
-from hotloop.wire.sse import ServerEvent
 
 SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
@@ -67,7 +66,8 @@ class ServedModel(ABC):
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         body = self._render(ask, await self.find_model(), is_stream=True)
         reader = self._reader(ask)
-        async with aclosing(self._server.events(self.path, body, session_headers(ask), self._is_last)) as events:
+        sent = self._server.events(self.path, body, session_headers(ask), lambda: reader.is_over)
+        async with aclosing(sent) as events:
             async for event in events:
                 for each in self.hear(reader.push(event)):
                     yield each
@@ -111,9 +111,6 @@ class ServedModel(ABC):
 
     @abstractmethod
     def _reader(self, ask: Ask) -> Reader: ...
-
-    @abstractmethod
-    def _is_last(self, event: ServerEvent) -> bool: ...
 
 
 def session_headers(ask: Ask) -> dict[str, str]:
