@@ -32,7 +32,7 @@ from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.context import Run, Surroundings
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
-from hotloop.agent.tools.output import FinalAnswer
+from hotloop.agent.tools.own import FinalAnswer
 from hotloop.agent.tools.tool import AgentTool
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError

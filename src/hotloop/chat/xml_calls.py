@@ -255,14 +255,10 @@ def value_kind(schema: Any) -> ValueKind:
         return ValueKind.JSON
     if choices(schema):
         return ValueKind.CHOICE
-    if _is_free(schema, "string"):
+    types = _free_types(schema)
+    if types == {"string"}:
         return ValueKind.RAW
-    branches = schema.get("anyOf", schema.get("oneOf"))
-    if isinstance(branches, list):
-        is_nullable = len(branches) == 2 and {_free_type(branch) for branch in branches} == {"string", "null"}
-    else:
-        is_nullable = _named_types(schema) == {"string", "null"} and not schema.keys() & (_LIMITS | _LISTS)
-    return ValueKind.NULLABLE if is_nullable else ValueKind.JSON
+    return ValueKind.NULLABLE if types == {"string", "null"} else ValueKind.JSON
 
 
 def choices(schema: Mapping[str, Any]) -> list[str]:
@@ -322,15 +318,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _is_free(schema: Any, name: str) -> bool:
-    return isinstance(schema, Mapping) and _named_types(schema) == {name} and not schema.keys() & (_LIMITS | _LISTS)
+def _free_types(schema: Any) -> set[str]:
+    """The types of a schema that asks for nothing but types, or one of some such; empty if it asks for more."""
+    if not isinstance(schema, Mapping):
+        return set()
+    limits = schema.keys() & (_LIMITS | _LISTS)
+    if limits in ({"anyOf"}, {"oneOf"}) and isinstance(branches := schema[min(limits)], list):
+        found = [_free_types(branch) for branch in branches]
+        return set().union(*found) if all(found) else set()
+    return set() if limits else _named_types(schema)
 
 
 def _named_types(schema: Mapping[str, Any]) -> set[str]:
     named = schema.get("type")
     return {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
-
-
-def _free_type(schema: Any) -> str | None:
-    """The type of a branch that asks for nothing but a type."""
-    return next((name for name in ("string", "null") if _is_free(schema, name)), None)
