@@ -29,8 +29,8 @@ _PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/
 
 @dataclass(frozen=True, kw_only=True)
 class LintedRequest:
-    """A request and its answer. `index` counts requests of the whole input, `line` is its line there, `row` all that the
-    line told; `at` is in unix seconds. `run` is given where it is certain which one it belongs to.
+    """A request and its answer. `index` counts requests of the whole input, `line` is its line there, `row` all that
+    it told; `at` is in unix seconds. `run` is given where it is certain which one it belongs to.
     """
 
     body: Json
