@@ -19,7 +19,7 @@ import h2.exceptions
 import httpx
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.pool import MAX_IDLE_S
+from hotloop.router.upstream.connection import MAX_IDLE_S
 from hotloop.router.upstream.wire import (
     SOCKET_OPTIONS,
     Headers,
