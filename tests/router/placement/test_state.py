@@ -78,7 +78,7 @@ async def test_what_is_known_is_what_an_engine_finds() -> None:
             found = await ask(engines[name], prompt)
             assert known[name] == found // MIN_RUN_TOKENS * MIN_RUN_TOKENS
         assert engines["a"].stats().num_evicted_blocks > 0
-        assert engines["a"].stats().num_cached_tokens > 0
+        assert engines["a"].stats().usage.num_cached > 0
 
 
 async def test_a_replica_that_is_removed_is_forgotten() -> None:

@@ -23,8 +23,8 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
-from hotloop.agent.model import ModelUsage
 from hotloop.cli.text import count, shorten
+from hotloop.wire.usage import Usage
 
 BAR_CELLS = 30
 LABEL_CHARS = 36
@@ -63,7 +63,7 @@ class TurnRow:
     """When the model last said anything."""
     ended_at: float | None = None
     words: str = ""
-    usage: ModelUsage | None = None
+    usage: Usage | None = None
     calls: dict[str, CallRow] = field(default_factory=dict)
 
     @property
@@ -168,6 +168,6 @@ def draw_bar(spans: list[tuple[float, float, str, str]], begin: float, end: floa
     return Text.assemble(*cells)
 
 
-def describe_usage(usage: ModelUsage) -> str:
-    share = usage.num_cached / usage.num_prompt if usage.num_prompt else 0.0
+def describe_usage(usage: Usage) -> str:
+    share = (usage.num_cached or 0) / usage.num_prompt if usage.num_prompt else 0.0
     return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"

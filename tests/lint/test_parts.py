@@ -5,10 +5,8 @@ import json
 import pytest
 from tests.lint.stories import TOOLS, assistant, call, result, user
 
-from hotloop.lint.shapes.answer import parse_answer, parse_stream
-from hotloop.lint.shapes.chat import chat_parts
-from hotloop.lint.shapes.messages import messages_parts
-from hotloop.lint.shapes.responses import responses_parts
+from hotloop.lint.answer import parse_answer, parse_stream
+from hotloop.lint.parts import parts_of
 from hotloop.wire.usage import Usage
 
 
@@ -30,7 +28,7 @@ def test_a_chat_is_read_system_first_then_tools_then_messages():
         ],
         "tools": TOOLS[:1],
     }
-    parts = [*chat_parts(body)]
+    parts = [*parts_of(body, "chat")]
     assert [part.kind for part in parts] == [
         "system",
         "tool",
@@ -63,7 +61,7 @@ def test_messages_are_read_tools_first():
             {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "R"}]}]},
         ],
     }
-    parts = [*messages_parts(body)]
+    parts = [*parts_of(body, "messages")]
     assert short(parts)[1:] == [
         ("system", "system[0].text", "S"),
         ("text", "messages[0].content", "U"),
@@ -85,7 +83,7 @@ def test_responses_have_items():
             {"type": "function_call_output", "output": "R"},
         ],
     }
-    assert short(responses_parts(body)) == [
+    assert short(parts_of(body, "responses")) == [
         ("system", "instructions", "S"),
         ("text", "input[0].content", "U"),
         ("thinking", "input[1]", "T"),
@@ -94,12 +92,12 @@ def test_responses_have_items():
     ]
 
 
-@pytest.mark.parametrize("parse", [chat_parts, messages_parts, responses_parts])
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
 @pytest.mark.parametrize(
     "body", [{}, {"messages": "x", "tools": 1, "input": 2}, {"messages": [1, None], "tools": ["x"]}]
 )
-def test_what_is_in_the_wrong_place_is_passed_over(parse, body):
-    assert all(part.kind == "tool" for part in parse(body))
+def test_what_is_in_the_wrong_place_is_passed_over(api, body):
+    assert all(part.kind == "tool" for part in parts_of(body, api))
 
 
 def sse(*events):

@@ -8,9 +8,7 @@ import msgspec
 
 from hotloop.core.errors import RemoteError
 from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.shapes.chat import message_parts
-from hotloop.lint.shapes.messages import turn_parts
-from hotloop.lint.shapes.responses import item_parts
+from hotloop.lint.parts import item_parts, message_parts, turn_parts
 from hotloop.wire.answer import gather
 from hotloop.wire.calls import name_call
 from hotloop.wire.chat.writer import ChatWriter
