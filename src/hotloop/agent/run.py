@@ -25,15 +25,13 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import LimitReached, Limits, Spent
+from hotloop.agent.limits import LimitReached, Limits, Run, Spent
 from hotloop.agent.model import Ask, Model, PartialAnswer
-from hotloop.agent.read_ahead import read_ahead
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.context import Run, Surroundings
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
 from hotloop.agent.tools.own import FinalAnswer
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
@@ -43,6 +41,9 @@ from hotloop.wire import event as wire
 from hotloop.wire.usage import Usage
 
 log = logging.getLogger(__name__)
+
+MIN_CHARS = 400
+"""Results shorter than this are prefilled faster than it is asked for."""
 
 Emit = Callable[[Event], None]
 
@@ -244,3 +245,40 @@ class RunLoop:
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         tokens = self._settings.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
         self._run.charge(usage, tokens + cost)
+
+
+async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
+    """Have the model prefill results while others are still on their way: the next turn has only the last to prefill.
+
+    results   1 .............. 2 .............. 3
+    model        [prefill 1]      [prefill 2]     [prefill 3, answer]
+
+    In the order of the calls, since that is the order of the prompt, and only where it pays: the model's server keeps
+    its cache, something is still running, and there is enough to prefill. A prefill that fails only saves nothing.
+    """
+    num_read = 0
+    for i, each in enumerate(pending):
+        if not model.can_read_ahead:
+            return
+        await asyncio.wait({each.task})
+        num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
+        messages = tuple(done.message for done in pending[:num_done])
+        num_new = sum(len(message.content) for message in messages[num_read:])
+        if num_done < len(pending) and num_new >= MIN_CHARS:
+            await _read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
+            num_read = num_done
+
+
+async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
+    """Have a prompt prefilled; once the last result is here, the real turn does it better."""
+    reading = asyncio.create_task(model.read(ask))
+    try:
+        await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
+    try:
+        if not reading.cancelled():
+            reading.result()
+    except HotloopError as error:
+        log.info("prefilling ahead failed: %s", error)
