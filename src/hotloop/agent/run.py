@@ -12,19 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import (
-    CallArguments,
-    CallOpened,
-    Compacted,
-    Event,
-    RunEnded,
-    RunStarted,
-    Text,
-    TurnFinished,
-    TurnStarted,
-)
 from hotloop.agent.limits import LimitReached, Limits, Run, Spent
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
@@ -45,7 +35,7 @@ log = logging.getLogger(__name__)
 MIN_CHARS = 400
 """Results shorter than this are prefilled faster than it is asked for."""
 
-Emit = Callable[[Event], None]
+Emit = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +97,8 @@ class RunLoop:
 
     async def go(self) -> None:
         """Run to the end, which is told by an event and never raised, but for being cancelled."""
-        self._emit(RunStarted(self._run.id, self._run.session_id))
-        ended: RunEnded | None = None
+        self._emit(events.RunStarted(self._run.id, self._run.session_id))
+        ended: events.RunEnded | None = None
         try:
             ended = await self._end()
         finally:
@@ -117,7 +107,7 @@ class RunLoop:
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
-                self._emit(ended or RunEnded("cancelled", error=cancelled, spent=self.spent))
+                self._emit(ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent))
 
     async def _close(self) -> None:
         try:
@@ -135,22 +125,22 @@ class RunLoop:
             self.conversation.add(said, *(each.message for each in self._begun))
             self._charge(self._answer.ended.usage, self._begun)
 
-    async def _end(self) -> RunEnded:
+    async def _end(self) -> events.RunEnded:
         limits = self._settings.limits
         deadline = asyncio.timeout(limits.time_s)
         try:
             async with deadline:
-                return RunEnded("done", await self._turns(), spent=self.spent)
+                return events.RunEnded("done", await self._turns(), spent=self.spent)
         except LimitReached as limit:
-            return RunEnded("limit", error=limit, spent=self.spent)
+            return events.RunEnded("limit", error=limit, spent=self.spent)
         except HotloopError as failure:
-            return RunEnded("failed", error=failure, spent=self.spent)
+            return events.RunEnded("failed", error=failure, spent=self.spent)
         except Exception as unforeseen:
             if isinstance(unforeseen, TimeoutError) and deadline.expired():
                 late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
-                return RunEnded("limit", error=late, spent=self.spent)
+                return events.RunEnded("limit", error=late, spent=self.spent)
             log.exception("a run failed")
-            return RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
+            return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
@@ -173,7 +163,7 @@ class RunLoop:
         self.spent.num_turns += 1
         turn = self.spent.num_turns
         await self._compact(turn)
-        self._emit(TurnStarted(turn))
+        self._emit(events.TurnStarted(turn))
         if self._ahead:
             self._ahead.begin_turn(self.conversation.messages, turn)
         return turn
@@ -192,7 +182,7 @@ class RunLoop:
         usage = self._answer.ended.usage
         self._charge(usage, made)
         self.conversation.num_tokens = usage.num_tokens
-        self._emit(TurnFinished(turn, usage, len(pending)))
+        self._emit(events.TurnFinished(turn, usage, len(pending)))
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
@@ -203,14 +193,14 @@ class RunLoop:
         self._charge(usage)
         if len(messages) < before:
             self.conversation.replace(messages)
-            self._emit(Compacted(turn, before, len(messages), usage))
+            self._emit(events.Compacted(turn, before, len(messages), usage))
 
     async def _listen(self, turn: int) -> tuple[PartialAnswer, list[Pending]]:
         """The model's answer; each call is dispatched the moment it is whole."""
         answer = self._answer = PartialAnswer()
         self._begun = []
-        async with aclosing(self._settings.model.stream(self._ask())) as events:
-            async for event in events:
+        async with aclosing(self._settings.model.stream(self._ask())) as said:
+            async for event in said:
                 if self._ahead:
                     self._ahead.hear(event, turn)
                 if call := answer.push(event):
@@ -221,11 +211,11 @@ class RunLoop:
     def _tell(self, event: wire.Event, answer: PartialAnswer, turn: int) -> None:
         match event:
             case stream.TextDelta():
-                self._emit(Text(turn, event.text))
+                self._emit(events.Text(turn, event.text))
             case stream.CallOpened():
-                self._emit(CallOpened(turn, event.id, event.name))
+                self._emit(events.CallOpened(turn, event.id, event.name))
             case stream.CallDelta():
-                self._emit(CallArguments(turn, answer.call_id(event.index), event.arguments))
+                self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
 
     def _ask(self, *more: Message) -> Ask:
         settings = self._settings

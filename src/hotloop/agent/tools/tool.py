@@ -134,7 +134,8 @@ class FunctionTool:
             parsed = self._arguments.model_validate_json(arguments or "{}")
         except pydantic.ValidationError as error:
             raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
-        return {name: getattr(parsed, field) for field, name in _python_names(self._arguments).items()}
+        fields = self._arguments.model_fields.items()
+        return {info.alias or field: getattr(parsed, field) for field, info in fields}
 
 
 @overload
@@ -236,10 +237,6 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         return pydantic.create_model(function.__name__, __config__=config, **fields), wanted
     except pydantic.PydanticUserError as error:
         raise ConfigError(f"{function.__name__}: {str(error).splitlines()[0]}") from error
-
-
-def _python_names(arguments: type[pydantic.BaseModel]) -> dict[str, str]:
-    return {field: info.alias or field for field, info in arguments.model_fields.items()}
 
 
 class _PlainSchema(GenerateJsonSchema):
