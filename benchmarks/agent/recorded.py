@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import Traits
+from hotloop.agent.tools.tool import Surroundings, Traits
 from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.core.message import Message, Tool
 

@@ -30,7 +30,7 @@ def show(
     """List what was learned, the most often right first: after this comes that call, with arguments from there."""
     from rich.console import Console
 
-    from hotloop.agent.predict.store import load_predictor
+    from hotloop.agent.predict.predictor import load_predictor
 
     predictor = load_predictor(path)
     patterns = predictor.patterns()
