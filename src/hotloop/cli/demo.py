@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hotloop.cli.models import ModelName
 from hotloop.core.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ _FIGURES = frozenset(
 
 def demo(
     *,
-    model: Annotated[str, Parameter(help="A name `hotloop models` lists, a GGUF file, or a Hugging Face folder.")] = (
-        DEFAULT_MODEL
-    ),
+    model: ModelName = DEFAULT_MODEL,
     agents: Annotated[PositiveInt, Parameter(help="How many agents work at a time.")] = 4,
     turns: Annotated[PositiveInt, Parameter(help="How many turns each of them takes.")] = 4,
 ) -> int:

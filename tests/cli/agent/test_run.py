@@ -29,7 +29,7 @@ from hotloop.agent.model import ModelUsage
 from hotloop.cli.agent.timeline import BAR_CELLS, Timeline, draw_bar
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
-from hotloop.cli.text import shorten
+from hotloop.cli.output import shorten
 
 WEATHER = """
 from hotloop import Agent, Call, Prices, ScriptedModel, tool

@@ -24,7 +24,7 @@ from hotloop.agent.events import (
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
 from hotloop.agent.model import ModelUsage
-from hotloop.cli.text import count, shorten
+from hotloop.cli.output import count, shorten
 
 BAR_CELLS = 30
 LABEL_CHARS = 36

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
 from hotloop.cli.agent.timeline import Timeline, TurnRow, describe_usage
-from hotloop.cli.text import shorten
+from hotloop.cli.output import shorten
 
 _REFRESH_PER_S = 10
 _RESULT_CHARS = 100

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.text import shorten
-from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, make_table, money
+from hotloop.cli.output import make_table, shorten
+from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, money
 from hotloop.cli.trace.waterfall import duration
 from hotloop.trace.ledger import RunLedger, TurnLedger
 from hotloop.trace.sweep import TimePart
@@ -66,7 +66,7 @@ def _figure(ledger: RunLedger | TurnLedger | None, name: str) -> float | None:
 
 
 def _turn_table(old: RunLedger, new: RunLedger) -> Table:
-    table = make_table("TURN", *(name.upper() for name in _COUNTS), "WALL")
+    table = make_table("TURN", *(name.upper() for name in _COUNTS), "WALL", words=())
     for number, (one, other) in enumerate(zip_longest(old.turns, new.turns), start=1):
         note = "gone" if other is None else "new" if one is None else ""
         table.add_row(Text.assemble((f"{note} ", "dim"), str(number)), *_cells(one, other))
@@ -101,7 +101,7 @@ def _describe_causes(old: RunLedger, new: RunLedger) -> Iterator[Text]:
 
 def _part_table(old: RunLedger, new: RunLedger) -> Table:
     title = "WHERE THE TIME WENT"
-    table = make_table(title, "WAS", "IS", "CHANGE", words=title)
+    table = make_table(title, "WAS", "IS", "CHANGE", words=(title,))
     for part, (was, now) in _paired_parts(old, new).items():
         table.add_row(PART_WORDS[part][0], duration(was), duration(now), _signed(now - was))
     table.add_row("all", duration(old.wall_s), duration(new.wall_s), _signed(new.wall_s - old.wall_s), style="bold")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from hotloop.cli.text import shorten
+from hotloop.cli.output import shorten
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger
 from hotloop.trace.tree import SpanNode
