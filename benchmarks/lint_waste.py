@@ -29,7 +29,7 @@ from benchmarks.cache.run import Company, Held, hold
 from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
-from hotloop.cli.advice.lint import load_count
+from hotloop.cli.advice.linting import load_count
 from hotloop.lint.answer import join_events
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.costs import Costs

@@ -10,7 +10,8 @@ from benchmarks.cache.breakers import shuffle_tools
 from cyclopts import App
 from tests.lint.stories import bodies
 
-from hotloop.cli.advice.lint import lint, lint_spans
+from hotloop.cli.advice.lint import lint
+from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.main import run as command
 from hotloop.core.errors import ConfigError
 from hotloop.lint.rules import RULES

@@ -10,44 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from hotloop.bench.client import ChatAnswer, ChatClient
-from hotloop.bench.questions import ToolQuestion
+from hotloop.bench.questions import AskOptions, ToolQuestion
 from hotloop.core.errors import RemoteError
 
-Delivery = Literal["streamed", "whole", "both"]
-Choice = Literal["required", "auto"]
-
 _QUESTIONS_A_ROUND = 4  # for each agent: enough that the slowest of a round does not decide its time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How all questions are asked."""
-
-    num_agents: int = 1
-    temperature: float = 0.0
-    seed: int = 0
-    max_tokens: int = 512
-    tool_choice: Choice = "required"
-    delivery: Delivery = "streamed"
-    """How answers come; both: streamed, and then whole, which is checked but not timed."""
-    is_strict: bool | None = None
-    """What tools say about strictness; None: nothing."""
-
-    def options(self, question: ToolQuestion) -> dict[str, Any]:
-        tools: Sequence[Any] = question.tools
-        if self.is_strict is not None:
-            tools = [{**tool, "function": {**tool["function"], "strict": self.is_strict}} for tool in tools]
-        return {
-            "tools": tools,
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": question.is_parallel,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "max_tokens": self.max_tokens,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +76,15 @@ class Measured:
 
 
 async def measure(
-    client: ChatClient, questions: Sequence[ToolQuestion], manner: Manner, watch: Callable[[int], None] = lambda _: None
+    client: ChatClient,
+    questions: Sequence[ToolQuestion],
+    manner: AskOptions,
+    watch: Callable[[int], None] = lambda _: None,
 ) -> Measured:
     """Ask all questions, `num_agents` at a time; `watch` hears how many are done after every round."""
     await client.find_model()
     measured = Measured()
-    for part in _batched(questions, manner.num_agents * _QUESTIONS_A_ROUND):
+    for part in _batched(questions, manner.agents * _QUESTIONS_A_ROUND):
         measured.merge(await _Asker(client, manner).measure(part))
         watch(len(part))
     if questions and not measured.pairs:
@@ -120,7 +92,7 @@ async def measure(
     return measured
 
 
-async def learn(client: ChatClient, questions: Sequence[ToolQuestion], manner: Manner) -> None:
+async def learn(client: ChatClient, questions: Sequence[ToolQuestion], manner: AskOptions) -> None:
     """Ask all questions once, for what the server can learn from them."""
     await client.find_model()
     asker = _Asker(client, manner)
@@ -138,7 +110,7 @@ def _batched(questions: Sequence[ToolQuestion], size: int) -> Iterator[tuple[Too
 class _Asker:
     """`failures` has what first went wrong with a question, by its id."""
 
-    def __init__(self, client: ChatClient, manner: Manner) -> None:
+    def __init__(self, client: ChatClient, manner: AskOptions) -> None:
         self.failures: dict[str, str] = {}
         self._client = client
         self._manner = manner
@@ -188,7 +160,7 @@ class _Asker:
                     self.failures.setdefault(question.id, f"{question.id}: {error}")
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._manner.num_agents, len(questions))):
+            for _ in range(min(self._manner.agents, len(questions))):
                 group.create_task(agent())
         return answers, time.perf_counter() - began_at
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hotloop.bench.questions import AskOptions
+from hotloop.bench.workflows import CATEGORY, generate_workflows
 from hotloop.cli.models import ModelName
 from hotloop.core.config import DEFAULT_MODEL
 
@@ -90,14 +92,13 @@ def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob
 def _call_tools(url: str) -> "ToolFigures":
     """The calls of one agent at its work."""
     from hotloop.bench.client import ChatClient
-    from hotloop.bench.tools import Manner, measure
+    from hotloop.bench.tools import measure
     from hotloop.bench.tools_report import figures_of
-    from hotloop.bench.workflows import CATEGORY, generate_workflows
 
     async def run() -> "ToolFigures":
         async with ChatClient(url) as client:
             questions = generate_workflows(seed=0, num_workflows=_NUM_WORKFLOWS)
-            return figures_of(CATEGORY, await measure(client, questions, Manner(max_tokens=_MAX_CALL_TOKENS)))
+            return figures_of(CATEGORY, await measure(client, questions, AskOptions(max_tokens=_MAX_CALL_TOKENS)))
 
     return asyncio.run(run())
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveFloat
 
+from hotloop.cli.loading import console
 from hotloop.cli.output import show
 from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
@@ -54,7 +55,6 @@ def default_url() -> str:
 
 
 async def _examine(url: str, model: str | None, api_key: str | None, pace: "TimeLimits") -> "Examination":
-    from hotloop.cli.loading import console
     from hotloop.doctor.examine import examine
     from hotloop.doctor.wire.deployment import Deployment
 

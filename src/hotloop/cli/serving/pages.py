@@ -4,22 +4,25 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from hotloop.cli.advice.lint import lint_spans
+from starlette.types import ASGIApp
+
+from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
+from hotloop.core.request import Priority, Request
+from hotloop.trace.store import TraceStore
+from hotloop.ui.app import create_ui
+from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks, TokenTotals
+from hotloop.ui.store_source import StoreSource
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from hotloop.core.request import Request
     from hotloop.engine.engine import Engine
     from hotloop.engine.snapshot import EngineSnapshot
     from hotloop.router.app import RouterApp
-    from hotloop.trace.store import TraceStore
-    from hotloop.ui.source import KvUse, Live, LiveRequest
 
 _MAX_LISTED = 200
 """How many requests are listed, and how many sessions; those that have the most of the memory."""
@@ -28,10 +31,8 @@ _PATIENCE_S = 10.0
 
 
 @contextmanager
-def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
+def opened_store(config: TraceConfig) -> Iterator[TraceStore | None]:
     """What is recorded, to be looked at; None where nothing is."""
-    from hotloop.trace.store import TraceStore
-
     path, prices = store_path(config), load_prices(None)
     try:
         store = TraceStore(path, prices=prices) if path else None
@@ -42,25 +43,20 @@ def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
 
 
 def page_of(
-    store: "TraceStore",
+    store: TraceStore,
     title: str,
-    live: "Callable[[], Awaitable[Live]]",
+    live: Callable[[], Awaitable[Live]],
     *,
     model: str = "",
     api_key: str | None = None,
     host: str = "",
-) -> "ASGIApp":
+) -> ASGIApp:
     """`host` is the name it is served at."""
-    from hotloop.ui.app import create_ui
-    from hotloop.ui.store_source import StoreSource
-
     source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
     return create_ui(source, api_key=api_key, host=host)
 
 
-async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
-    from hotloop.ui.source import Live, TokenTotals
-
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> Live:
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
@@ -72,23 +68,13 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
-        totals=TokenTotals(
-            num_prompt=totals.num_prompt,
-            num_cached=totals.num_cached,
-            num_output=totals.num_output,
-            num_sampled=totals.num_sampled,
-            num_forced=totals.num_forced,
-            num_drafted=totals.num_drafted,
-            num_accepted=totals.num_accepted,
-        ),
+        totals=TokenTotals(**{each.name: getattr(totals, each.name) for each in fields(TokenTotals)}),
         kv=_kv_use(snapshot, engine.block_size),
         requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
     )
 
 
-def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
-    from hotloop.ui.source import KvUse, SessionBlocks
-
+def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
     sessions = sorted(
         (
             SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
@@ -105,10 +91,7 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
     )
 
 
-async def live_of_router(app: "RouterApp") -> "Live":
-    from hotloop.core.request import Priority
-    from hotloop.ui.source import Live, LiveReplica, TokenTotals
-
+async def live_of_router(app: "RouterApp") -> Live:
     fleet = app.fleet
     replicas = tuple(
         LiveReplica(
@@ -130,9 +113,7 @@ async def live_of_router(app: "RouterApp") -> "Live":
     )
 
 
-def _live_request(request: "Request") -> "LiveRequest":
-    from hotloop.ui.source import LiveRequest
-
+def _live_request(request: Request) -> LiveRequest:
     is_reading = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,

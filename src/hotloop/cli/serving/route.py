@@ -1,11 +1,12 @@
 """`hotloop route`."""
 
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
+from hotloop.cli.output import count
 from hotloop.cli.settings import CONFIG_FILE, TRACED, ConfigFile, RouterFlags, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import RouterConfig
@@ -22,8 +23,7 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
     out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
     """
-    import logging
-
+    from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
     from hotloop.router.config import read_fleet
     from hotloop.router.serve import RouterServer
 
@@ -36,8 +36,10 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     def announce(url: str) -> None:
         names = ", ".join(each.name for each in fleet.replicas)
         look = f"\nlook: {url}/ui" if store else ""
-        count = "1 replica" if len(fleet.replicas) == 1 else f"{len(fleet.replicas)} replicas"
-        print(f"the fleet is at {url}\n{count}, policy {router.policy}: {names}{look}", flush=True)
+        print(
+            f"the fleet is at {url}\n{count(len(fleet.replicas), 'replica')}, policy {router.policy}: {names}{look}",
+            flush=True,
+        )
 
     def make_page(app: "RouterApp") -> "Application":
         assert store

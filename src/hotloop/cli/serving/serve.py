@@ -1,12 +1,12 @@
 """`hotloop serve`."""
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
+from hotloop.cli.loading import load_engine
 from hotloop.cli.settings import TRACED, ConfigFile, EngineFlags, ModelFlags, ServerFlags, TraceFlags
 from hotloop.cli.tracing import tracing
 from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
@@ -31,9 +31,7 @@ def serve(
 
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
     """
-    import logging
-
-    from hotloop.cli.loading import load_engine
+    from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 
     began_at = time.monotonic()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -46,12 +44,11 @@ def serve(
             look = f"\nlook: {url}/ui" if store else ""
             print(f"{name} is at {url}\n{_summary(loaded, model)}{look}\ntry: {curl}", flush=True)
 
-        def show() -> "Awaitable[Live]":
-            return live_of_engine(loaded, engine.max_running)
+        async def show() -> "Live":
+            return await live_of_engine(loaded, engine.max_running)
 
-        page = None
-        if store:
-            page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
+        served = {"model": name, "api_key": server.api_key, "host": server.host}
+        page = page_of(store, "hotloop serve", show, **served) if store else None
         HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)
