@@ -57,7 +57,7 @@ class AskOptions:
     max_tokens: PositiveInt = 512
     """Most tokens of an answer."""
 
-    def options(self, question: ToolQuestion) -> Json:
+    def body(self, question: ToolQuestion) -> Json:
         tools: Sequence[Json] = question.tools
         if self.strict is not None:
             tools = [{**tool, "function": {**tool["function"], "strict": self.strict}} for tool in tools]

@@ -29,16 +29,14 @@ _GAP_S = 0.1
 _LAST_CHARS = 40
 _NUM_WORKFLOWS = 1
 _MAX_CALL_TOKENS = 96
-_FIGURES = frozenset(
-    {
-        "num_prefilled_tokens",
-        "num_recomputed_tokens",
-        "ttft_p50_s",
-        "ttft_p95_s",
-        "job_mean_s",
-        "output_tokens_per_s",
-        "wall_s",
-    }
+_FIGURES = (
+    "num_prefilled_tokens",
+    "num_recomputed_tokens",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "job_mean_s",
+    "output_tokens_per_s",
+    "wall_s",
 )
 
 

@@ -4,12 +4,14 @@ Text for a terminal is on one line, no longer than there is room, and has nothin
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from hotloop.cli.exits import complain
 from hotloop.cli.loading import console
@@ -52,6 +54,26 @@ def make_table(*titles: str, words: Collection[str], width: int | None = None, f
             ratio=1 if is_words and width else None,
         )
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time, and the character and style it is drawn with."""
+
+    begin: float
+    end: float
+    glyph: tuple[str, str]
+
+
+def draw_bar(bars: Iterable[Bar], begin: float, end: float, num_cells: int) -> Text:
+    """Bars over one another, the last on top; each takes a cell at least."""
+    cells = [(" ", "")] * num_cells
+    scale = num_cells / max(end - begin, 1e-6)
+    for bar in bars:
+        left = min(max(int((bar.begin - begin) * scale), 0), num_cells - 1)
+        right = max(left + 1, min(round((bar.end - begin) * scale), num_cells))
+        cells[left:right] = [bar.glyph] * (right - left)
+    return Text.assemble(*cells)
 
 
 def count(number: int, noun: str) -> str:

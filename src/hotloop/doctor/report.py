@@ -1,5 +1,6 @@
 """An examination as a table for people and as plain values for programs."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -31,7 +32,7 @@ def examination_json(examination: Examination) -> dict[str, Any]:
         "model": examination.model,
         "kind": examination.kind,
         "failed": examination.has_failed,
-        "findings": [each.to_json() for each in examination.findings],
+        "findings": [asdict(each) for each in examination.findings],
     }
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -74,7 +74,7 @@ def run_agent(
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
-        talk = Talk(replace(found, agent=running), conversation, view, stopping, save=save, is_json=json)
+        talk = Talk(replace(found, agent=running), conversation, view, stopping, save, is_json=json)
         talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
 
 
@@ -99,29 +99,20 @@ class Stopping:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
+@dataclass(frozen=True, slots=True)
 class Talk:
     """One prompt after another, in one conversation."""
 
-    def __init__(
-        self,
-        found: "AgentFile",
-        conversation: "Conversation",
-        view: "View",
-        stopping: Stopping,
-        *,
-        save: Path | None,
-        is_json: bool,
-    ) -> None:
-        self._found = found
-        self._conversation = conversation
-        self._view = view
-        self._stopping = stopping
-        self._save = save
-        self._is_json = is_json
+    found: "AgentFile"
+    conversation: "Conversation"
+    view: "View"
+    stopping: Stopping
+    save: Path | None
+    is_json: bool
 
     def run(self, prompts: Iterator[str], *, is_interactive: bool) -> None:
         """Until there are no more. Alone with a person a run that fails, or is interrupted, is not the end."""
-        agent = self._found.agent
+        agent = self.found.agent
         with asyncio.Runner() as runner:
             runner.run(agent.__aenter__())
             try:
@@ -131,11 +122,14 @@ class Talk:
                 runner.run(agent.__aexit__())
 
     def _one(self, runner: asyncio.Runner, prompt: str, is_interactive: bool) -> None:
+        from hotloop.cli.agent.view import print_output
+
         try:
             ended = runner.run(self._watch(prompt))
             if ended.error:
                 raise ended.error
-            self._print(ended.output)
+            if not self.is_json:  # the last event has it
+                print_output(ended.output)
         except asyncio.CancelledError:
             sys.exit(128 + signal.SIGTERM)
         except KeyboardInterrupt:
@@ -146,31 +140,25 @@ class Talk:
                 raise
             print(f"hotloop: {error}", file=sys.stderr)
         finally:
-            if self._save:
-                _save_conversation(self._conversation, self._save)
+            if self.save:
+                _save_conversation(self.conversation, self.save)
 
     async def _watch(self, prompt: str) -> "RunEnded":
         from hotloop.agent.events import RunEnded
 
         ended: RunEnded | None = None
-        events = self._found.agent.stream(prompt, conversation=self._conversation, context=self._found.context)
-        with self._view, self._stopping.ending_this():
+        events = self.found.agent.stream(prompt, conversation=self.conversation, context=self.found.context)
+        with self.view, self.stopping.ending_this():
             try:
                 async with contextlib.aclosing(events):
                     async for event in events:
-                        self._view.push(event)
+                        self.view.push(event)
                         ended = event if isinstance(event, RunEnded) else None
             except asyncio.CancelledError:
-                self._view.cancel()
+                self.view.cancel()
                 raise
         assert ended, "a run did not end"
         return ended
-
-    def _print(self, output: Any) -> None:
-        from hotloop.cli.agent.view import print_output
-
-        if not self._is_json:  # the last event has it
-            print_output(output)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
@@ -202,11 +190,11 @@ def _model(
     from hotloop.agent.open_model import open_model
 
     if url is not None:
-        _set_model(agent, open_model(f"{url}#{model}" if model else url, api_key=api_key))
+        agent.settings = replace(agent.settings, model=open_model(f"{url}#{model}" if model else url, api_key=api_key))
         yield
     elif model is None and not _is_usual_and_absent(agent.address):
         if agent.address and api_key:
-            _set_model(agent, open_model(agent.address, api_key=api_key))
+            agent.settings = replace(agent.settings, model=open_model(agent.address, api_key=api_key))
         yield
     else:
         from hotloop.bench.serving import ChildServer
@@ -218,7 +206,7 @@ def _model(
         with contextlib.ExitStack() as stack:
             with console.status(f"starting {name} ..."):
                 server = stack.enter_context(ChildServer(("--model", name, *trace_flags(trace))))
-            _set_model(agent, open_model(f"{server.url}/v1"))
+            agent.settings = replace(agent.settings, model=open_model(f"{server.url}/v1"))
             yield
 
 
@@ -238,15 +226,8 @@ def _is_usual_and_absent(address: str) -> bool:
 def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
     """What the agent's own file asks for stands."""
     settings = agent.settings
-    agent.settings = replace(
-        settings,
-        name=settings.name or file.stem,
-        tracer=settings.tracer if settings.tracer.is_on else tracer,
-    )
-
-
-def _set_model(agent: "Agent[Any]", model: Any) -> None:
-    agent.settings = replace(agent.settings, model=model)
+    tracer = settings.tracer if settings.tracer.is_on else tracer
+    agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
 
 
 def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[Any]":

@@ -47,8 +47,9 @@ def serve(
         async def show() -> "Live":
             return await live_of_engine(loaded, engine.max_running)
 
-        served = {"model": name, "api_key": server.api_key, "host": server.host}
-        page = page_of(store, "hotloop serve", show, **served) if store else None
+        page = None
+        if store:
+            page = page_of(store, "hotloop serve", show, model=name, api_key=server.api_key, host=server.host)
         HttpServer(loaded, server, tracer=tracer, page=page, on_ready=announce, on_drain=_say_draining).run()
     if isinstance(loaded.failure, DeviceLost):
         begin_again(loaded.failure, time.monotonic() - began_at)

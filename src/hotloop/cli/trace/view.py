@@ -4,7 +4,6 @@ What comes from a run (names, words of a prompt) is put there as text, never as 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -47,16 +46,6 @@ _NAME_CHARS = 40
 _WORDS_CHARS = 60
 _PARTS = "WHERE THE TIME WENT"
 _PART_CELLS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """Tokens that were recomputed: why, and what is known of where."""
-
-    reason: str
-    num_tokens: int
-    place: str
-    words: str
 
 
 def make_console() -> Console:
@@ -172,19 +161,13 @@ def _token_cells(tokens: TokenCounts) -> list[Text]:
 
 
 def _describe_recomputed(turn: TurnLedger, node: SpanNode) -> Iterator[Text]:
-    for each in _recomputed(node):
-        place, words = each.place and f", {each.place}", each.words and f": {each.words}"
-        yield Text(f"turn {turn.index}  {each.reason}: {each.num_tokens:,} tokens{place}{words}")
-
-
-def _recomputed(turn: SpanNode) -> Iterator[Recomputed]:
     """What the server told of the turn's answers."""
-    for call in turn.calls():
-        for node in call.walk():
-            for cause, words in node.causes():
-                if cause["reason"] != "cold":
-                    reason = shorten(cause["reason"], _NAME_CHARS)
-                    yield Recomputed(reason, cause["num_tokens"], _place(cause), _quote(words))
+    told = (cause for call in node.calls() for below in call.walk() for cause in below.causes())
+    for cause, words in told:
+        if cause["reason"] != "cold":
+            reason, place, quoted = shorten(cause["reason"], _NAME_CHARS), _place(cause), _quote(words)
+            line = f"turn {turn.index}  {reason}: {cause['num_tokens']:,} tokens"
+            yield Text(line + (f", {place}" if place else "") + (f": {quoted}" if quoted else ""))
 
 
 def _place(cause: Mapping[str, Any]) -> str:

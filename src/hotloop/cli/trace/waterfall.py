@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from hotloop.cli.output import shorten
+from hotloop.cli.output import Bar, draw_bar, shorten
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger
 from hotloop.trace.tree import SpanNode
@@ -38,15 +38,6 @@ _MARK_CELLS = 2
 _MAX_DEPTH = 8
 _SERVED = {names.QUEUE: QUEUE, names.PREFILL: PREFILL, names.DECODE: DECODE}
 _CALLS = (names.CHAT, names.ROUTE, names.REQUEST)
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A stretch of time, and what it is drawn with."""
-
-    begin: int
-    end: int
-    glyph: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +65,8 @@ def draw(roots: Sequence[SpanNode], ledger: RunLedger, width: int) -> Iterator[T
     num_cells = max(width - _LABEL_CELLS - _TIME_CELLS - _MARK_CELLS - 1, 10)
     for row in _rows(roots, {turn.span_id: turn.index for turn in ledger.turns}):
         label = set_cell_size(" " * row.depth + row.label, _LABEL_CELLS)
-        bar = draw_bar(row.pieces, row.moments, begin, end, num_cells)
+        marks = [Bar(at, at, BEGINS) for at in row.moments]
+        bar = draw_bar([*row.pieces, *marks], begin, end, num_cells)
         mark = CRITICAL if row.span_ids & path_ids else (" ", "")
         style = "bold" if row.is_heading else ""
         yield Text.assemble((label, style), " ", bar, f"{duration(row.length_s):>{_TIME_CELLS}} ", mark)
@@ -86,19 +78,6 @@ def _path_ids(ledger: RunLedger) -> AbstractSet[str]:
     for step in ledger.critical_path:
         sums[step.span_id] += step.end_ns - step.start_ns
     return {span_id for span_id, num_ns in sums.items() if num_ns >= MIN_SHARE * ledger.wall_s * 1e9}
-
-
-def draw_bar(pieces: Sequence[Bar], moments: Sequence[int], begin: int, end: int, num_cells: int) -> Text:
-    """Pieces over one another, the last on top; whatever took time at all takes a cell."""
-    cells = [(" ", "")] * num_cells
-    scale = num_cells / max(end - begin, 1)
-    for piece in pieces:
-        left = min(max(int((piece.begin - begin) * scale), 0), num_cells - 1)
-        right = max(left + 1, min(round((piece.end - begin) * scale), num_cells))
-        cells[left:right] = [piece.glyph] * (right - left)
-    for moment in moments:
-        cells[min(max(int((moment - begin) * scale), 0), num_cells - 1)] = BEGINS
-    return Text.assemble(*cells)
 
 
 def draw_legend() -> Text:
