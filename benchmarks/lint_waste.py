@@ -32,8 +32,7 @@ from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.advice.linting import load_count
 from hotloop.lint.answer import join_events
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import lint_run
+from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.meter import Count, Meter, estimate
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES

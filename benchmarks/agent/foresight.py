@@ -20,7 +20,7 @@ from hotloop.agent.predict.history import History, PastCall
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.predict.values import call_key
 from hotloop.agent.speculation import Budget
-from hotloop.bench.transcripts import read_transcripts
+from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
 READ_ONLY_WORDS = frozenset(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.tool import Traits
-from hotloop.bench.transcripts import Transcript, read_transcripts
+from hotloop.bench.workload import Transcript, read_transcripts
 from hotloop.core.message import Message, Tool
 
 READ_ONLY = ("get_", "search_", "list_", "find_", "calculate", "think")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hotloop.bench.transcripts import read_transcripts
 from hotloop.bench.workflows import generate_workflows
+from hotloop.bench.workload import read_transcripts
 
 Json = dict[str, Any]
 

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from benchmarks.route.load import Exchange
 from benchmarks.route.troubles import Trouble, TroubleKind, is_anybody_well
-from hotloop.bench.figures import figures_table
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile
 
 End = Literal["done", "error event", "cut stream", "cut answer", "refused", "lost"]
 

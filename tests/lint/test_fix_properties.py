@@ -12,7 +12,7 @@ from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.fix import fix_runs
 from hotloop.lint.meter import Meter
-from hotloop.lint.part import strip_breakpoint
+from hotloop.lint.parts import strip_breakpoint
 
 CLAIMED = {"HL002", "HL003", "HL004", "HL015", "HL016"}
 CHANGES = [breaker.apply for breaker in BREAKERS if breaker.group in ("none", "timestamp", "tools")]

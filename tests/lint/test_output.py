@@ -11,8 +11,7 @@ from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
 from hotloop.core.prices import Prices
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import choose, lint
+from hotloop.lint.engine import Costs, choose, lint
 from hotloop.lint.finding import Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_github, render_json, render_sarif, render_text, render_waste

@@ -1,18 +1,50 @@
 """Figures out of a run, and how they are shown: a table for people, plain values for programs."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.replay import Replay
 from hotloop.bench.workload import AgentJob
 
 _OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
 """The old names are in the JSON beside the new ones; they go with the next version."""
+_ROWS = {
+    "num_jobs": ("jobs", "{:,d}"),
+    "num_steps": ("turns", "{:,d}"),
+    "num_errors": ("errors", "{:,d}"),
+    "num_prompt_tokens": ("prompt tokens", "{:,d}"),
+    "num_prefilled_tokens": ("tokens prefilled", "{:,d}"),
+    "num_recomputed_tokens": ("tokens recomputed", "{:,d}"),
+    "cached_share": ("cached share", "{:.1%}"),
+    "ttft_p50_s": ("TTFT p50", "{:.3f} s"),
+    "ttft_p95_s": ("TTFT p95", "{:.3f} s"),
+    "step_p50_s": ("turn p50", "{:.3f} s"),
+    "step_p95_s": ("turn p95", "{:.3f} s"),
+    "job_mean_s": ("job mean", "{:.2f} s"),
+    "job_p50_s": ("job p50", "{:.2f} s"),
+    "job_p95_s": ("job p95", "{:.2f} s"),
+    "output_tokens_per_s": ("output tokens/s", "{:.1f}"),
+    "wall_s": ("wall time", "{:.1f} s"),
+}
+_COMPARED = ("num_prefilled_tokens", *(name for name in _ROWS if name.endswith("_s")))
+"""What can be better; recomputed tokens are an estimate of next to nothing."""
+_MORE_IS_BETTER = {"output_tokens_per_s"}
+
+
+def figures_table(title: str, columns: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def rounded(values: Mapping[str, Any], digits: int = 4) -> dict[str, Any]:
+    return {name: round(value, digits) if isinstance(value, float) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +136,6 @@ def count_new_tokens(run: Replay, jobs: Sequence[AgentJob]) -> int:
         num_prefilled_of[step.job_id] = max(num_known, step.usage.num_prompt)
         shared_seen.add(system)
     return num_new
-
-
-_ROWS = {
-    "num_jobs": ("jobs", "{:,d}"),
-    "num_steps": ("turns", "{:,d}"),
-    "num_errors": ("errors", "{:,d}"),
-    "num_prompt_tokens": ("prompt tokens", "{:,d}"),
-    "num_prefilled_tokens": ("tokens prefilled", "{:,d}"),
-    "num_recomputed_tokens": ("tokens recomputed", "{:,d}"),
-    "cached_share": ("cached share", "{:.1%}"),
-    "ttft_p50_s": ("TTFT p50", "{:.3f} s"),
-    "ttft_p95_s": ("TTFT p95", "{:.3f} s"),
-    "step_p50_s": ("turn p50", "{:.3f} s"),
-    "step_p95_s": ("turn p95", "{:.3f} s"),
-    "job_mean_s": ("job mean", "{:.2f} s"),
-    "job_p50_s": ("job p50", "{:.2f} s"),
-    "job_p95_s": ("job p95", "{:.2f} s"),
-    "output_tokens_per_s": ("output tokens/s", "{:.1f}"),
-    "wall_s": ("wall time", "{:.1f} s"),
-}
-_COMPARED = ("num_prefilled_tokens", *(name for name in _ROWS if name.endswith("_s")))
-"""What can be better; recomputed tokens are an estimate of next to nothing."""
-_MORE_IS_BETTER = {"output_tokens_per_s"}
 
 
 def ratios(first: Summary, second: Summary) -> dict[str, float | None]:

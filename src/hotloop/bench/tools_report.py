@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile, rounded
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage

@@ -9,15 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.errors import RemoteError
-from hotloop.doctor import judges
+from hotloop.doctor import judges, probes
 from hotloop.doctor.advice import NO_ANSWER, advise
+from hotloop.doctor.deployment import Deployment, Refused
 from hotloop.doctor.facts import Connected, Heard, Repeated
 from hotloop.doctor.finding import CheckResult, Judged, Verdict
-from hotloop.doctor.probes import answers
-from hotloop.doctor.probes.exposure import probe_exposure
-from hotloop.doctor.probes.hang_up import probe_hang_up
 from hotloop.doctor.target import Target, meet
-from hotloop.doctor.wire.deployment import Deployment, Refused
 
 CHECKS = (
     "prefix cache",
@@ -140,16 +137,16 @@ class _Examiner:
             return Judged(Verdict.FAILURE, str(error), NO_ANSWER)
 
     async def _caching(self) -> Sequence[Judged]:
-        self.rounds = await answers.probe_repeats(self.target)
+        self.rounds = await probes.probe_repeats(self.target)
         return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
 
     async def _stream(self) -> Sequence[Judged]:
-        self.alone = await answers.probe_stream(self.target)
+        self.alone = await probes.probe_stream(self.target)
         return [judges.judge_stream(self.alone)]
 
     async def _connection(self) -> Sequence[Judged]:
-        heard = await answers.probe_connection(self.client)
-        self.idle = asyncio.create_task(answers.watch_idle(self.client, heard, self.pace.idle_s))
+        heard = await probes.probe_connection(self.client)
+        self.idle = asyncio.create_task(probes.watch_idle(self.client, heard, self.pace.idle_s))
         return []
 
     async def _idle(self) -> Sequence[Judged]:
@@ -157,17 +154,17 @@ class _Examiner:
         return [judges.judge_connections(await self.idle)]
 
     async def _batching(self) -> Sequence[Judged]:
-        alone = self.alone or await answers.probe_stream(self.target)
-        return [judges.judge_batching(await answers.probe_batching(self.target, alone))]
+        alone = self.alone or await probes.probe_stream(self.target)
+        return [judges.judge_batching(await probes.probe_batching(self.target, alone))]
 
     async def _calls(self) -> Sequence[Judged]:
-        return [judges.judge_calls(*await answers.probe_calls(self.target))]
+        return [judges.judge_calls(*await probes.probe_calls(self.target))]
 
     async def _turns(self) -> Sequence[Judged]:
-        return [judges.judge_turns(await answers.probe_turns(self.target), self.rounds)]
+        return [judges.judge_turns(await probes.probe_turns(self.target), self.rounds)]
 
     async def _hang_up(self) -> Sequence[Judged]:
-        return [judges.judge_hang_up(await probe_hang_up(self.target, self.pace.notice_s))]
+        return [judges.judge_hang_up(await probes.probe_hang_up(self.target, self.pace.notice_s))]
 
     async def _exposure(self) -> Sequence[Judged]:
-        return [judges.judge_exposure(await probe_exposure(self.target, self.addresses))]
+        return [judges.judge_exposure(await probes.probe_exposure(self.target, self.addresses))]

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from hotloop.core.errors import RemoteError
-from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.parts import item_parts, message_parts, turn_parts
+from hotloop.lint.parts import Json, Part, item_parts, listing, mapping, message_parts, turn_parts
 from hotloop.wire.answer import gather
 from hotloop.wire.calls import name_call
 from hotloop.wire.chat.writer import ChatWriter

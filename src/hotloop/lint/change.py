@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, Literal
 
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hotloop.lint.change import count_common, find_changes
 from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.reuse import Reach, Seen, count_lost
 from hotloop.lint.run import LintedRun, LintedStep

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
-from hotloop.lint.part import Json, listing, mapping
+from hotloop.lint.parts import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile
 
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 
 _SENTENCES = re.compile(r"\s*\n\s*|(?<=[.!?,;:])\s+")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.lint.conversations import ConversationSorter
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import lint_run
+from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.requests import LintedRequest

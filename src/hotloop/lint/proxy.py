@@ -27,7 +27,7 @@ from hotloop.border.listen import url_of
 from hotloop.border.url import check_url
 from hotloop.core.session import name_session
 from hotloop.lint.answer import Answer, parse_answer, parse_stream
-from hotloop.lint.part import mapping
+from hotloop.lint.parts import mapping
 from hotloop.lint.requests import LintedRequest, find_api
 from hotloop.wire.part import Api
 

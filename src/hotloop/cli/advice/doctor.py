@@ -55,8 +55,8 @@ def default_url() -> str:
 
 
 async def _examine(url: str, model: str | None, api_key: str | None, pace: "TimeLimits") -> "Examination":
+    from hotloop.doctor.deployment import Deployment
     from hotloop.doctor.examine import examine
-    from hotloop.doctor.wire.deployment import Deployment
 
     with console.status(f"meeting {url} ...") as status:
         async with Deployment(url, model=model, api_key=api_key) as deployment:

@@ -13,16 +13,14 @@ from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import DEFAULT_MODEL, TraceConfig
 from hotloop.core.errors import ConfigError
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import LintReport, lint
+from hotloop.lint.engine import Costs, LintReport, lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.fix import fix_file
 from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Count, Meter
 from hotloop.lint.output import render_finding, render_github, render_json, render_sarif, render_text, render_waste
 from hotloop.lint.proxy import LintProxy, ProxyServer
-from hotloop.lint.recorded import read_spans
-from hotloop.lint.requests import LintedRequest, read_requests
+from hotloop.lint.requests import LintedRequest, read_requests, read_spans
 from hotloop.lint.rules.rule import Rule
 from hotloop.trace.span import Span
 from hotloop.trace.store import TraceStore

@@ -72,7 +72,7 @@ def size(
         Tokens/s that a user must see for hardware to be enough.
     """
     from hotloop.models.layout import check_spec
-    from hotloop.size.choose import cheapest, estimate_all
+    from hotloop.size.roofline import cheapest, estimate_all
     from hotloop.size.shapes import find_shape
 
     name, spec = find_shape(model)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from hotloop.lint.finding import Severity, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, rule
 from hotloop.lint.run import LintedRun, LintedStep
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from hotloop.lint.finding import Severity, TextPlace, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, quote, rule
 from hotloop.lint.run import LintedRun, LintedStep
 

@@ -6,7 +6,7 @@ from math import gcd
 from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Severity, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, at_change, quote, rule
 from hotloop.lint.run import LintedRun, LintedStep
 

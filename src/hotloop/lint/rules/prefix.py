@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import LossCause, is_volatile
+from hotloop.lint.cause import LossCause, find_suspects, is_volatile, widen
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Severity
 from hotloop.lint.likeness import Texts
 from hotloop.lint.rules.rule import Found, at_change, quote, rule
 from hotloop.lint.run import LintedRun
-from hotloop.lint.volatile import find_suspects, widen
 
 _MIN_KEPT = 0.2  # of a system text that is still the same agent's
 _DONE = {"inserted": "was added", "removed": "is gone", "edited": "was changed", "moved": "was moved"}

@@ -18,8 +18,8 @@ from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.border.url import check_url
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.doctor.facts import Heard
-from hotloop.doctor.wire.hearing import Hearing
-from hotloop.doctor.wire.reading import (
+from hotloop.doctor.hearing import (
+    Hearing,
     Page,
     parse_page,
     read_bounded,
