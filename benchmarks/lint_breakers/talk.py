@@ -30,8 +30,11 @@ TOOLS = [
             "description": f"{name} something, whatever it may be, and say what came of it",
             "parameters": {
                 "type": "object",
-                "properties": {"id": {"type": "string", "description": f"which one to {name}"}},
-                "required": ["id"],
+                "properties": {
+                    "id": {"type": "string", "description": f"which one to {name}"},
+                    "why": {"type": "string"},
+                },
+                "required": ["id", "why"],
             },
         },
     }

@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Self, TypeVar
 
 from hotloop.bench.client import ChatClient
 from hotloop.bench.workload import AgentJob, WorkloadTurn
@@ -41,21 +41,25 @@ class Progress:
     error: str = ""
 
 
+class Rounds:
+    """What a dataclass of lists and times has gathered so far."""
+
+    __slots__ = ()
+
+    def merge(self, other: Self) -> None:
+        """Add a later round, as if both were one run."""
+        for each in fields(self):  # type: ignore[arg-type]
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
 @dataclass(slots=True)
-class Replay:
+class Replay(Rounds):
     """What one run gave."""
 
     steps: list[ReplayedTurn] = field(default_factory=list)
     job_times_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     wall_s: float = 0.0
-
-    def merge(self, other: "Replay") -> None:
-        """Add a later round, as if both were one run."""
-        self.steps += other.steps
-        self.job_times_s += other.job_times_s
-        self.errors += other.errors
-        self.wall_s += other.wall_s
 
 
 async def replay(

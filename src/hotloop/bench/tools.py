@@ -11,7 +11,7 @@ from typing import Any
 
 from hotloop.bench.client import ChatAnswer, ChatClient
 from hotloop.bench.questions import AskOptions, ToolQuestion
-from hotloop.bench.replay import work_off
+from hotloop.bench.replay import Rounds, work_off
 from hotloop.core.errors import RemoteError
 
 _QUESTIONS_A_ROUND = 4  # for each agent: enough that the slowest of a round does not decide its time
@@ -58,19 +58,13 @@ def _essence(answer: ChatAnswer) -> tuple[object, ...]:
 
 
 @dataclass(slots=True)
-class Measured:
+class Measured(Rounds):
     """What asking gave. The seconds are those of all rounds, in which several agents may have asked at a time."""
 
     pairs: list[Pair] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     fast_s: float = 0.0
     slow_s: float = 0.0
-
-    def merge(self, other: "Measured") -> None:
-        self.pairs += other.pairs
-        self.errors += other.errors
-        self.fast_s += other.fast_s
-        self.slow_s += other.slow_s
 
 
 async def measure(

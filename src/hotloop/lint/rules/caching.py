@@ -13,13 +13,12 @@ _NEARLY = 0.75
 _HOSTED = ("claude", "gpt", "o1", "o3", "o4", "chatgpt")
 
 
-@rule(
-    "HL015",
-    "missing-cache-control",
-    "Requests of a conversation have no cache_control, so that nothing of them is cached.",
-    mend="Mark the last block of the system text and the last block of the newest message with cache_control.",
-)
+@rule("HL015", "missing-cache-control")
 def missing_breakpoint(run: LintedRun) -> Iterator[Found]:
+    """Requests of a conversation have no cache_control, so that nothing of them is cached.
+
+    Mark the last block of the system text and the last block of the newest message with cache_control.
+    """
     if not _needs_breakpoints(run):
         return
     for step in run.steps:
@@ -47,13 +46,12 @@ def _has_breakpoints(asked: LintedRequest) -> bool:
     return "cache_control" in asked.body or any(part.has_breakpoint for part in asked.parts)
 
 
-@rule(
-    "HL016",
-    "misplaced-cache-control",
-    "cache_control stands behind what changes, before too little, or does not move along.",
-    mend="Keep the first four breakpoints.",
-)
+@rule("HL016", "misplaced-cache-control")
 def misplaced_breakpoint(run: LintedRun) -> Iterator[Found]:
+    """cache_control stands behind what changes, before too little, or does not move along.
+
+    Keep the first four breakpoints.
+    """
     for step in run.steps:
         spots = [i for i, part in enumerate(step.asked.parts) if part.has_breakpoint]
         if not spots or "cache_control" in step.asked.body:
@@ -102,15 +100,13 @@ def _at_breakpoint(
     return Found(place, words, Waste(num_recomputed=num_lost), severity, mend)
 
 
-@rule(
-    "HL018",
-    "just-under-cacheable",
-    "A prefix that is sent again is a little shorter than what a hosted API caches.",
-    mend="Put what is needed later anyway, such as examples or more of the instructions, into the prefix.",
-    severity=Severity.NOTE,
-)
+@rule("HL018", "just-under-cacheable", severity=Severity.NOTE)
 def under_minimum(run: LintedRun) -> Iterator[Found]:
-    """Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost."""
+    """A prefix that is sent again is a little shorter than what a hosted API caches.
+
+    Put what is needed later anyway, such as examples or more of the instructions, into the prefix.
+    """
+    # Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost.
     for step in run.steps[1:]:
         if step.changes or not step.before or not step.asked.model.rpartition("/")[2].startswith(_HOSTED):
             continue

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from inspect import getdoc
 
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
@@ -24,7 +25,7 @@ class Found:
 Check = Callable[[LintedRun], Iterator[Found]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """`min_recomputed`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to
     one message it does to all of them, so that all it does in a run is one finding.
@@ -50,24 +51,18 @@ class Rule:
 def rule(
     id_: str,
     name: str,
-    summary: str,
     *,
-    mend: str,
     severity: Severity = Severity.WARNING,
     min_recomputed: int = 0,
     is_habit: bool = False,
 ) -> Callable[[Check], Rule]:
-    """Decorates the rule's check."""
-    return lambda check: Rule(
-        id=id_,
-        name=name,
-        summary=summary,
-        mend=mend,
-        severity=severity,
-        min_recomputed=min_recomputed,
-        is_habit=is_habit,
-        check=check,
-    )
+    """Decorates the rule's check, whose docstring says in its first line what is wrong, and below how to mend it."""
+
+    def make(check: Check) -> Rule:
+        summary, _, mend = (getdoc(check) or "").partition("\n\n")
+        return Rule(id_, name, summary, " ".join(mend.split()), severity, min_recomputed, is_habit, check)
+
+    return make
 
 
 def at_change(step: LintedStep, change: Change, words: str, *, severity: Severity | None = None) -> Found:
