@@ -43,7 +43,7 @@ def test_text_says_what_where_and_how_to_mend_it():
     text = shown(report())
     assert "HL002 warning clock-in-prefix  run-1  odd, name.jsonl:2\n" in text
     assert "request 1, messages[0].content" in text
-    assert "mend: Drop it" in text
+    assert "fix: Drop it" in text
     assert "1 warning in 4 requests of 1 run;" in text
 
 

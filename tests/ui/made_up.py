@@ -305,11 +305,11 @@ FINDINGS = (
         rule="HL001",
         severity="warning",
         words=f"the time of day stands before what does not change: {SCRIPT}",
-        mend="Put it behind the tools, or into the last message.",
+        fix="Put it behind the tools, or into the last message.",
         place="request 4, messages[0].content characters 6-21",
         num_tokens=5_120,
         ms=840.0,
         money=0.0042,
     ),
-    LintLine(rule="HL009", severity="note", words="the same file is sent twice", mend="Refer to it.", num_tokens=410),
+    LintLine(rule="HL009", severity="note", words="the same file is sent twice", fix="Refer to it.", num_tokens=410),
 )

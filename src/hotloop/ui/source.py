@@ -153,7 +153,7 @@ class LintLine:
     rule: str
     severity: Literal["note", "warning", "error"]
     words: str
-    mend: str
+    fix: str
     place: str = ""
     num_tokens: int = 0
     ms: float | None = None

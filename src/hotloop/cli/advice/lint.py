@@ -49,7 +49,7 @@ def lint(
     list_rules: Annotated[bool, Parameter(name="--list", negative="", help="List the rules.")] = False,
     flags: Annotated[LintFlags, Parameter(name="*")] = LintFlags(),
 ) -> int:
-    """Find what in prompts makes a model read, wait or cost for nothing, where exactly, and how to mend it.
+    """Find what in prompts makes a model read, wait or cost for nothing, where exactly, and how to fix it.
 
     Exits with 1 where something at or above --fail-on was found.
     """

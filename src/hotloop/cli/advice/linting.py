@@ -48,7 +48,7 @@ def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
             rule=finding.rule,
             severity=finding.severity.label,  # type: ignore[arg-type]
             words=finding.words,
-            mend=finding.mend,
+            fix=finding.fix,
             place=str(finding.place),
             num_tokens=finding.waste.num_recomputed or finding.waste.num_carried,
             ms=finding.waste.ms,

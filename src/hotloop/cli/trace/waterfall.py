@@ -42,13 +42,11 @@ _CALLS = (names.CHAT, names.ROUTE, names.REQUEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallRow:
-    """The first of its pieces is as long as the span."""
+    """The first of its pieces is as long as the span; the last are moments at which tools began."""
 
     depth: int
     label: str
     pieces: tuple[Bar, ...]
-    moments: tuple[int, ...]
-    """When tools began."""
     span_ids: AbstractSet[str]
     """Whose time it is: the span's, and that of those drawn into it."""
     is_heading: bool
@@ -65,8 +63,7 @@ def draw(roots: Sequence[SpanNode], ledger: RunLedger, width: int) -> Iterator[T
     num_cells = max(width - _LABEL_CELLS - _TIME_CELLS - _MARK_CELLS - 1, 10)
     for row in _rows(roots, {turn.span_id: turn.index for turn in ledger.turns}):
         label = set_cell_size(" " * row.depth + row.label, _LABEL_CELLS)
-        marks = [Bar(at, at, BEGINS) for at in row.moments]
-        bar = draw_bar([*row.pieces, *marks], begin, end, num_cells)
+        bar = draw_bar(row.pieces, begin, end, num_cells)
         mark = CRITICAL if row.span_ids & path_ids else (" ", "")
         style = "bold" if row.is_heading else ""
         yield Text.assemble((label, style), " ", bar, f"{duration(row.length_s):>{_TIME_CELLS}} ", mark)
@@ -146,9 +143,9 @@ def _call_rows(call: SpanNode, depth: int, numbers: Mapping[str, int]) -> Iterat
     replica = next((word for each in below if (word := each.span.attributes.get(names.REPLICA))), "")
     siblings = call.parent.children if call.parent else ()
     begun = [_asked_at(each) for each in siblings if each.name == names.TOOL]
-    moments = [] if call.is_reading else [at for at in begun if call.begin <= at < call.end]
+    marks = [Bar(at, at, BEGINS) for at in begun if call.begin <= at < call.end and not call.is_reading]
     label = f"{label} @{replica}" if replica else label
-    yield _make(call, depth, label, *_call_pieces(call, below), moments=moments, within=below)
+    yield _make(call, depth, label, *_call_pieces(call, below), *marks, within=below)
     attempts = [each for each in below if each.name == names.ATTEMPT]
     for attempt in attempts if len(attempts) > 1 else ():
         frame = Bar(attempt.begin, attempt.end, FAILED if attempt.span.error else FRAME)
@@ -169,19 +166,11 @@ def _call_pieces(call: SpanNode, below: Sequence[SpanNode]) -> Iterator[Bar]:
             yield Bar(node.begin, node.end, _SERVED[node.name])
 
 
-def _make(
-    node: SpanNode,
-    depth: int,
-    label: str,
-    *pieces: Bar,
-    moments: Sequence[int] = (),
-    within: Sequence[SpanNode] = (),
-) -> WaterfallRow:
+def _make(node: SpanNode, depth: int, label: str, *pieces: Bar, within: Sequence[SpanNode] = ()) -> WaterfallRow:
     return WaterfallRow(
         depth=depth,
         label=shorten(label, max(_LABEL_CELLS - depth, 4)),
         pieces=pieces,
-        moments=tuple(moments),
         span_ids={each.span.span_id for each in within or (node,)},
         is_heading=node.name in (names.RUN, names.TURN),
     )

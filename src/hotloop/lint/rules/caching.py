@@ -70,7 +70,7 @@ def _too_early(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     if num_tokens < _MIN_CACHEABLE <= step.scale.total(step.asked.parts):
         words = f"the last breakpoint is behind about {num_tokens:,d} tokens: "
         words += f"fewer than {_MIN_CACHEABLE:,d} are not cached"
-        yield _at_breakpoint(step, spots[-1], words, mend="Put it further back, where enough stands before it.")
+        yield _at_breakpoint(step, spots[-1], words, fix="Put it further back, where enough stands before it.")
 
 
 def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
@@ -79,8 +79,8 @@ def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     num_stable = step.scale.total(step.asked.parts[:first])
     if spots[0] >= first and num_stable >= _MIN_CACHEABLE:
         words = f"the breakpoint lies behind what changes; {num_stable:,d} tokens before that have none"
-        mend = "Put a breakpoint on the last block that stays the same."
-        yield _at_breakpoint(step, spots[0], words, num_stable, mend=mend)
+        fix = "Put a breakpoint on the last block that stays the same."
+        yield _at_breakpoint(step, spots[0], words, num_stable, fix=fix)
 
 
 def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
@@ -89,15 +89,15 @@ def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     num_tokens = step.scale.total(step.asked.parts[spots[-1] + 1 : len(step.before.parts)])
     if num_tokens >= _MIN_CACHEABLE:
         words = f"{num_tokens:,d} tokens of history behind the last breakpoint are recomputed"
-        mend = "Move one breakpoint along: onto the last block of the newest message of every request."
-        yield _at_breakpoint(step, spots[-1], words, num_tokens, mend=mend)
+        fix = "Move one breakpoint along: onto the last block of the newest message of every request."
+        yield _at_breakpoint(step, spots[-1], words, num_tokens, fix=fix)
 
 
 def _at_breakpoint(
-    step: LintedStep, spot: int, words: str, num_lost: int = 0, *, severity: Severity | None = None, mend: str = ""
+    step: LintedStep, spot: int, words: str, num_lost: int = 0, *, severity: Severity | None = None, fix: str = ""
 ) -> Found:
     place = step.place(step.asked.parts[spot], 0, 0)
-    return Found(place, words, Waste(num_recomputed=num_lost), severity, mend)
+    return Found(place, words, Waste(num_recomputed=num_lost), severity, fix)
 
 
 @rule("HL018", "just-under-cacheable", severity=Severity.NOTE)

@@ -13,13 +13,13 @@ _MAX_QUOTED = 60
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check tells. Severity and mend are the rule's where it does not say."""
+    """What a check tells. Severity and fix are the rule's where it does not say."""
 
     place: TextPlace
     words: str
     waste: Waste = field(default_factory=Waste)
     severity: Severity | None = None
-    mend: str = ""
+    fix: str = ""
 
 
 Check = Callable[[LintedRun], Iterator[Found]]
@@ -34,7 +34,7 @@ class Rule:
     id: str
     name: str
     summary: str
-    mend: str
+    fix: str
     severity: Severity
     min_recomputed: int
     is_habit: bool
@@ -42,9 +42,9 @@ class Rule:
 
     def findings(self, run: LintedRun) -> Iterator[Finding]:
         for found in self.check(run):
-            severity, mend = found.severity or self.severity, found.mend or self.mend
+            severity, fix = found.severity or self.severity, found.fix or self.fix
             yield Finding(
-                rule=self.id, severity=severity, place=found.place, words=found.words, mend=mend, waste=found.waste
+                rule=self.id, severity=severity, place=found.place, words=found.words, fix=fix, waste=found.waste
             )
 
 
@@ -56,11 +56,11 @@ def rule(
     min_recomputed: int = 0,
     is_habit: bool = False,
 ) -> Callable[[Check], Rule]:
-    """Decorates the rule's check, whose docstring says in its first line what is wrong, and below how to mend it."""
+    """Decorates the rule's check, whose docstring says in its first line what is wrong, and below how to fix it."""
 
     def make(check: Check) -> Rule:
-        summary, _, mend = (getdoc(check) or "").partition("\n\n")
-        return Rule(id_, name, summary, " ".join(mend.split()), severity, min_recomputed, is_habit, check)
+        summary, _, fix = (getdoc(check) or "").partition("\n\n")
+        return Rule(id_, name, summary, " ".join(fix.split()), severity, min_recomputed, is_habit, check)
 
     return make
 
