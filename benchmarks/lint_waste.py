@@ -30,10 +30,10 @@ from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.advice.linting import load_count
-from hotloop.lint.answer import join_events
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.meter import Count, Meter, estimate
+from hotloop.lint.parts import join_events
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES
 from hotloop.lint.run import LintedRun

@@ -17,10 +17,9 @@ from hotloop.doctor import advice as advice_module
 from hotloop.doctor import prompts
 from hotloop.doctor.advice import advise
 from hotloop.doctor.deployment import Deployment
-from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examine
+from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examination_json, examination_table, examine
 from hotloop.doctor.finding import CheckResult, Verdict
 from hotloop.doctor.probes import probe_calls, probe_exposure, probe_hang_up, probe_repeats
-from hotloop.doctor.report import examination_json, examination_table
 from hotloop.doctor.target import meet
 
 SOON = TimeLimits(idle_s=0.0)

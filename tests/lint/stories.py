@@ -5,11 +5,11 @@ from typing import Any
 
 from benchmarks.lint_breakers.talk import TOOLS
 
-from hotloop.lint.answer import parse_answer
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import LintReport, lint
 from hotloop.lint.finding import Finding
 from hotloop.lint.meter import Meter
+from hotloop.lint.parts import parse_answer
 from hotloop.lint.requests import LintedRequest, find_api
 
 Json = dict[str, Any]

@@ -21,8 +21,6 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """One turn, done."""
-
     job_id: str
     turn: int
     ttft_s: float
@@ -54,8 +52,6 @@ class Rounds:
 
 @dataclass(slots=True)
 class Replay(Rounds):
-    """What one run gave."""
-
     steps: list[ReplayedTurn] = field(default_factory=list)
     job_times_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

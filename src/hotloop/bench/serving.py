@@ -109,8 +109,6 @@ def replay_server(
     gap_s: float = 0.0,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Summary:
-    """Replay the jobs against a server that is running."""
-
     async def run() -> Summary:
         async with ChatClient(url) as client:
             result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)

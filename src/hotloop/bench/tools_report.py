@@ -153,7 +153,6 @@ _ROWS = (
 
 
 def tools_table(columns: Sequence[ToolFigures]) -> Table:
-    """Figures down, categories across."""
     table = figures_table("", (figures.label for figures in columns))
     for title, name, form in _ROWS:
         table.add_row(title, *(form.format(getattr(figures, name)) for figures in columns))
@@ -165,7 +164,6 @@ def tools_json(columns: Sequence[ToolFigures]) -> dict[str, Any]:
 
 
 def shortcuts_table(figures: ToolFigures) -> Table:
-    """The same calls without and with shortcuts, side by side."""
     table = figures_table("", ("one by one", "shortcuts", "times better"))
     slow_s, fast_s = figures.slow_wall_s, figures.wall_s
     table.add_row("tokens forced by the grammar", "0.0%", f"{figures.forced_share:.1%}")

@@ -18,35 +18,9 @@ _SYSTEM = (
     "You are the agent of a small office. You work through a request step by step and call one tool at a time, with "
     "values from the request or from the last result."
 )
-_NAMES = (
-    "Ada",
-    "Blaise",
-    "Carl",
-    "Dorothy",
-    "Edsger",
-    "Frances",
-    "Grace",
-    "Hedy",
-    "Ivan",
-    "Joan",
-    "Kurt",
-    "Lise",
-)
+_NAMES = ("Ada", "Blaise", "Carl", "Dorothy", "Edsger", "Frances", "Grace", "Hedy", "Ivan", "Joan", "Kurt", "Lise")
 _LAST_NAMES = ("Holm", "Roux", "Lind", "Vance", "Bakker", "Marsh", "Okafor", "Silva", "Novak", "Ito", "Weber", "Quinn")
-_TOWN = (
-    "Lisbon",
-    "Turin",
-    "Aarhus",
-    "Ghent",
-    "Kyoto",
-    "Tampere",
-    "Leipzig",
-    "Cork",
-    "Bergen",
-    "Graz",
-    "Porto",
-    "Brno",
-)
+_TOWN = ("Lisbon", "Turin", "Aarhus", "Ghent", "Kyoto", "Tampere", "Leipzig", "Cork", "Bergen", "Graz", "Porto", "Brno")
 _QUARTERS = ("North", "South", "East", "West", "Central", "Harbour")
 _COLOURS = ("black", "white", "grey", "oak", "walnut", "red", "green", "blue", "brass", "steel", "yellow", "silver")
 _THINGS = ("lamp", "chair", "printer", "shredder", "whiteboard", "grinder", "bookcase", "desk", "shelf", "clock", "rug")

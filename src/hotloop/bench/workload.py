@@ -25,8 +25,6 @@ class RecordedCall(msgspec.Struct):
 
 
 class Recorded(msgspec.Struct):
-    """One message of a record."""
-
     role: str
     content: str | None = None
     tool_calls: list[RecordedCall] | None = None
@@ -90,7 +88,6 @@ class AgentJob:
 
 
 def load_jobs(path: Path | None, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[AgentJob]:
-    """Recorded jobs or, without a path, generated ones."""
     if path is None:
         return generate_jobs(num_jobs=max_jobs, num_turns=max_turns, num_output=max_output)
     return read_jobs(path, max_jobs=max_jobs, max_turns=max_turns, max_output=max_output, max_chars=max_chars)

@@ -1,14 +1,14 @@
 """`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens; then tool calls."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -81,14 +81,14 @@ def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob
     from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
-    with _watching(console, jobs) as fleet:
+    fleet = AgentTable.of(jobs, None if console.is_terminal else console)
+    with Live(fleet, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
         summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
     console.print(f"done in {summary.wall_s:.1f} s\n")
     return summary
 
 
 def _call_tools(url: str) -> "ToolFigures":
-    """The calls of one agent at its work."""
     from hotloop.bench.client import ChatClient
     from hotloop.bench.tools import measure
     from hotloop.bench.tools_report import figures_of
@@ -101,23 +101,8 @@ def _call_tools(url: str) -> "ToolFigures":
     return asyncio.run(run())
 
 
-@contextlib.contextmanager
-def _watching(console: Console, jobs: "list[AgentJob]") -> "Iterator[AgentTable]":
-    """On a terminal a panel that lives, else a line a turn."""
-    if not console.is_terminal:
-        yield AgentTable.of(jobs, console)
-        return
-    from rich.live import Live
-
-    fleet = AgentTable.of(jobs)
-    with Live(fleet, console=console, refresh_per_second=8):
-        yield fleet
-
-
 @dataclass(slots=True)
 class AgentRow:
-    """What is known of one agent."""
-
     num_turns: int
     turn: int = 0
     num_prefilled: int = 0

@@ -61,7 +61,7 @@ def lend_server(url: str | None, model: str | None, flags: Sequence[str] = ()) -
 
     exit_on_sigterm()
     name = model or DEFAULT_MODEL
-    pull_model(name)
+    pull_missing(name)
     with ExitStack() as stack:
         with console.status(f"loading {name} ..."):
             server = stack.enter_context(ChildServer(("--model", name, *flags)))

@@ -32,7 +32,8 @@ def judge_cache(rounds: Sequence[Repeated]) -> Judged:
     """By cached tokens where they are told, or else by the time to the first token."""
     share, saved = _cached_share(rounds), _saved_share(rounds)
     told = f"{share:.0%} cached the second time; " if share is not None else ""
-    measured = told + _ttft_words(rounds)
+    first_s, second_s, short_s = _ttfts(rounds)
+    measured = f"{told}first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
     if (share or 0.0) >= _MIN_HIT or (saved or 0.0) >= _SAVED:
         return Judged(OK, measured)
     if when := _first_hit(rounds):
@@ -45,7 +46,8 @@ def judge_cache(rounds: Sequence[Repeated]) -> Judged:
 
 
 def judge_cache_told(rounds: Sequence[Repeated]) -> Judged:
-    told = {each.num_cached: each.num_prompt for each in _repeats(rounds) if each.num_cached is not None}
+    repeats = [heard for each in rounds for heard in (each.second, *each.later)]
+    told = {each.num_cached: each.num_prompt for each in repeats if each.num_cached is not None}
     if not any(each.second.num_prompt for each in rounds):
         return Judged(WARNING, "no usage at all in a stream")
     if not told:
@@ -193,10 +195,6 @@ def judge_exposure(exposed: Exposed) -> Judged:
     return Judged(OK, f"{asks}, {where}")
 
 
-def _repeats(rounds: Sequence[Repeated]) -> list[Heard]:
-    return [heard for each in rounds for heard in (each.second, *each.later)]
-
-
 def _cached_share(rounds: Sequence[Repeated]) -> float | None:
     """Of the prompt, the second time; None where that is not told."""
     shares = [each.second.cached_share for each in rounds if each.second.cached_share is not None]
@@ -210,11 +208,6 @@ def _first_hit(rounds: Sequence[Repeated]) -> int | None:
         if hits:
             return 3 + hits[0]
     return None
-
-
-def _ttft_words(rounds: Sequence[Repeated]) -> str:
-    first_s, second_s, short_s = _ttfts(rounds)
-    return f"first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
 
 
 def _ttfts(rounds: Sequence[Repeated]) -> tuple[float, float, float]:

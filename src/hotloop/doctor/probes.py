@@ -89,7 +89,6 @@ async def probe_calls(target: Target) -> tuple[Called, Called]:
 
 
 async def _call(target: Target, options: Json) -> Called:
-    """Of a deployment that is slow, fewer."""
     heard: list[Heard] = []
     began_at = time.perf_counter()
     for messages in prompts.wishes():
@@ -125,7 +124,7 @@ async def _compare(
     """None where the deployment does not show the ids of a chat."""
     model = await deployment.find_model()
     pages = [
-        await deployment.post("/tokenize", {"model": model, "messages": messages, **rest}, _Tokenized)
+        await deployment.get("/tokenize", _Tokenized, {"model": model, "messages": messages, **rest})
         for messages in (before, after)
     ]
     if not pages[0] or not pages[1]:

@@ -1,4 +1,4 @@
-"""Between any client and any API: bodies pass byte for byte, and what goes by is linted behind their back.
+"""Requests linted as they go by, between any client and any API: bodies pass byte for byte.
 
 Nothing that goes wrong here is the client's trouble: a body that cannot be read is passed on all the same. Headers are
 passed on but for those of the connection itself, and for encodings that could not be read here. Whoever hangs up is
@@ -8,9 +8,11 @@ hung up on; an answer that breaks off upstream breaks off here.
 import asyncio
 import logging
 import socket
+import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,16 +29,66 @@ from hotloop.border.headers import end_to_end
 from hotloop.border.listen import url_of
 from hotloop.border.url import check_url
 from hotloop.core.session import name_session
-from hotloop.lint.answer import Answer, parse_answer, parse_stream
-from hotloop.lint.parts import mapping
+from hotloop.lint.conversations import ConversationSorter
+from hotloop.lint.engine import Costs, lint_run
+from hotloop.lint.finding import Finding, Severity, Waste
+from hotloop.lint.meter import Meter
+from hotloop.lint.parts import Answer, mapping, parse_answer, parse_stream
 from hotloop.lint.requests import LintedRequest, find_api
+from hotloop.lint.rules.rule import Rule
+from hotloop.lint.run import LintedRun, LintedStep
 from hotloop.wire.part import Api
 
+_WINDOW = 3
+_MAX_RUNS = 256
 log = logging.getLogger("hotloop.lint")
-
 _MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
 _READABLE = (b"gzip", b"deflate", b"identity")
 _ENDINGS = ("/chat/completions", "/messages", "/responses")
+
+
+@dataclass(slots=True)
+class _Told:
+    """The latest requests of a conversation, and what was told of it."""
+
+    steps: deque[LintedStep] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    keys: set[tuple[str, Severity, str]] = field(default_factory=set)
+
+
+class LiveLint:
+    """Tells of each finding once a conversation, and counts what all of them cost. May be fed from any thread."""
+
+    def __init__(
+        self, rules: Sequence[Rule], tell: Callable[[Finding], None], *, meter: Meter, costs: Costs | None = None
+    ) -> None:
+        self.num_requests = 0
+        self.waste = Waste()
+        self._rules = rules
+        self._tell = tell
+        self._costs = costs or Costs()
+        self._sorter = ConversationSorter(meter)
+        self._told: dict[str, _Told] = {}
+        self._lock = threading.Lock()
+
+    def see(self, exchange: LintedRequest) -> None:
+        with self._lock:
+            run_id, step = self._sorter.step(exchange)
+            told = self._told.pop(run_id, None) or _Told()
+            self._told[run_id] = told  # the latest used last
+            told.steps.append(step)
+            self.num_requests += 1
+            found = [*lint_run(LintedRun(run_id, tuple(told.steps)), self._rules, self._costs, begin=step.asked.index)]
+            for finding in found:
+                self._count(finding, told)
+            if len(self._told) > _MAX_RUNS:
+                del self._told[next(iter(self._told))]
+
+    def _count(self, finding: Finding, told: _Told) -> None:
+        self.waste += finding.waste
+        key = (finding.rule, finding.severity, finding.place.path.partition("[")[0])
+        if key not in told.keys:
+            told.keys.add(key)
+            self._tell(finding)
 
 
 class LintProxy:

@@ -16,8 +16,7 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.lint.answer import Answer, parse_answer
-from hotloop.lint.parts import Json, Part, listing, mapping, parts_of
+from hotloop.lint.parts import Answer, Json, Part, listing, mapping, parse_answer, parts_of
 from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.wire.part import Api
@@ -87,7 +86,6 @@ class LintedRequest:
 
 
 def read_requests(path: Path) -> Iterator[LintedRequest]:
-    """Raises ConfigError where the file is none."""
     for number, line in read_lines(path):
         yield from parse_line(line, str(path), number)
 

@@ -39,8 +39,7 @@ def doctor(
     timeout
         Seconds that one check may take.
     """
-    from hotloop.doctor.examine import TimeLimits
-    from hotloop.doctor.report import examination_json, examination_table
+    from hotloop.doctor.examine import TimeLimits, examination_json, examination_table
 
     pace = TimeLimits(idle_s=idle, check_s=timeout)
     examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))

@@ -12,14 +12,14 @@ from hotloop.cli.loading import pull_missing
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import DEFAULT_MODEL, TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import named_errors
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, LintReport, lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.fix import fix_file
-from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Count, Meter
 from hotloop.lint.output import render_finding, render_github, render_json, render_sarif, render_text, render_waste
-from hotloop.lint.proxy import LintProxy, ProxyServer
+from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
 from hotloop.lint.requests import LintedRequest, read_requests, read_spans
 from hotloop.lint.rules.rule import Rule
 from hotloop.trace.span import Span
@@ -28,7 +28,6 @@ from hotloop.ui.source import LintLine
 
 
 def load_count(name: str) -> Count:
-    """How many tokens a text is to that model."""
     from hotloop.models.model import load_model
 
     name = DEFAULT_MODEL if name == "default" else name
@@ -77,10 +76,8 @@ def lint_all(
     runs = sort_into_runs(requests, meter)
     if out is not None:
         lines = "".join(f"{line}\n" for line in fix_file(runs))
-        try:
+        with named_errors("write", out):
             out.write_text(lines, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {out}: {error.strerror}") from None
         runs = sort_into_runs(read_requests(out), meter)
     return lint(runs, rules=rules, costs=costs)
 
@@ -119,6 +116,5 @@ def show(report: LintReport, form: str) -> None:
 
 
 def is_as_bad(report: LintReport, fail_on: str) -> bool:
-    """Whether something as severe was found."""
     worst = report.worst()
     return fail_on != "never" and worst is not None and worst >= Severity[fail_on.upper()]

@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from hotloop.cli.agent.approval import Approval, choose_approval
+from hotloop.cli.loading import lend_server
 from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
 from hotloop.cli.tracing import trace_flags, tracing
-from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
+from hotloop.core.config import ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.files import named_errors
 
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent
@@ -62,7 +64,6 @@ def run_agent(
 
     if record and replay:
         raise ConfigError("--record and --replay exclude each other")
-    stopping = Stopping()
     found = load_agent_file(file, agent)
     conversation = _load_conversation(resume)
     prompts = _prompts(prompt)
@@ -74,7 +75,7 @@ def run_agent(
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
-        talk = Talk(replace(found, agent=running), conversation, view, stopping, save, is_json=json)
+        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, is_json=json)
         talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
 
 
@@ -141,7 +142,8 @@ class Talk:
             print(f"hotloop: {error}", file=sys.stderr)
         finally:
             if self.save:
-                _save_conversation(self.conversation, self.save)
+                with named_errors("write", self.save):
+                    self.conversation.save(self.save)
 
     async def _watch(self, prompt: str) -> "RunEnded":
         from hotloop.agent.events import RunEnded
@@ -197,16 +199,8 @@ def _model(
             agent.settings = replace(agent.settings, model=open_model(agent.address, api_key=api_key))
         yield
     else:
-        from hotloop.bench.serving import ChildServer
-        from hotloop.cli.loading import console, pull_model
-
-        name = model or urlsplit(agent.address).fragment or DEFAULT_MODEL
-        if not Path(name).exists():
-            pull_model(name)
-        with contextlib.ExitStack() as stack:
-            with console.status(f"starting {name} ..."):
-                server = stack.enter_context(ChildServer(("--model", name, *trace_flags(trace))))
-            agent.settings = replace(agent.settings, model=open_model(f"{server.url}/v1"))
+        with lend_server(None, model or urlsplit(agent.address).fragment, trace_flags(trace)) as address:
+            agent.settings = replace(agent.settings, model=open_model(f"{address}/v1"))
             yield
 
 
@@ -224,7 +218,6 @@ def _is_usual_and_absent(address: str) -> bool:
 
 
 def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
-    """What the agent's own file asks for stands."""
     settings = agent.settings
     tracer = settings.tracer if settings.tracer.is_on else tracer
     agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
@@ -241,14 +234,7 @@ def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[
 def _load_conversation(path: Path | None) -> "Conversation":
     from hotloop.agent.conversation import Conversation
 
-    try:
-        return Conversation.load(path) if path else Conversation()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _save_conversation(conversation: "Conversation", path: Path) -> None:
-    try:
-        conversation.save(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    if path is None:
+        return Conversation()
+    with named_errors("read", path):
+        return Conversation.load(path)

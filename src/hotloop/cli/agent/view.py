@@ -159,7 +159,6 @@ def render_event(event: Event, began_at: float) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of any type a final answer may have, in JSON's words."""
     import pydantic_core
 
     return pydantic_core.to_jsonable_python(value, fallback=str)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from hotloop.lint.cause import LossCause, find_suspects, is_volatile, widen
 from hotloop.lint.change import Change
+from hotloop.lint.conversations import Texts
 from hotloop.lint.finding import Severity
-from hotloop.lint.likeness import Texts
 from hotloop.lint.rules.rule import Found, at_change, quote, rule
 from hotloop.lint.run import LintedRun
 
