@@ -16,7 +16,6 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.core.message import Message, ToolCall
 
 
 class RecordedCall(msgspec.Struct):
@@ -30,24 +29,11 @@ class Recorded(msgspec.Struct):
     tool_calls: list[RecordedCall] | None = None
     tool_call_id: str | None = None
 
-    @property
-    def message(self) -> Message:
-        calls = tuple(
-            ToolCall(call.id, str(call.function.get("name", "")), str(call.function.get("arguments", "{}")))
-            for call in self.tool_calls or ()
-        )
-        content = self.content or ""
-        return Message(self.role, content, tool_calls=calls, tool_call_id=self.tool_call_id)  # type: ignore[arg-type]
-
 
 class Transcript(msgspec.Struct):
     messages: list[Recorded]
     system: str = ""
     tools: list[Any] = []
-
-    @property
-    def num_chars(self) -> int:
-        return len(msgspec.json.encode(self))
 
 
 def read_transcripts(path: Path) -> Iterator[Transcript]:

@@ -43,8 +43,6 @@ class TimeLimits:
 
     idle_s: float = 6.0
     """Between two requests over one connection, as if a tool ran."""
-    notice_s: float = 3.0
-    """For the deployment to notice that clients went away."""
     check_s: float = 60.0
     """For one check."""
 
@@ -169,7 +167,7 @@ class _Examiner:
         return [judges.judge_turns(await probes.probe_turns(self.target), self.rounds)]
 
     async def _hang_up(self) -> Sequence[Judged]:
-        return [judges.judge_hang_up(await probes.probe_hang_up(self.target, self.pace.notice_s))]
+        return [judges.judge_hang_up(await probes.probe_hang_up(self.target))]
 
     async def _exposure(self) -> Sequence[Judged]:
         return [judges.judge_exposure(await probes.probe_exposure(self.target, self.addresses))]

@@ -30,6 +30,7 @@ _NUM_CLIENTS = 3
 _SHORT_TOKENS = 16
 _NUM_TIMED = 3
 _POLL_S = 0.1
+_NOTICE_S = 3.0  # for the deployment to see that clients went away
 _ONE_BEGUN_S = 5.0  # where answers are held back, none will have
 _ALL_BEGUN_S = 2.0  # where they are answered one after the other, not all of them will have
 
@@ -134,23 +135,23 @@ async def _compare(
     return KeptPrefix(what, len(pages[0].tokens), num_common)
 
 
-async def probe_hang_up(target: Target, notice_s: float = 3.0) -> HungUp:
+async def probe_hang_up(target: Target) -> HungUp:
     """By the deployment's own count where it has one, or else by how long others wait."""
     num_before = await read_running(target.deployment)
     if num_before is not None:
-        hung = await _count(target, num_before, notice_s)
+        hung = await _count(target, num_before)
         if hung.num_during is not None and hung.num_during > num_before:
             return hung
     return await _time(target)
 
 
-async def _count(target: Target, num_before: int, notice_s: float) -> HungUp:
+async def _count(target: Target, num_before: int) -> HungUp:
     async with _listeners(target):
         num_during = await read_running(target.deployment)
     left_at = time.perf_counter()
     await _ask_shortly(target)  # some count only when they compute
     num_after = await read_running(target.deployment)
-    while (num_after or 0) > num_before and time.perf_counter() - left_at < notice_s:
+    while (num_after or 0) > num_before and time.perf_counter() - left_at < _NOTICE_S:
         await asyncio.sleep(_POLL_S)
         num_after = await read_running(target.deployment)
     return HungUp(_NUM_CLIENTS, num_before, num_during, num_after, time.perf_counter() - left_at)

@@ -11,23 +11,19 @@ body that no API would take is linted as far as it can be read.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-import msgspec
-
 from hotloop.core.errors import RemoteError
 from hotloop.wire.answer import gather
 from hotloop.wire.calls import name_call
-from hotloop.wire.chat.writer import ChatWriter
 from hotloop.wire.event import Event
-from hotloop.wire.formats import FORMATS, Writer
-from hotloop.wire.messages.writer import MessagesWriter
+from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
-from hotloop.wire.responses.writer import ResponsesWriter
-from hotloop.wire.sse import EventReader, ServerEvent
+from hotloop.wire.request import Request
+from hotloop.wire.sse import EventReader
 from hotloop.wire.usage import Usage, read_usage
 
 Json = dict[str, Any]
@@ -36,11 +32,6 @@ Kind = Literal["system", "tool", "text", "thinking", "call", "result"]
 PICTURE = "picture"
 """The label of what is no text: its text is only a name for it."""
 _SYSTEM = ("system", "developer")
-_WRITERS: Mapping[Api, Callable[[], Writer]] = {
-    "chat": lambda: ChatWriter(""),
-    "messages": lambda: MessagesWriter(""),
-    "responses": lambda: ResponsesWriter({"model": ""}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +226,14 @@ def parse_answer(body: Any, api: Api) -> Answer:
 
 def parse_stream(data: bytes, api: Api) -> Answer:
     """The answer that was streamed as these server-sent events, as far as it came."""
-    return _parse_events(EventReader().push(data), api)
-
-
-def join_events(events: Iterable[Json], api: Api) -> Answer:
-    return _parse_events((ServerEvent("", msgspec.json.encode(event)) for event in events), api)
-
-
-def _parse_events(events: Iterable[ServerEvent], api: Api) -> Answer:
     reader, heard = FORMATS[api].reader(name_call), list[Event]()
     try:
-        for event in events:
+        for event in EventReader().push(data):
             heard += reader.push(event)
         heard += reader.finish()
     except RemoteError:
         pass  # it broke off
-    body = _WRITERS[api]().whole(heard)
+    body = FORMATS[api].writer(Request(api=api, model="", turns=()), {"model": ""}).whole(heard)
     return replace(parse_answer(body, api), usage=reader.usage, id=gather(heard).id)
 
 
