@@ -19,7 +19,6 @@ from benchmarks.claims.published import CALLS, FORESIGHT, TOGETHER, TOOLS
 from benchmarks.claims.row import Row
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.foresight import Foresight
 from hotloop.bench.client import ChatClient
 from hotloop.bench.questions import AskOptions, ToolQuestion
 from hotloop.bench.serving import ChildServer
@@ -103,7 +102,7 @@ def _describe(naive: FleetRun, whole: FleetRun) -> str:
     return f"p95 of a job {naive.p95_s:.1f} s, then {whole.p95_s:.1f} s"
 
 
-def _foresight_maker(data: Path) -> Callable[[], Foresight]:
+def _foresight_maker(data: Path) -> Callable[[], SpeculativeForesight]:
     def make() -> SpeculativeForesight:
         predictor = Predictor()
         for lesson in read_runs(data)[:_NUM_LESSONS]:

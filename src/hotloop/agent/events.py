@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hotloop.agent.limits import Spent
-from hotloop.agent.model import ModelUsage
 from hotloop.core.errors import HotloopError
+from hotloop.wire.usage import Usage
 
 RunEnd = Literal["done", "limit", "failed", "cancelled"]
 
@@ -99,7 +99,7 @@ class Compacted(_Timed):
     turn: int
     num_messages_before: int
     num_messages_after: int
-    usage: ModelUsage
+    usage: Usage
     """What the summary cost; beside it, all that changed has to be read anew."""
 
 
@@ -116,7 +116,7 @@ class TurnFinished(_Timed):
     """The model's answer is whole and the results of its calls are here."""
 
     turn: int
-    usage: ModelUsage
+    usage: Usage
     num_calls: int
 
 

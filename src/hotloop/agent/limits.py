@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-from hotloop.agent.model import ModelUsage
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.wire.usage import Usage
 
 
 class LimitReached(HotloopError):
@@ -42,7 +42,7 @@ class Spent:
 
     num_turns: int = 0
     num_calls: int = 0
-    usage: ModelUsage = field(default_factory=ModelUsage)
+    usage: Usage = field(default_factory=Usage)
     money: float = 0.0
     began_at: float = field(default_factory=time.monotonic)
 

@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.result import render_result
-from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, Traits
+from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, Traits, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 

@@ -1,11 +1,11 @@
-"""Results are read by the model while others are still on their way, so that the next turn has only the last to read.
+"""The model prefills results while others are still on their way, so that the next turn has only the last to prefill.
 
-    results   1 ......... 2 ......... 3
-    model        [read 1]    [read 2]   [read 3, answer]
+    results   1 .............. 2 .............. 3
+    model        [prefill 1]      [prefill 2]     [prefill 3, answer]
 
 Only in the order of the calls, since that is the order of the prompt, and only where it pays: the model's server keeps
-what it has read, something is still running, and there is enough to read. One reading at a time; a failed one is only a
-lost chance.
+its cache, something is still running, and there is enough to prefill. One prefill at a time; a failed one only saves
+nothing.
 """
 
 import asyncio
@@ -20,36 +20,34 @@ from hotloop.core.message import Message
 log = logging.getLogger(__name__)
 
 MIN_CHARS = 400
-"""Less than this is read faster than it is asked for."""
+"""Less than this is prefilled faster than it is asked for."""
 
 
 async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
-    """Wait for the calls in their order; whenever some are done and others are not, have the model read those."""
+    """Wait for the calls in their order; whenever some are done and others are not, have the model prefill those."""
     num_read = 0
     for i, each in enumerate(pending):
+        if not model.can_read_ahead:
+            return
         await asyncio.wait({each.task})
         num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
         messages = tuple(done.message for done in pending[:num_done])
         num_new = sum(len(message.content) for message in messages[num_read:])
-        if num_done < len(pending) and num_new >= MIN_CHARS and model.can_read_ahead:
+        if num_done < len(pending) and num_new >= MIN_CHARS:
             await _read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
             num_read = num_done
 
 
 async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
-    """Have a prompt read; once the last result is here, the real turn does it better."""
-    reading = asyncio.create_task(_read(model, ask))
+    """Have a prompt prefilled; once the last result is here, the real turn does it better."""
+    reading = asyncio.create_task(model.read(ask))
     try:
         await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         reading.cancel()
         await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
-    if not reading.cancelled():
-        reading.result()
-
-
-async def _read(model: Model, ask: Ask) -> None:
     try:
-        await model.read(ask)
+        if not reading.cancelled():
+            reading.result()
     except HotloopError as error:
-        log.info("reading ahead failed: %s", error)
+        log.info("prefilling ahead failed: %s", error)

@@ -25,11 +25,11 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.limits import Spent
-from hotloop.agent.model import ModelUsage
 from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
 from hotloop.cli.output import Bar, draw_bar, shorten
+from hotloop.wire.usage import Usage
 
 WEATHER = """
 from hotloop import Agent, Call, Prices, ScriptedModel, tool
@@ -255,7 +255,7 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
 
 
 def a_turn() -> list[object]:
-    usage = ModelUsage(num_prompt=100, num_cached=87, num_output=7)
+    usage = Usage(num_prompt=100, num_cached=87, num_output=7)
     return [
         RunStarted("r", "s", at=0.0),
         TurnStarted(1, at=0.0),

@@ -18,10 +18,8 @@ from typing import Any
 
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event
 from hotloop.agent.plan.reference import BadReference, fill
-from hotloop.agent.plan.schema import MAX_STEPS
-from hotloop.agent.plan.step import BadPlan, Step
-from hotloop.agent.tools.carry_out import Outcome
-from hotloop.agent.tools.dispatch import Dispatcher, Pending
+from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, Step
+from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
 from hotloop.core.message import ToolCall
 
 
@@ -81,11 +79,7 @@ class Execution:
 
     async def close(self) -> None:
         """Stop waiting; what the dispatcher runs is the dispatcher's to stop."""
-        tasks = [pending.task for pending in self.pending]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await stop(pending.task for pending in self.pending)
 
     async def _carry_out(self, step: Step) -> Outcome:
         planned = self._planned[step.id]

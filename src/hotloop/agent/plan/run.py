@@ -8,23 +8,20 @@ The plan is a first turn like any other: the conversation has its calls and thei
 by one, and then the ordinary loop goes on. That is also what happens after a bad plan, with what was done of it.
 """
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from hotloop.agent.events import PlanAbandoned, TurnFinished, TurnStarted
-from hotloop.agent.json_stream import ElementReader
-from hotloop.agent.model import Answered, Ask, ModelUsage
+from hotloop.agent.events import PlanAbandoned
+from hotloop.agent.model import Ask
 from hotloop.agent.plan.execution import Execution
-from hotloop.agent.plan.schema import plan_schema
-from hotloop.agent.plan.step import BadPlan, parse_step
-from hotloop.agent.read_ahead import read_ahead
+from hotloop.agent.plan.schema import BadPlan, ElementReader, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, Tool
 from hotloop.core.stream import TextDelta
+from hotloop.wire.event import Ended
 
 _TASK = """\
 Do not answer yet. First write a plan of all the tool calls this takes, as JSON:
@@ -38,43 +35,38 @@ class PlannedRun(RunLoop):
     """A run whose first turn is a plan."""
 
     async def _turns(self) -> Any:
-        self._run.check()
-        self.spent.num_turns += 1
-        await self._take_planned_turn(self.spent.num_turns)
-        return await super()._turns()
-
-    async def _take_planned_turn(self, turn: int) -> None:
-        await self._compact(turn)
-        self._emit(TurnStarted(turn))
-        self._vision.look(self.conversation.messages, turn)
+        turn = await self._begin_turn()
         execution = Execution(self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
         self._begun = execution.made
         try:
-            usage = await self._follow_plan(execution, turn)
-            await self._finish(execution)
+            await self._follow_plan(execution, turn)
+            await execution.begun()
+            pending = execution.pending
+            said = Message("assistant", tool_calls=tuple(each.call for each in pending)) if pending else None
+            await self._end_turn(turn, said, pending)
         finally:
             await execution.close()
-        self._charge(usage, execution.made)
-        self.conversation.num_tokens = usage.num_tokens
-        self._emit(TurnFinished(turn, usage, len(execution.pending)))
+        return await super()._turns()
 
-    async def _follow_plan(self, execution: Execution, turn: int) -> ModelUsage:
+    async def _follow_plan(self, execution: Execution, turn: int) -> None:
         """Begin the steps as they are written. What is wrong with a plan ends it, and not the run."""
         tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
-        reader, end = ElementReader("steps"), Answered("stop")
+        reader = ElementReader("steps")
         try:
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
                 async for event in events:
-                    if isinstance(event, Answered):
-                        end = self._answer.end = event
+                    if isinstance(event, Ended):
+                        self._answer.push(event)
                     elif isinstance(event, TextDelta):
                         for element in reader.feed(event.text):
                             execution.add(parse_step(element, tools, execution.step_ids))
-            _check_whole(reader, end, execution)
+            if self._answer.ended.reason in ("length", "window") or (reader.has_list and not reader.is_closed):
+                raise BadPlan("it was cut off")
+            if not execution.pending:
+                raise BadPlan("it has no steps" if reader.has_list else "the model wrote no plan")
         except (BadPlan, HotloopError) as error:  # a server may refuse the schema; if it is down, the next turn says so
             execution.drop_waiting()
             self._emit(PlanAbandoned(turn, str(error)))
-        return end.usage
 
     def _ask_for_plan(self, tools: Mapping[str, Tool]) -> Ask:
         """The task stands at the end of the user's words, so that the prompt begins as the next turn's will."""
@@ -83,24 +75,3 @@ class PlannedRun(RunLoop):
         *before, last = self.conversation.messages
         told = replace(last, content=f"{last.content}\n\n{_TASK}")
         return replace(self._ask(), messages=(*before, told), choice="none", schema=plan_schema(list(tools.values())))
-
-    async def _finish(self, execution: Execution) -> None:
-        """Wait for what has begun; then it has been said."""
-        await execution.begun()
-        if pending := execution.pending:
-            said = Message("assistant", tool_calls=tuple(each.call for each in pending))
-            if self._settings.can_read_ahead and self._settings.model.can_read_ahead:
-                await read_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
-            await asyncio.wait([each.task for each in pending])
-            self.conversation.add(said, *(each.message for each in pending))
-        self._begun = []
-        self._vision.settle(self.conversation.messages)
-
-
-def _check_whole(reader: ElementReader, end: Answered, execution: Execution) -> None:
-    if end.end == "length" or (reader.has_list and not reader.is_closed):
-        raise BadPlan("it was cut off")
-    if not reader.has_list:
-        raise BadPlan("the model wrote no plan")
-    if not execution.pending:
-        raise BadPlan("it has no steps")

@@ -9,17 +9,20 @@ Everything is bounded, and nothing depends on a clock or on chance.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from hotloop.agent.predict.calibration import Calibration
-from hotloop.agent.predict.habits import Habits
+import msgspec
+
+from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
 from hotloop.agent.predict.history import History, PastCall
-from hotloop.agent.predict.sources import Candidate
-from hotloop.agent.predict.tally import Tallies
 from hotloop.core.message import Message, ToolCall
 
+VERSION = 1
 MAX_TOOLS = 64
+_NUM_BUCKETS = 10
+_CAUTION = 0.9  # what a promise is worth while there is no experience with it
+_PRIOR_TRIES = 8.0
 _MAX_NAME_CHARS = 128
 _ORDER = 3  # how many of the last events a context has at most
 _MAX_RANK = 3  # later items of a list are alike
@@ -54,20 +57,41 @@ class Pattern:
 @dataclass(frozen=True, slots=True)
 class _Guess:
     candidate: Candidate
-    tallies: Tallies
+    recipe: Recipe
     contexts: tuple[str, ...]
     expected: float
 
 
-@dataclass(slots=True)
-class Predictor:
+_Buckets = Annotated[list[Tally], msgspec.Meta(min_length=_NUM_BUCKETS, max_length=_NUM_BUCKETS)]
+
+
+class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
+    """What expectations have been worth so far: of the calls expected at about this rate, how many came?
+
+    Whoever picks the best of many guesses picks the luckiest too, so rates promise too much. Each is therefore held
+    against what then happened, before anything is learned from it.
+    """
+
+    next: _Buckets
+    named: _Buckets
+
+    def bucket(self, question: Question, expected: float) -> Tally:
+        buckets = self.next if question == "next" else self.named
+        return buckets[min(int(expected * _NUM_BUCKETS), _NUM_BUCKETS - 1)]
+
+    def confidence(self, question: Question, expected: float) -> float:
+        return self.bucket(question, expected).rate(expected * _CAUTION, _PRIOR_TRIES)
+
+
+class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
 
-    tools: dict[str, Habits] = field(default_factory=dict)
-    calibrations: dict[Question, Calibration] = field(
-        default_factory=lambda: {"next": Calibration(), "named": Calibration()}
+    version: int = VERSION
+    num_runs: Number = 0
+    calibrations: Calibrations = msgspec.field(
+        default_factory=lambda: Calibrations(*([Tally() for _ in range(_NUM_BUCKETS)] for _ in range(2)))
     )
-    num_runs: int = 0
+    tools: dict[str, Habits] = {}
 
     def learn(self, messages: Sequence[Message]) -> None:
         """Learn from a whole run."""
@@ -100,23 +124,23 @@ class Predictor:
     def patterns(self) -> list[Pattern]:
         """All that was learned, the most often right first."""
         found = []
-        for habits in self.tools.values():
-            for recipe, tallies in habits.recipes.items():
+        for tool, habits in self.tools.items():
+            for recipe in habits.recipes:
                 arguments = {name: str(source) for name, source in recipe.sources}
-                for context, tally in tallies.by_context.items():
+                for context, tally in recipe.tallies.items():
                     question, _, after = context.partition(" ")
                     rate = tally.hits / tally.tries if tally.tries else 0.0
-                    found.append(Pattern(question, after, habits.tool, arguments, tally.tries, rate))
+                    found.append(Pattern(question, after, tool, arguments, tally.tries, rate))
         return sorted(found, key=lambda pattern: -pattern.num_tries * pattern.hit_rate)
 
     def _guess(self, question: Question, history: History, names: Iterable[str]) -> list[_Guess]:
         guesses = []
-        for habits in filter(None, map(self.tools.get, names)):
-            for recipe, candidate in habits.candidates(history):
-                tallies = habits.recipes[recipe]
-                contexts = _contexts(question, candidate, history)
-                expected = tallies.rate(contexts, _PRIORS[question])
-                guesses.append(_Guess(candidate, tallies, contexts, expected))
+        for name in names:
+            for recipe in self.tools[name].recipes if name in self.tools else ():
+                for candidate in recipe.candidates(name, history):
+                    contexts = _contexts(question, candidate, history)
+                    expected = recipe.rate(contexts, _PRIORS[question])
+                    guesses.append(_Guess(candidate, recipe, contexts, expected))
         return guesses
 
     def _judge(self, question: Question, guesses: Iterable[_Guess]) -> list[Prediction]:
@@ -126,28 +150,27 @@ class Predictor:
             known = best.setdefault(guess.candidate.key, guess)
             if known.expected < guess.expected:
                 best[guess.candidate.key] = guess
-        confidence = self.calibrations[question].confidence
-        found = [
-            Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence(guess.expected))
-            for key, guess in best.items()
-        ]
+        found = []
+        for key, guess in best.items():
+            confidence = self.calibrations.confidence(question, guess.expected)
+            found.append(Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence))
         return sorted(found, key=lambda prediction: -prediction.confidence)
 
     def _score(self, question: Question, history: History, names: Iterable[str], came: set[str | None]) -> None:
         guesses = self._guess(question, history, names)
         for prediction in self._judge(question, guesses):
-            self.calibrations[question].add(prediction.expected, prediction.key in came)
+            self.calibrations.bucket(question, prediction.expected).add(prediction.key in came)
         for guess in guesses:
-            guess.tallies.add(guess.contexts, guess.candidate.key in came)
+            guess.recipe.add(guess.contexts, guess.candidate.key in came)
 
     def _learn_call(self, call: PastCall, history: History, run: int) -> None:
         if len(call.name) > _MAX_NAME_CHARS:
             return
-        habits = self.tools.pop(call.name, None) or Habits(call.name)
+        habits = self.tools.pop(call.name, None) or Habits()
         self.tools[call.name] = habits  # the last in the order is the last that was called
         for recipe, candidate in habits.learn(call, history, run):
             # It was found because it fits. That says something of where arguments come from, nothing of when.
-            habits.recipes[recipe].add(_contexts("named", candidate, history), is_hit=True)
+            recipe.add(_contexts("named", candidate, history), is_hit=True)
         while len(self.tools) > MAX_TOOLS:
             self.tools.pop(next(iter(self.tools)))
 

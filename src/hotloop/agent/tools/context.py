@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from hotloop.agent.limits import Limits, Spent
-from hotloop.agent.model import ModelUsage
 from hotloop.core.errors import ConfigError
+from hotloop.wire.usage import Usage
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Run:
     def cancel(self) -> None:
         self._is_cancelled.set()
 
-    def charge(self, usage: ModelUsage, money: float) -> None:
+    def charge(self, usage: Usage, money: float) -> None:
         """Something was used up, and so it was for whoever called."""
         self.spent.usage += usage
         self.spent.money += money

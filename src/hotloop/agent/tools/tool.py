@@ -12,19 +12,25 @@ A tool fails in words: whatever goes wrong inside raises `ToolError`, whose text
 knows when a tool is run, or beside what.
 """
 
+import asyncio
+import contextvars
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
 import pydantic
+import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
 from hotloop.agent.tools.context import FromContext, Surroundings
-from hotloop.agent.tools.threads import in_thread
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
+
+MAX_CHARS = 100_000
+"""Most characters of one result that a model is given; more is cut in the middle, and said so."""
 
 
 class ToolError(Exception):
@@ -139,8 +145,53 @@ async def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
     """A function that does not await runs in a thread, so that it blocks nobody."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
-    result = await in_thread(lambda: function(**values))
+    result = await _in_thread(lambda: function(**values))
     return await result if isinstance(result, Awaitable) else result
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """In a daemon thread of its own: a thread cannot be stopped, and an executor's would hold up the program's end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            settle, outcome = future.set_result, context.run(call)
+        except BaseException as error:
+            # A future cannot carry what would end the program, such as SystemExit.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            settle, outcome = future.set_exception, error if is_plain else RuntimeError(repr(error))
+        try:
+            loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
+        except RuntimeError:
+            return  # the loop has been closed: nobody waits any more
+
+    threading.Thread(target=work, name="hotloop-tool", daemon=True).start()
+    return await future
+
+
+def render_result(value: Any) -> str:
+    """What a tool gave, as the model reads it: text as it is, anything else as JSON.
+
+    A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
+    """
+    if value is None:
+        return "done"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return cut(bytes(value).decode("utf-8", "replace"))
+    if isinstance(value, str):
+        return cut(value.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be sent
+    data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
+    return cut(data.decode("utf-8", "replace"))
+
+
+def cut(text: str, max_chars: int = MAX_CHARS) -> str:
+    """A text that is too long, without its middle; the beginning and the end usually say most."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:

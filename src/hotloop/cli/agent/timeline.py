@@ -23,8 +23,8 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
-from hotloop.agent.model import ModelUsage
 from hotloop.cli.output import Bar, count, draw_bar, shorten
+from hotloop.wire.usage import Usage
 
 BAR_CELLS = 30
 LABEL_CHARS = 36
@@ -63,7 +63,7 @@ class TurnRow:
     """When the model last said anything."""
     ended_at: float | None = None
     words: str = ""
-    usage: ModelUsage | None = None
+    usage: Usage | None = None
     calls: dict[str, CallRow] = field(default_factory=dict)
 
     @property
@@ -154,6 +154,6 @@ class Timeline:
         call.result, call.is_error = event.result, event.is_error
 
 
-def describe_usage(usage: ModelUsage) -> str:
-    share = usage.num_cached / usage.num_prompt if usage.num_prompt else 0.0
+def describe_usage(usage: Usage) -> str:
+    share = (usage.num_cached or 0) / usage.num_prompt if usage.num_prompt else 0.0
     return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"

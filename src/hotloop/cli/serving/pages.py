@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
@@ -16,7 +15,7 @@ from hotloop.core.errors import ConfigError, Overloaded
 from hotloop.core.request import Priority, Request
 from hotloop.trace.store import TraceStore
 from hotloop.ui.app import create_ui
-from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks, TokenTotals
+from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
 from hotloop.ui.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -62,13 +61,13 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
         snapshot = await asyncio.wait_for(seen, patience_s)
     except TimeoutError:
         raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
-    stats, totals = snapshot.stats, snapshot.totals
+    stats = snapshot.stats
     return Live(
         at_s=snapshot.at_s,
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
-        totals=TokenTotals(**{each.name: getattr(totals, each.name) for each in fields(TokenTotals)}),
+        totals=snapshot.totals._asdict(),
         kv=_kv_use(snapshot, engine.block_size),
         requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
     )
@@ -108,17 +107,17 @@ async def live_of_router(app: "RouterApp") -> Live:
         at_s=time.monotonic(),
         num_running=fleet.num_running,
         waiting={priority.name.lower(): fleet.room.num_waiting(priority) for priority in Priority},
-        totals=TokenTotals(num_prompt=app.metrics.num_prompt, num_cached=app.metrics.num_cached),
+        totals={"num_prompt": app.metrics.num_prompt, "num_cached": app.metrics.num_cached},
         replicas=replicas,
     )
 
 
 def _live_request(request: Request) -> LiveRequest:
-    is_reading = request.first_token_at is None
+    is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,
         priority=request.priority.name.lower(),
-        state="waiting" if request.first_scheduled_at is None else "reading" if is_reading else "writing",
+        state="waiting" if request.first_scheduled_at is None else "prefill" if is_prefilling else "decode",
         num_prompt=request.num_prompt,
         num_cached=request.num_cached,
         num_output=request.num_output,

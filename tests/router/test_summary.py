@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.router.proxy.proxy import end_of_events
-from hotloop.router.told import Told, read_end, read_id
+from hotloop.router.summary import read_id, summarize
 
 ENDS = [
     (b'"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":64}}', 100, 64, 7),
@@ -15,31 +15,29 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "prompt", "cached", "output"), ENDS)
 def test_usage_is_read_where_there_is_one(end, prompt, cached, output):
-    told = Told()
-    read_end(end, told, is_messages=False)
-    assert (told.num_prompt, told.num_cached, told.num_output) == (prompt, cached, output)
+    summary = summarize(None, end, is_messages=False)
+    assert (summary.num_prompt, summary.num_cached, summary.num_output) == (prompt, cached, output)
 
 
 def test_in_anthropics_shape_what_was_cached_is_not_input():
-    told = Told()
-    read_end(b'"usage":{"input_tokens":20,"cache_read_input_tokens":80,"output_tokens":3}', told, is_messages=True)
-    assert (told.num_prompt, told.num_cached) == (100, 80)
+    summary = summarize(
+        None, b'"usage":{"input_tokens":20,"cache_read_input_tokens":80,"output_tokens":3}', is_messages=True
+    )
+    assert (summary.num_prompt, summary.num_cached) == (100, 80)
 
 
 def test_in_anthropics_shape_what_was_written_to_the_cache_is_not_input_either():
-    told = Told()
     end = b'"usage":{"input_tokens":12,"cache_creation_input_tokens":5000,"cache_read_input_tokens":300}'
-    read_end(end, told, is_messages=True)
-    assert (told.num_prompt, told.num_cached) == (5312, 300)
+    summary = summarize(None, end, is_messages=True)
+    assert (summary.num_prompt, summary.num_cached) == (5312, 300)
 
 
 @pytest.mark.parametrize(
     "end", [b'"finish_reason":"tool_calls"', b'"stop_reason":"tool_use"', b'"type":"function_call"']
 )
 def test_calls_are_noticed(end):
-    told = Told()
-    read_end(end, told, is_messages=False)
-    assert told.has_calls
+    summary = summarize(None, end, is_messages=False)
+    assert summary.has_calls
 
 
 def test_an_answers_own_id_is_the_first():
@@ -54,3 +52,8 @@ def test_an_answers_own_id_is_the_first():
 )
 def test_where_the_last_whole_event_ends(piece, end):
     assert end_of_events(piece) == end
+
+
+def test_what_share_of_a_prompt_was_cached():
+    shares = [summarize(None, end).cached_share for end, *_ in ENDS]
+    assert shares == [0.64, 10 / 90, None, None]

@@ -5,7 +5,7 @@ the n-th text of the script, and how much of it was said is read back. Caching, 
 change nothing, and a grammar is obeyed: where it forbids the script's next token, something else is said.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from hotloop.models.tokenizer import Tokenizer
 class ScriptedBackend(NullBackend):
     """`opening` is what an answer begins after; the prompt holds one for each answer so far, and one for this."""
 
+    WINDOW = 1 << 31
     LIKELIEST = 1000.0  # so that no temperature makes it say anything else
 
     def __init__(
@@ -43,13 +44,7 @@ class ScriptedBackend(NullBackend):
         self._end_id = min(tokenizer.eos_ids)
         self._places = [self._plan(text) for text in script]
 
-    def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
-        owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1
-        for wanted, owner in zip(batch.wanted, owners, strict=True):
-            seen = np.arange(int(batch.positions[wanted]) + 1)
-            yield self._next_token(self._kv[tables[owner][seen // self.block_size], seen % self.block_size])
-
-    def _next_token(self, token_ids: NDArray[np.int64]) -> int:
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
         """The next of the text that is being said; the end once it has all been said, or something else was."""
         _, *answers = self._spell(token_ids.tolist()).split(self._opening)
         if not 1 <= len(answers) <= len(self._places):

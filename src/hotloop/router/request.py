@@ -8,7 +8,7 @@ all before it. No tokenizer is needed: the same words give the same hashes, and 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from msgspec import Raw
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
-from hotloop.router.kinds import Api
+from hotloop.router.kinds import COUNT_TOKENS, PATHS, Api
 from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.placement.placement import Prompt
 
 BLOCK_BYTES = 512
 BYTES_PER_TOKEN = 4
@@ -59,24 +60,27 @@ _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest(Prompt):
     """One request. `raw` is what the client sent, to the byte."""
 
-    api: Api
+    target: str
     raw: bytes
     model: str
     is_stream: bool
-    session: str
     priority: Priority
-    key: bytes
-    num_tokens: int
-    num_output: int
     follows: str | None
     """The response this one continues, which only the replica that made it knows."""
     headers: Mapping[str, str]
-    is_question: bool = False
-    """Whether it only asks about a prompt, which is never translated."""
+
+    @property
+    def api(self) -> Api:
+        return PATHS[self.target]
+
+    @property
+    def is_question(self) -> bool:
+        """Whether it only asks about a prompt, which is never translated."""
+        return self.target == COUNT_TOKENS
 
     def read_body(self) -> dict[str, Any]:
         """All of it, for whoever has to change it."""
@@ -89,8 +93,8 @@ class Asked:
         return msgspec.json.encode({**fields, "model": Raw(msgspec.json.encode(model))})
 
 
-def parse_asked(api: Api, headers: Mapping[str, str], raw: bytes, *, is_question: bool = False) -> Asked:
-    """Raises RequestError where the body is no JSON object."""
+def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> RoutedRequest:
+    """`target` is one of `PATHS`. Raises RequestError where the body is no JSON object."""
     try:
         body = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -98,19 +102,20 @@ def parse_asked(api: Api, headers: Mapping[str, str], raw: bytes, *, is_question
     key, num_bytes = _hash_prompt(body)
     limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
     most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
-    return Asked(
-        api=api,
+    priority = _word(body.priority) or headers.get(PRIORITY_HEADER, "")  # a replica refuses a word that no class has
+    default = Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
+    return RoutedRequest(
+        target=target,
         raw=raw,
         model=_word(body.model) or "",
         is_stream=body.stream is True,
         session=name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user)),
-        priority=_parse_priority(body, headers),
+        priority=Priority.__members__.get(priority.upper(), default),
         key=key,
         num_tokens=num_bytes // BYTES_PER_TOKEN,
         num_output=max(0, min(most, _USUAL_OUTPUT)),
         follows=_word(body.previous_response_id),
         headers=headers,
-        is_question=is_question,
     )
 
 
@@ -118,19 +123,13 @@ def _word(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _parse_priority(body: _Body, headers: Mapping[str, str]) -> Priority:
-    """As the server reads it, but for a word that no class has: saying no to that is the replica's."""
-    name = _word(body.priority) or headers.get(PRIORITY_HEADER, "")
-    default = Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
-    return Priority.__members__.get(name.upper(), default)
-
-
 def _hash_prompt(body: _Body) -> tuple[bytes, int]:
     """The key, and how long the prompt is. What one model read is of no use to another, nor across salts."""
     chain = hashlib.blake2b(
         f"{body.model}\0{body.cache_salt or ''}\0".encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES
     )
-    text = b"".join(_parts(body))
+    parts = (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt)
+    text = b"".join(_without_marks(bytes(part)) for part in parts)
     view = memoryview(text)
     digests = []
     for begin in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -139,26 +138,19 @@ def _hash_prompt(body: _Body) -> tuple[bytes, int]:
     return b"".join(digests), len(text)
 
 
-def _parts(body: _Body) -> Iterator[bytes]:
-    for raw in (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt):
-        yield _settled(bytes(raw))
-
-
 def _items(raw: Raw) -> list[Raw]:
     """A list one by one, so that a longer one begins as a shorter one does."""
     return _list_decoder.decode(raw) if bytes(raw).startswith(b"[") else [raw]
 
 
-def _settled(raw: bytes) -> bytes:
-    """Less the marks that clients move along as a conversation grows."""
+def _without_marks(raw: bytes) -> bytes:
+    """Less the cache marks that clients move along as a conversation grows."""
     if b'"cache_control"' not in raw:
         return raw
-    return msgspec.json.encode(_without_marks(msgspec.json.decode(raw)))
 
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: strip(each) for name, each in value.items() if name != "cache_control"}
+        return [strip(each) for each in value] if isinstance(value, list) else value
 
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_marks(each) for name, each in value.items() if name != "cache_control"}
-    if isinstance(value, list):
-        return [_without_marks(each) for each in value]
-    return value
+    return msgspec.json.encode(strip(msgspec.json.decode(raw)))

@@ -17,8 +17,8 @@ _OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
 
 
-@dataclass(slots=True)
-class Told:
+@dataclass(frozen=True, slots=True)
+class AnswerSummary:
     """None where it did not say."""
 
     answer_id: str | None = None
@@ -29,20 +29,28 @@ class Told:
     is_broken: bool = False
     """Whether it broke off."""
 
+    @property
+    def cached_share(self) -> float | None:
+        """Of the prompt. Replicas count tokens otherwise than the router, so shares are compared."""
+        if not self.num_prompt or self.num_cached is None:
+            return None
+        return min(1.0, self.num_cached / self.num_prompt)
+
 
 def read_id(begin: bytes) -> str | None:
     found = _ID.search(begin, 0, END_BYTES)
     return found[1].decode("ascii", "replace") if found else None
 
 
-def read_end(end: bytes, told: Told, *, is_messages: bool) -> None:
+def summarize(
+    answer_id: str | None, end: bytes, *, is_messages: bool = False, is_broken: bool = False
+) -> AnswerSummary:
     """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
-    told.num_cached = _last(_CACHED, end)
-    told.num_prompt = _last(_PROMPT, end)
-    told.num_output = _last(_OUTPUT, end)
-    told.has_calls = any(word in end for word in _CALLS)
-    if is_messages and told.num_prompt is not None:
-        told.num_prompt += (told.num_cached or 0) + (_last(_WRITTEN, end) or 0)
+    num_prompt, num_cached = _last(_PROMPT, end), _last(_CACHED, end)
+    if is_messages and num_prompt is not None:
+        num_prompt += (num_cached or 0) + (_last(_WRITTEN, end) or 0)
+    has_calls = any(word in end for word in _CALLS)
+    return AnswerSummary(answer_id, num_prompt, num_cached, _last(_OUTPUT, end), has_calls, is_broken)
 
 
 def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:

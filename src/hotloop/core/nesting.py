@@ -9,14 +9,16 @@ class Nesting:
         self.is_in_string = False
         self._is_escaped = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a string or a bracket is."""
+        return self.is_in_string or self.depth > 0
+
     def push(self, char: str) -> None:
-        if self.is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self.is_in_string = False
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self.is_in_string:
+            self._is_escaped, self.is_in_string = char == "\\", char != '"'
         elif char == '"':
             self.is_in_string = True
         elif char in "{[":

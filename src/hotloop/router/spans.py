@@ -1,6 +1,6 @@
 """A request's way through the router as spans: one for all of it, and one for each try that failed.
 
-The trace goes on at the replica: what it is told to be a child of is the router's own span, not the client's.
+The trace goes on at the replica: the parent it is told is the router's own span, not the client's.
 """
 
 import time
@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from hotloop.core.request import Priority
-from hotloop.router.asked import Asked
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told, read_end, read_id
+from hotloop.router.request import RoutedRequest
+from hotloop.router.summary import AnswerSummary
 from hotloop.trace import names
 from hotloop.trace.sessions import RecentTraces
 from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
@@ -30,44 +30,44 @@ class RouteRecorder:
         self.service = "router"
         self._recent = RecentTraces()
 
-    def open(self, asked: Asked, headers: Headers, request_id: str) -> "Way":
-        """To be entered: it is told when it is left. Where nobody listens, the client's own headers go on."""
-        if not self.tracer.is_on or asked.is_question:
-            return Way(self, asked, headers, None, None)
-        context, parent_id = self._recent.join(asked.headers.get(TRACEPARENT), asked.session)
+    def open(self, request: RoutedRequest, headers: Headers, request_id: str) -> "RouteSpan":
+        """To be entered: it is recorded when it is left. Where nobody listens, the client's own headers go on."""
+        if not self.tracer.is_on or request.is_question:
+            return RouteSpan(self, request, headers, request_id)
+        context, parent_id = self._recent.join(request.headers.get(TRACEPARENT), request.session)
         sent = {**headers, _HEADER: render_traceparent(context).encode()}
-        way = Way(self, asked, sent, context, parent_id)
-        way.facts[names.REQUEST_ID] = request_id
-        return way
+        return RouteSpan(self, request, sent, request_id, context, parent_id)
 
 
-class Way:
+class RouteSpan:
     """What is known of one request's way so far. `headers` are those to send on."""
 
     def __init__(
         self,
         recorder: RouteRecorder,
-        asked: Asked,
+        request: RoutedRequest,
         headers: Headers,
-        context: TraceContext | None,
-        parent_id: str | None,
+        request_id: str,
+        context: TraceContext | None = None,
+        parent_id: str | None = None,
     ) -> None:
         self.headers = headers
         self.facts: dict[str, Any] = {
-            names.ENDPOINT: asked.api,
-            names.MODEL: asked.model,
-            names.PRIORITY: Priority(asked.priority).name.lower(),
+            names.ENDPOINT: request.api,
+            names.MODEL: request.model,
+            names.PRIORITY: Priority(request.priority).name.lower(),
+            names.REQUEST_ID: request_id,
             names.TRIED: [],
             names.QUEUE_NS: 0,
         }
         self._recorder = recorder
-        self._session = asked.session
+        self._session = request.session
         self._context = context
         self._parent_id = parent_id
         self._began_at = time.monotonic()
         self._clock = Clock()
         self._error = ""
-        self._is_told = False
+        self._has_ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -76,26 +76,23 @@ class Way:
         if error is not None:
             self._error = str(error) or type(error).__name__
         if self._context:
-            self._tell(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+            self._record(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
 
     def hang_up(self) -> None:
-        """The client has left; what it was told to the end is no error."""
-        if not self._is_told:
+        """The client has left; an answer that had ended is no error."""
+        if not self._has_ended:
             self._error = "the client hung up"
 
     def claim(self, replica: str, wait_s: float) -> None:
-        """A place was found."""
         self.facts[names.TRIED].append(replica)
         self.facts[names.QUEUE_NS] += round(wait_s * 1e9)
 
     def fail(self, replica: str, why: str, since: float) -> None:
-        """A try that failed."""
         if self._context:
             context = TraceContext(self._context.trace_id, new_span_id())
-            self._tell(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
+            self._record(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
 
     def begin(self, choice: Choice, status: int) -> None:
-        """An answer has begun."""
         self.facts |= {
             names.REPLICA: choice.name,
             names.REASON: choice.reason,
@@ -104,21 +101,18 @@ class Way:
             names.FIRST_BYTE_NS: self._clock.now_ns(),
         }
 
-    def learn(self, told: Told) -> None:
-        """An answer has come to its end."""
-        said = {names.ANSWER_ID: told.answer_id, names.NUM_OUTPUT: told.num_output}
-        said |= {names.NUM_PROMPT: told.num_prompt, names.NUM_CACHED: told.num_cached}
-        self.facts |= {name: value for name, value in said.items() if value is not None}
-        self._error = "the answer broke off" if told.is_broken else ""
-        self._is_told = True
+    def end(self, summary: AnswerSummary) -> None:
+        facts = {
+            names.ANSWER_ID: summary.answer_id,
+            names.NUM_PROMPT: summary.num_prompt,
+            names.NUM_CACHED: summary.num_cached,
+            names.NUM_OUTPUT: summary.num_output,
+        }
+        self.facts |= {name: value for name, value in facts.items() if value is not None}
+        self._error = "the answer broke off" if summary.is_broken else ""
+        self._has_ended = True
 
-    def settle(self, answer: bytes) -> None:
-        """An answer that was there whole, before the client was told any of it."""
-        told = Told(answer_id=read_id(answer))
-        read_end(answer, told, is_messages=False)
-        self.learn(told)
-
-    def _tell(
+    def _record(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
     ) -> None:
         self._recorder.tracer.record(

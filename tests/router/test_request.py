@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
-from hotloop.router.asked import BLOCK_BYTES, Asked, parse_asked
+from hotloop.router.kinds import CHAT
 from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.request import BLOCK_BYTES, RoutedRequest, parse_request
 
 TEXT = "a sentence that says a little " * 40
 
 
-def ask(body: dict[str, Any], api: str = "chat", **headers: str) -> Asked:
+def ask(body: dict[str, Any], target: str = CHAT, **headers: str) -> RoutedRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return parse_asked(api, named, json.dumps(body).encode())
+    return parse_request(target, named, json.dumps(body).encode())
 
 
 def turn(role: str, text: str) -> dict[str, Any]:
@@ -29,8 +30,8 @@ turns = st.lists(st.builds(turn, st.sampled_from(["user", "assistant"]), st.text
 
 @given(turns, turns)
 def test_a_longer_conversation_begins_with_the_key_of_the_shorter(first: list[Any], more: list[Any]):
-    short = ask({"model": "m", "messages": first})
-    long = ask({"model": "m", "messages": first + more})
+    short = ask({"model": "m", "/v1/messages": first})
+    long = ask({"model": "m", "/v1/messages": first + more})
     assert long.key.startswith(short.key)
     assert len(short.key) % HASH_BYTES == 0
 
@@ -57,18 +58,18 @@ def test_marks_that_move_along_do_not_change_the_key():
         return {"model": "m", "max_tokens": 5, "messages": messages}
 
     # What has no mark is hashed as it was written, so write it as it would be written without one.
-    def compact(marked: int) -> Asked:
-        return parse_asked("messages", {}, json.dumps(body(marked), separators=(",", ":")).encode())
+    def compact(marked: int) -> RoutedRequest:
+        return parse_request("/v1/messages", {}, json.dumps(body(marked), separators=(",", ":")).encode())
 
     assert compact(0).key == compact(2).key
 
 
 def test_input_items_and_instructions_are_a_prompt_too():
-    short = ask({"model": "m", "instructions": TEXT, "input": [turn("user", TEXT)]}, "responses")
-    long = ask({"model": "m", "instructions": TEXT, "input": [turn("user", TEXT), turn("user", "x")]}, "responses")
+    short = ask({"model": "m", "instructions": TEXT, "input": [turn("user", TEXT)]}, "/v1/responses")
+    long = ask({"model": "m", "instructions": TEXT, "input": [turn("user", TEXT), turn("user", "x")]}, "/v1/responses")
     assert len(short.key) >= 2 * len(TEXT) // BLOCK_BYTES * HASH_BYTES
     assert long.key.startswith(short.key)
-    assert ask({"model": "m", "prompt": TEXT}, "completions").key
+    assert ask({"model": "m", "prompt": TEXT}, "/v1/completions").key
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_what_has_the_wrong_type_is_left_for_the_replica_to_refuse():
 
 def test_renaming_changes_the_name_alone():
     raw = b'{"model": "a", "x": [1,  2.50], "messages": []}'
-    renamed = parse_asked("chat", {}, raw).rename("b")
+    renamed = parse_request(CHAT, {}, raw).rename("b")
     assert json.loads(renamed) == {**json.loads(raw), "model": "b"}
     assert b"[1,  2.50]" in renamed
 
@@ -127,4 +128,4 @@ def test_renaming_changes_the_name_alone():
 )
 def test_what_cannot_be_read_is_one_clear_error(raw):
     with pytest.raises(RequestError, match="cannot be read"):
-        parse_asked("chat", {}, raw)
+        parse_request(CHAT, {}, raw)
