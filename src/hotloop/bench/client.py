@@ -38,8 +38,6 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """All of a completion."""
-
     text: str
     calls: tuple[ToolCall, ...]
     end: EndReason
@@ -64,7 +62,6 @@ class ChatClient:
         await self._http.aclose()
 
     async def find_model(self) -> str:
-        """The model asked for, or the first that the server lists."""
         if self.model is None:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")

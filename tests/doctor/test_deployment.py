@@ -9,10 +9,10 @@ from tests.doctor.speaking import NOT_FOUND, Asked, Reply, Script, engine, event
 
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.doctor import prompts
+from hotloop.doctor.deployment import Deployment, Refused
 from hotloop.doctor.examine import TimeLimits, examine
 from hotloop.doctor.facts import Heard
 from hotloop.doctor.target import meet
-from hotloop.doctor.wire.deployment import Deployment, Refused
 
 HELLO = [prompts.user("hello")]
 MODELS = page({"data": [{"id": "fake"}]})

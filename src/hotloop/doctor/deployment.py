@@ -18,8 +18,8 @@ from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.border.url import check_url
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.doctor.facts import Heard
-from hotloop.doctor.wire.hearing import Hearing
-from hotloop.doctor.wire.reading import (
+from hotloop.doctor.hearing import (
+    Hearing,
     Page,
     parse_page,
     read_bounded,
@@ -164,12 +164,9 @@ class Deployment:
         except RemoteError:
             return None
 
-    async def post(self, path: str, body: Json, page: type[Page]) -> Page | None:
-        """None where there is no such thing, it does not take this, or its answer is another."""
-        return parse_page(*await self._page("POST", path, json=body), page)
-
-    async def get(self, path: str, page: type[Page]) -> Page | None:
-        return parse_page(*await self._page("GET", path), page)
+    async def get(self, path: str, page: type[Page], body: Json | None = None) -> Page | None:
+        """None where there is no such thing, it does not take this, or its answer is another. A body is posted."""
+        return parse_page(*await self._page("POST" if body else "GET", path, json=body), page)
 
     async def get_text(self, path: str) -> str:
         """Nothing where there is no such thing."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import RemoteError
-from hotloop.doctor.wire.hearing import Hearing
+from hotloop.doctor.hearing import Hearing
 
 
 def event(delta: dict[str, Any], **rest: Any) -> bytes:
