@@ -31,7 +31,7 @@ from benchmarks.gpu.models import dummy_folder
 from benchmarks.gpu.vocabularies import write_trained_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
-from hotloop.chat.families import LlamaFormat
+from hotloop.chat.formats import LlamaFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import EngineConfig
 from hotloop.core.grammar import Grammar

@@ -8,10 +8,10 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import NullDevice
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
-from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
@@ -62,7 +62,7 @@ OTHERS = [[100 + other] * 60 for other in range(3)]
 
 
 def host_engine(num_blocks: int = 20, num_host_blocks: int = 100, **settings: Any) -> Engine:
-    backend = NullBackend(
+    backend = NullDevice(
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, num_host_blocks=num_host_blocks
     )
     return Engine(TOKENIZER, backend, EngineConfig(**{"debug_checks": True, "retention": False, **settings}))

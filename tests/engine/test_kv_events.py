@@ -250,8 +250,8 @@ def test_without_zeromq_it_is_told_what_to_install() -> None:
     lines = (
         "import sys; sys.modules['zmq'] = None",
         "from hotloop.engine.kv_events import KvPublisher; from hotloop.core.errors import ConfigError",
-        "from hotloop.router.placement.events import KvEvents; from hotloop.router.placement.exact import ExactIndex",
-        "for opens in (lambda: KvPublisher('tcp://127.0.0.1:0', 16, print), lambda: KvEvents(ExactIndex(), 'r', 'tcp://h:1')):",
+        "from hotloop.router.placement.events import KvEvents; from hotloop.router.placement.exact import HeldBlocks",
+        "for opens in (lambda: KvPublisher('tcp://127.0.0.1:0', 16, print), lambda: KvEvents(HeldBlocks(), 'r', 'tcp://h:1')):",
         "    try: opens()",
         "    except ConfigError as error: print(error)",
     )

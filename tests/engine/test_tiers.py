@@ -12,11 +12,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import NullDevice
 from tests.engine.disk.fakes import PatientWorker, WornFolder, make_store
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE
 
-from hotloop.backends.null import NullBackend
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
 from hotloop.engine.disk.store import KvStore
@@ -52,7 +52,7 @@ class Tiers:
 
     def __post_init__(self) -> None:
         self.worn = WornFolder(self.folder, self.rng, self.troubles.disk)
-        probe = NullBackend(block_size=BLOCK_SIZE)
+        probe = NullDevice(block_size=BLOCK_SIZE)
         self.store = make_store(self.worn, probe, max_bytes=self.max_bytes, make_worker=PatientWorker)
         self.engine = Turned(
             self.rng,

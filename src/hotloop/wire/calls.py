@@ -11,10 +11,10 @@ a call is believed only once something else follows it, or the answer ends for a
 
 from collections.abc import Callable, Iterable, Iterator
 
+from hotloop.core.nesting import Nesting
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Event
-from hotloop.wire.nesting import Nesting
 
 NameCall = Callable[[str, int], str]
 """An id for a call that comes without one, from what is left of the answer's id without its prefix, and a number."""
