@@ -3,7 +3,7 @@ from tests.trace.spans import span
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
-from hotloop.trace.content import BLOT, Content
+from hotloop.trace.content import REDACTED, Content
 
 SAID = {names.CONTENT_ARGUMENTS: '{"key": "sk-123"}', names.CONTENT_WORDS: [{"before": "sk-123", "n": 1}, None]}
 
@@ -18,8 +18,8 @@ def test_what_is_recorded_is_redacted_to_the_last_leaf():
     cleaned = content.clean(span(names.TOOL, 0, 1, tool="sk-tool", **SAID))
     assert cleaned.attributes == {
         "tool": "sk-tool",
-        names.CONTENT_ARGUMENTS: f'{{"key": "{BLOT}"}}',
-        names.CONTENT_WORDS: [{"before": BLOT, "n": 1}, None],
+        names.CONTENT_ARGUMENTS: f'{{"key": "{REDACTED}"}}',
+        names.CONTENT_WORDS: [{"before": REDACTED, "n": 1}, None],
     }
 
 
@@ -46,7 +46,7 @@ def test_what_is_written_with_escapes_is_redacted_as_well(said):
     content = Content.parse(True, [r"sk-\w+"])
     cleaned = content.clean(span(names.REQUEST, 0, 1, **{names.CONTENT_REQUEST: said}))
     told = cleaned.attributes[names.CONTENT_REQUEST]
-    assert BLOT in told
+    assert REDACTED in told
     assert "123" not in told
 
 
@@ -60,10 +60,10 @@ def test_what_matches_nothing_stays_as_it_was_written():
 def test_secrets_that_part_within_themselves_are_redacted(side):
     words = {"before": "the key is sk-", "previous": "", "current": "", side: "123, and so on"}
     cleaned = Content.parse(True, [r"sk-\w+"]).clean(span(names.REQUEST, 0, 1, **{names.CONTENT_WORDS: [words, None]}))
-    assert cleaned.attributes[names.CONTENT_WORDS] == [dict.fromkeys(words, BLOT), None]
+    assert cleaned.attributes[names.CONTENT_WORDS] == [dict.fromkeys(words, REDACTED), None]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_an_error_that_quotes_a_secret_is_redacted(is_kept):
     cleaned = Content.parse(is_kept, [r"sk-\w+"]).clean(span(names.TOOL, 0, 1, error="the key sk-123 is unknown"))
-    assert cleaned.error == f"the key {BLOT} is unknown"
+    assert cleaned.error == f"the key {REDACTED} is unknown"

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from hotloop.core.retention import Eviction
-from hotloop.engine.node import TreeNode, path, root_of
+from hotloop.engine.node import TreeNode, path
 
 MAX_EVICTIONS = 4096
 
@@ -21,8 +21,10 @@ class Evictions:
 
     def remember(self, leaf: TreeNode, end: int, eviction: Eviction) -> None:
         """What the first `end` bytes of a leaf's key end with was given up."""
-        [_, *above] = [node.key for node in path(leaf)]
-        self._evictions[_digest(root_of(leaf).key, [*reversed(above), leaf.key[:end]])] = eviction
+        top, *nodes = reversed([*path(leaf)])
+        assert top.parent is not None
+        keys = [node.key for node in (top, *nodes)]
+        self._evictions[_digest(top.parent.key, [*keys[:-1], leaf.key[:end]])] = eviction
         if len(self._evictions) > MAX_EVICTIONS:
             self._evictions.popitem(last=False)
 

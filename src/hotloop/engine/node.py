@@ -3,8 +3,9 @@
 `size` is the number of bytes of a block's tokens in a key.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hotloop.core.retention import Hold
 from hotloop.engine.retention import Rank
@@ -48,12 +49,6 @@ def path(node: TreeNode) -> Iterator[TreeNode]:
         above = above.parent
 
 
-def root_of(node: TreeNode) -> TreeNode:
-    while node.parent:
-        node = node.parent
-    return node
-
-
 def subtree(top: TreeNode) -> Iterator[TreeNode]:
     stack = [top]
     while stack:
@@ -75,28 +70,15 @@ def trace(root: TreeNode | None, key: bytes, size: int) -> Iterator[tuple[TreeNo
 
 def num_common(edge: bytes, key: bytes, begin: int, size: int) -> int:
     """How many whole blocks of `edge`, though not all of them, stand at `key[begin:]`."""
-    low, high = 1, min(len(edge), len(key) - begin) // size  # the first block is known to match
-    while low < high:
-        middle = (low + high + 1) // 2
-        if key.startswith(edge[: middle * size], begin):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    most = min(len(edge), len(key) - begin) // size
+    return bisect_left(range(1, most + 1), True, key=lambda num: not key.startswith(edge[: num * size], begin))
 
 
 def split(node: TreeNode, num_blocks: int, size: int) -> TreeNode:
     """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
     assert node.parent is not None
-    upper = TreeNode(
-        node.parent,
-        node.key[: num_blocks * size],
-        node.block_ids[:num_blocks],
-        node.last_used,
-        node.used_at,
-        node.session,
-        node.is_hosted,
-    )
+    key, block_ids = node.key[: num_blocks * size], node.block_ids[:num_blocks]
+    upper = replace(node, key=key, block_ids=block_ids, hold=None, queued=None, children={})
     node.parent.children[node.key[:size]] = upper
     node.parent, node.key, node.block_ids = upper, node.key[num_blocks * size :], node.block_ids[num_blocks:]
     upper.children[node.key[:size]] = node

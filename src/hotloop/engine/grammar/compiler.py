@@ -92,19 +92,13 @@ def _marked_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 # What llguidance says, and what it means to the schema's author. The first that matches counts.
 _REASONS = (
     (r"Unimplemented keys: \[(.*)\]", "the schema uses {0}, which is not supported"),
-    (
-        r"oneOf constraints are not supported",
-        "the schema uses 'oneOf' with cases that may overlap, which is not supported",
-    ),
-    (
-        r"min/maxProperties only supported",
-        "'minProperties' and 'maxProperties' are not supported beside optional properties",
-    ),
+    (r"oneOf constraints are not supported", "'oneOf' with cases that may overlap is not supported"),
+    (r"min/maxProperties only supported", "'minProperties' and 'maxProperties' allow no optional properties"),
     (r"patternProperty regexes (/.*/ and /.*/) are not disjoint", "'patternProperties' may not overlap, but {0} do"),
     (r"patternProperty regexes (/.*/ and /.*/)", "'patternProperties' {0} may overlap, which is not supported"),
     (
         r"circular references with sibling keys .*: (.*)",
-        "'$ref' to {0} is circular beside other keywords, which is not supported",
+        "a circular '$ref' may have no keywords beside it: {0}",
     ),
     (r"Resource '(.*)' is not present", "'$ref' to another document is not supported: {0}"),
     (r"(?:Pointer|Anchor) '(.*)' does not exist", "'$ref' leads nowhere: {0}"),
