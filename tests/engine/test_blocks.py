@@ -105,8 +105,8 @@ class Pool(RuleBasedStateMachine):
         assert self.pool.num_used == len(self.used)
         assert self.pool.num_idle == len(self.kept - set(self.used))
         for block_id, users in self.users.items():
-            assert self.pool.num_users(block_id) == users
-            assert self.pool.is_kept(block_id) == (block_id in self.kept)
+            assert self.pool.num_users[block_id] == users
+            assert self.pool.is_kept[block_id] == (block_id in self.kept)
 
 
 TestPool = Pool.TestCase

@@ -196,7 +196,7 @@ class Tree(RuleBasedStateMachine):
     @rule(values=sequences)
     def forget(self, values: list[int]) -> None:
         path = (tuple(values[: len(values) - end]) for end in range(len(values) - BLOCK, -1, -BLOCK))
-        idle = (prefix for prefix in path if prefix in self.known and self.life.pool.num_users(self.known[prefix]) == 0)
+        idle = (prefix for prefix in path if prefix in self.known and self.life.pool.num_users[self.known[prefix]] == 0)
         if top := next(idle, None):
             self.known = {prefix: i for prefix, i in self.known.items() if prefix[: len(top)] != top}
         self.life.tree.forget(tokens(*values))
@@ -223,7 +223,7 @@ class Tree(RuleBasedStateMachine):
     def forget_evicted(self) -> None:
         """What went has nobody below it and nobody using it."""
         in_use = {block_id for block_ids in self.used for block_id in block_ids}
-        gone = {prefix for prefix, block_id in self.known.items() if not self.life.pool.is_kept(block_id)}
+        gone = {prefix for prefix, block_id in self.known.items() if not self.life.pool.is_kept[block_id]}
         assert in_use.isdisjoint(self.known[prefix] for prefix in gone)
         for prefix in gone:
             del self.known[prefix]

@@ -47,7 +47,7 @@ class TwoMemories:
 
     def offload(self, block_ids: list[int], host_ids: list[int]) -> None:
         for block_id, host_id in zip(block_ids, host_ids, strict=True):
-            assert self.pool.num_users(block_id) == self.tree.host_pool.num_users(host_id) - 1 == 0
+            assert self.pool.num_users[block_id] == self.tree.host_pool.num_users[host_id] - 1 == 0
             self.host[host_id] = self.device[block_id]
 
     def remember(self, *values: int, session: str = "") -> bool:
@@ -80,7 +80,7 @@ class TwoMemories:
     def begin(self, *values: int) -> "Copying | None":
         """A copy under way; None if there is nothing to copy, no room for it, or another copies it already."""
         known, host_ids = self.tree.peek(tokens(*values)), self.tree.peek(tokens(*values), is_hosted=True)
-        if not host_ids or self.tree.host_pool.num_users(host_ids[0]):
+        if not host_ids or self.tree.host_pool.num_users[host_ids[0]]:
             return None
         self.pool.use(known)
         self.tree.host_pool.use(host_ids)
@@ -117,7 +117,7 @@ class TwoMemories:
         self.tree.check()
         for copy in self.copies:
             for block_id, host_id in zip(copy.new, copy.host_ids, strict=True):
-                assert (self.pool.num_users(block_id), self.tree.host_pool.num_users(host_id)) == (1, 1)
+                assert (self.pool.num_users[block_id], self.tree.host_pool.num_users[host_id]) == (1, 1)
         for event in map(self.wording.render, self.changes):
             if event:
                 self.reader.read(event)
@@ -132,7 +132,7 @@ def test_what_leaves_the_device_goes_to_host_memory_from_its_end() -> None:
     assert both.where(1, 2, 3, 4) == "dddh"
     assert both.tree.evict(2) == 2
     assert both.where(1, 2, 3, 4) == "dhhh"
-    assert len([*both.tree._nodes()]) == 2, "what follows one upon the other is one edge"
+    assert len([*both.tree.nodes()]) == 2, "what follows one upon the other is one edge"
     both.check()
     assert both.tree.evict(1) == 1
     assert both.where(1, 2, 3, 4) == "hhhh"
@@ -221,7 +221,7 @@ def test_what_was_used_since_is_not_one_edge_with_what_was_not() -> None:
     both.tree.match(tokens(1, 2))
     both.tree.evict(1)
     assert both.where(1, 2, 3) == "dhh"
-    assert len([*both.tree._nodes()]) == 3
+    assert len([*both.tree.nodes()]) == 3
 
 
 def test_holds_travel_along_and_keep_what_comes_before_them() -> None:

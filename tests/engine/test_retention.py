@@ -32,7 +32,7 @@ class Shelf:
 
     def has(self, family: int) -> bool:
         """Without marking it as used."""
-        return any(node.key.startswith(prefix(family, 1).tobytes()) for node in self.tree._nodes())
+        return any(node.key.startswith(prefix(family, 1).tobytes()) for node in self.tree.nodes())
 
     def order(self, *families: int) -> list[int]:
         """The families in the order in which they are given up."""
@@ -129,10 +129,10 @@ def test_holds_that_were_renewed_expire_by_their_last_word() -> None:
         shelf.hold(2, HoldKind.TOOL_GAP, until=i + 0.5)
     shelf.retention.now = 798.0
     shelf.tree.evict(0)
-    assert [node.hold is None for node in shelf.tree._nodes()] == [False, True]
+    assert [node.hold is None for node in shelf.tree.nodes()] == [False, True]
     shelf.retention.now = 799.0
     shelf.tree.evict(0)
-    assert [node.hold is None for node in shelf.tree._nodes()] == [True, True]
+    assert [node.hold is None for node in shelf.tree.nodes()] == [True, True]
     assert not shelf.tree._holds.expiring
     shelf.tree.check()
 

@@ -35,7 +35,7 @@ def agency() -> Iterator[Serving]:
 def find_holds(serving: Serving) -> dict[str, Hold]:
     """Every hold in the tree, by the text it holds."""
     found = {}
-    for node in list(serving.engine._core.scheduler.tree._nodes()):
+    for node in list(serving.engine._core.scheduler.tree.nodes()):
         hold, key, above = node.hold, node.key, node.parent
         while above:
             key, above = above.key + key, above.parent

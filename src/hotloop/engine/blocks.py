@@ -18,8 +18,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_idle = 0
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._num_users = [0] * num_blocks
-        self._is_kept = [False] * num_blocks
+        self.num_users = [0] * num_blocks
+        self.is_kept = [False] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -31,7 +31,7 @@ class BlockPool:
 
     @property
     def num_kept(self) -> int:
-        return sum(self._is_kept)
+        return sum(self.is_kept)
 
     def allocate(self, count: int) -> list[int] | None:
         """That many blocks, with one user each; None if there are not enough."""
@@ -42,25 +42,25 @@ class BlockPool:
         block_ids = self._free[-count:]
         del self._free[-count:]
         for block_id in block_ids:
-            self._num_users[block_id] = 1
+            self.num_users[block_id] = 1
         return block_ids
 
     def use(self, block_ids: Iterable[int]) -> None:
         """One more user for blocks that are kept or used already."""
-        users = self._num_users
+        users = self.num_users
         for block_id in block_ids:
             if users[block_id] == 0:
-                assert self._is_kept[block_id], "a free block cannot be shared"
+                assert self.is_kept[block_id], "a free block cannot be shared"
                 self.num_idle -= 1
             users[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        users = self._num_users
+        users = self.num_users
         for block_id in block_ids:
             assert users[block_id] > 0, "a block without users cannot be released"
             users[block_id] -= 1
             if users[block_id] == 0:
-                if self._is_kept[block_id]:
+                if self.is_kept[block_id]:
                     self.num_idle += 1
                 else:
                     self._free.append(block_id)
@@ -68,31 +68,25 @@ class BlockPool:
     def keep(self, block_ids: Iterable[int]) -> None:
         """Keep blocks beyond their users."""
         for block_id in block_ids:
-            assert self._num_users[block_id] > 0 and not self._is_kept[block_id], "only a used block, and only once"
-            self._is_kept[block_id] = True
+            assert self.num_users[block_id] > 0 and not self.is_kept[block_id], "only a used block, and only once"
+            self.is_kept[block_id] = True
 
     def drop(self, block_ids: Iterable[int]) -> None:
         """Keep blocks no longer; those without users are free at once."""
         for block_id in block_ids:
-            assert self._is_kept[block_id]
-            self._is_kept[block_id] = False
-            if self._num_users[block_id] == 0:
+            assert self.is_kept[block_id]
+            self.is_kept[block_id] = False
+            if self.num_users[block_id] == 0:
                 self.num_idle -= 1
                 self._free.append(block_id)
 
-    def num_users(self, block_id: int) -> int:
-        return self._num_users[block_id]
-
-    def is_kept(self, block_id: int) -> bool:
-        return self._is_kept[block_id]
-
     def check(self, users: Mapping[int, int] | None = None) -> None:
         """All that is counted agrees; and with how many users each block has, if that is known."""
-        assert users is None or all(users[block_id] == num for block_id, num in enumerate(self._num_users))
+        assert users is None or all(users[block_id] == num for block_id, num in enumerate(self.num_users))
         is_free = set(self._free)
         assert len(self._free) == len(is_free), "a block is free twice"
         num_idle = 0
-        for block_id, (num, kept) in enumerate(zip(self._num_users, self._is_kept, strict=True)):
+        for block_id, (num, kept) in enumerate(zip(self.num_users, self.is_kept, strict=True)):
             assert num >= 0
             assert (num == 0 and not kept) == (block_id in is_free), f"block {block_id}: {num} users, kept {kept}"
             num_idle += num == 0 and kept

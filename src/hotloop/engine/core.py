@@ -270,7 +270,7 @@ class EngineCore:
         if token_id in params.stop_token_ids and num_output > params.min_tokens:
             return FinishReason.STOP, token_id
         if token_id in self._tokenizer.eos_ids and (not params.ignore_eos or request.grammar):
-            guide = self._decoder.guide(request)
+            guide = self._decoder.guides.get(request.id)
             return FinishReason.LENGTH if guide and guide.is_cut else FinishReason.STOP, None
         if num_output >= request.max_tokens:
             return FinishReason.LENGTH, None
@@ -286,7 +286,7 @@ class EngineCore:
         self.usage = Usage.total(self.usage, event.usage)
         if self.disk:
             self.disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
-        self._decoder.close(request)
+        self._decoder.guides.pop(request.id, None)
         if self._drafter:
             self._drafter.learn(request)
         self._events.append((self._listeners.pop(request.id), event))

@@ -47,26 +47,20 @@ class Decoder:
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force
-        self._guides: dict[str, Guide] = {}
-
-    def guide(self, request: Request) -> Guide | None:
-        return self._guides.get(request.id)
+        self.guides: dict[str, Guide] = {}
 
     def open(self, request: Request, matcher: Matcher) -> list[Sampled]:
         """Let a request follow a grammar. What is forced before the first step is appended, but for the last of it."""
-        guide = self._guides[request.id] = Guide(matcher)
+        guide = self.guides[request.id] = Guide(matcher)
         self._foresee(guide, request.max_tokens)
         if not self._forces(request):
             return []
         num_forced = max(0, min(len(guide.forced), request.max_tokens) - 1)
         return [self._append(request, guide.forced.popleft()) for _ in range(num_forced)]
 
-    def close(self, request: Request) -> None:
-        self._guides.pop(request.id, None)
-
     def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
         """Which tokens grammars allow after the rows of level slices, but where a token is forced already."""
-        guides = ((part, self._guides.get(part.request.id)) for part in parts if part.wants_token)
+        guides = ((part, self.guides.get(part.request.id)) for part in parts if part.wants_token)
         guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.forced]
         for (part, matcher), mask in zip(guided, masks_of([matcher for _, matcher in guided]), strict=True):
             yield part.first_row, mask
@@ -77,7 +71,7 @@ class Decoder:
 
     def decode(self, part: Slice, chosen: Chosen, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
-        request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
+        request, draft, guide = part.request, part.draft_ids, self.guides.get(part.request.id)
         num_known = request.num_tokens
         tokens: list[Sampled] = []
         while len(tokens) <= len(draft):

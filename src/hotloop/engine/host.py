@@ -73,7 +73,7 @@ class HostTier:
         if not host_ids:
             return False
         num_bytes = sum(load.copy.num_bytes for load in self._loads)
-        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host_pool.num_users(host_ids[0]) > 0
+        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host_pool.num_users[host_ids[0]] > 0
 
     def fetch(self, request: Request) -> bool:
         """Bring back what a request has here, if that is quicker than to compute it, and there is room."""
@@ -123,7 +123,7 @@ class HostTier:
         pool.check()
         users = [host_id for load in self._loads for host_id in load.host_ids]
         assert len(users) == len(set(users)) == pool.num_used
-        assert all(pool.num_users(host_id) == 1 for host_id in users)
+        assert all(pool.num_users[host_id] == 1 for host_id in users)
         assert self._scheduler.copying == [load.known + load.block_ids for load in self._loads]
         assert all(load.request.is_loading for load in self._loads)
 

@@ -137,7 +137,7 @@ class RadixTree:
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
         """Give up whatever builds on the first block along these tokens that no request uses: all of it is idle."""
         for node in self._walk(token_ids.tobytes(), salt):
-            num_used = len(node.block_ids) - self._num_idle(node)
+            num_used = len(node.block_ids) - self.num_idle(node)
             if num_used < len(node.block_ids):
                 if num_used:
                     split(node, num_used, self._block_bytes)
@@ -178,10 +178,10 @@ class RadixTree:
                 yield KeptBlocks(node.parent.last_name, node.key, node.names)
 
     def check(self) -> None:
-        nodes = [*self._nodes()]
+        nodes = [*self.nodes()]
         for node in nodes:
             check_node(node, self._block_bytes)
-            assert all(map(self._pool_of(node).is_kept, node.block_ids))
+            assert all(self._pool_of(node).is_kept[block_id] for block_id in node.block_ids)
             self._check_users(node)
         names = [name for node in nodes for name in node.names]
         assert len(names) == len(set(names)), "a block is in the tree twice"
@@ -220,17 +220,17 @@ class RadixTree:
     def _check_users(self, node: TreeNode) -> None:
         """Who uses a block uses all before it in the same memory."""
         above = node.parent.block_ids[-1:] if node.parent and node.parent.is_hosted == node.is_hosted else []
-        is_used = [self._pool_of(node).num_users(block_id) > 0 for block_id in above + node.block_ids]
+        is_used = [self._pool_of(node).num_users[block_id] > 0 for block_id in above + node.block_ids]
         assert is_used == sorted(is_used, reverse=True), "an idle block comes before one that is in use"
 
-    def _num_idle(self, node: TreeNode) -> int:
+    def num_idle(self, node: TreeNode) -> int:
         """Who uses a block uses all before it, so the idle ones are the last. None are idle before what is being copied
         from host memory, though it may be others who have brought those back since the copy began.
         """
-        if any(self._pool_of(child).num_users(child.block_ids[0]) for child in node.children.values()):
+        if any(self._pool_of(child).num_users[child.block_ids[0]] for child in node.children.values()):
             return 0
         num_users = self._pool_of(node).num_users
-        return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users(block_id))
+        return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users[block_id])
 
     def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
         """New blocks after `parent`, whose own edge grows if it is a leaf of the same session without a hold."""
@@ -259,7 +259,7 @@ class RadixTree:
         [ ............ | moved to host memory | given up ]
                        ^ keep
         """
-        num_freed = min(num_wanted, self._num_idle(leaf))
+        num_freed = min(num_wanted, self.num_idle(leaf))
         keep = len(leaf.block_ids) - num_freed
         num_moved = self._make_room(num_freed, leaf.queued, beneficiary) if num_freed and leaf.queued else 0
         self._trim(leaf, keep + num_moved, beneficiary)
@@ -274,7 +274,7 @@ class RadixTree:
             return 0
         in_use: list[TreeNode] = []
         while pool.num_free < num_wanted and (leaf := self._host_leaves.pop(most)):
-            num_given_up = min(num_wanted - pool.num_free, self._num_idle(leaf))
+            num_given_up = min(num_wanted - pool.num_free, self.num_idle(leaf))
             if num_given_up < len(leaf.block_ids):
                 in_use.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)
@@ -381,7 +381,7 @@ class RadixTree:
         depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
         return self.retention.rank(node.hold, node.used_at, node.last_used, depth)
 
-    def _nodes(self) -> Iterator[TreeNode]:
+    def nodes(self) -> Iterator[TreeNode]:
         for root in self._roots.values():
             for child in root.children.values():
                 yield from subtree(child)

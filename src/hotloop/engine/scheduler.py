@@ -321,7 +321,7 @@ class Scheduler:
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
         if len(others) == len(self.running):
-            return self.pool.num_used + sum(self.pool.num_users(block_id) == 0 for block_id in known)
+            return self.pool.num_used + sum(self.pool.num_users[block_id] == 0 for block_id in known)
         return len(set(known).union(*self.copying, *(other.block_ids for other in others)))
 
     def _num_blocks_for(self, num_tokens: int) -> int:

@@ -6,22 +6,18 @@ is recomputed or taken back after it was counted is made up for first.
 
 import threading
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
 
 from hotloop.core.request import FinishReason, Priority, Request, Usage
-from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.host import HostStats
 from hotloop.engine.lines import PREFIX
-from hotloop.engine.node import TreeNode
-from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
@@ -128,41 +124,17 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
 
 def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
     """Whose the blocks are that are not free: by the tree; what is not in it yet is of the request that writes it."""
-    tree, num_own = scheduler.tree, {each.id: _num_own(each, scheduler.pool) for each in scheduler.running.values()}
-    prefixes = [
-        (each.token_ids[: (len(each.block_ids) - num_own[each.id]) * scheduler.block_size], each.salt)
-        for each in scheduler.running.values()
-    ]
-    used = _by_name(_num_along(tree, prefixes))
-    kept = _by_name(tree.num_owned) - used
+    used, kept = Counter[str | None](), Counter[str | None]()
+    for node in scheduler.tree.nodes():
+        if not node.is_hosted:
+            has_name = not (node.session and node.session.startswith(PREFIX))
+            session, num_idle = node.session if has_name else "", scheduler.tree.num_idle(node)
+            used[session] += len(node.block_ids) - num_idle
+            kept[session] += num_idle
     for request in scheduler.running.values():
-        used[request.session_id] += num_own[request.id]
+        own = takewhile(lambda block_id: not scheduler.pool.is_kept[block_id], reversed(request.block_ids))
+        used[request.session_id] += sum(1 for _ in own)
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
-
-
-def _num_along(tree: RadixTree, prefixes: Iterable[tuple["array[int]", str]]) -> Counter[str | None]:
-    """How many blocks these prefixes, each with its salt, have on the device together, by whose they are."""
-    reached: dict[TreeNode, int] = {}
-    for token_ids, salt in prefixes:
-        for node, num_blocks in tree.trace(token_ids, salt):
-            reached[node] = 0 if node.is_hosted else max(reached.get(node, 0), num_blocks)
-    found = Counter[str | None]()
-    for node, num_blocks in reached.items():
-        found[node.session] += num_blocks
-    return found
-
-
-def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
-    """Sessions that have no name are one."""
-    named = Counter[str | None]()
-    for session, num_blocks in blocks.items():
-        named["" if session and session.startswith(PREFIX) else session] += num_blocks
-    return named
-
-
-def _num_own(request: Request, pool: BlockPool) -> int:
-    """Blocks at its end that the tree does not keep, or not yet."""
-    return sum(1 for _ in takewhile(lambda block_id: not pool.is_kept(block_id), reversed(request.block_ids)))
 
 
 def _so_far(request: Request) -> Usage:

@@ -193,7 +193,7 @@ class Speculator:
 
     def _open(self, part: Slice) -> Draft | None:
         request = part.request
-        guide = self._decoder.guide(request)
+        guide = self._decoder.guides.get(request.id)
         max_tokens = request.max_tokens - request.num_output - 1
         if not request.sampling.shortcuts or max_tokens <= 0 or (guide and guide.forced):
             return None
