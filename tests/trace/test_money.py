@@ -1,5 +1,6 @@
 import pytest
 
+from hotloop.cli.tracing import load_prices
 from hotloop.core.errors import ConfigError
 from hotloop.core.prices import Prices
 from hotloop.trace.money import LISTED, PriceTable
@@ -31,7 +32,7 @@ def test_a_listed_pattern_is_never_hidden_by_a_shorter_one_before_it():
 def test_prices_come_from_a_file(tmp_path):
     path = tmp_path / "prices.toml"
     path.write_text('["my-*"]\nprompt = 1\noutput = 2.5\n')
-    assert PriceTable.read(path).find("my-model") == Prices(prompt=1.0, output=2.5)
+    assert load_prices(path).find("my-model") == Prices(prompt=1.0, output=2.5)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_a_file_that_is_wrong_is_one_line(tmp_path, text, wrong):
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wrong):
-        PriceTable.read(path)
+        load_prices(path)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        PriceTable.read(tmp_path / "none.toml")
+        load_prices(tmp_path / "none.toml")

@@ -53,7 +53,7 @@ def load_prices(file: Path | None) -> "PriceTable":
     from hotloop.trace.money import PriceTable
 
     if file:
-        return PriceTable.read(file)
+        return PriceTable.parse(read_toml(file), str(file))
     settings = Path.cwd() / CONFIG_FILE
     return PriceTable.parse(read_toml(settings).get("prices", {}) if settings.exists() else {}, str(settings))
 

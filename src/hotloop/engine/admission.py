@@ -40,15 +40,11 @@ class Session:
     rank: int = 0
     size: int = 0
     """Its longest prompt and answer since it is seated, in tokens, without those that others have as well."""
-    num_turns: int = 0
-    """Requests that were let in since it is seated."""
+    num_turns: int = 0  # requests that were let in since it is seated
     seated_at: float | None = None
-    open_ids: set[str] = field(default_factory=set)
-    """Its requests that wait or run."""
-    left_at: float | None = None
-    """When its last answer ended, if it has not come back."""
-    until: float = 0.0
-    """When it is over, if it is not back by then."""
+    open_ids: set[str] = field(default_factory=set)  # its requests that wait or run
+    left_at: float | None = None  # when its last answer ended, if it has not come back
+    until: float = 0.0  # when it is over, if it is not back by then
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_OWN))
     tails: "deque[tuple[array[int], str]]" = field(default_factory=lambda: deque(maxlen=2))
     """The tokens of its last answers, each with its salt, to be let go with its seat."""
@@ -63,15 +59,11 @@ class Admission:
 
     def __init__(self, num_tokens: int, block_size: int, *, is_on: bool = True) -> None:
         self.now = 0.0
-        self.is_on = is_on
-        """If not, no session waits for a seat."""
-        self.num_tokens = num_tokens
-        """Room in all tiers of the cache."""
-        self.growth = 0.0
-        """By how many tokens a session grows from one request to the next, lately."""
+        self.is_on = is_on  # if not, no session waits for a seat
+        self.num_tokens = num_tokens  # room in all tiers of the cache
+        self.growth = 0.0  # by how many tokens a session grows from one request to the next, lately
         self.seated: dict[str, Session] = {}
-        self.num_swapped = 0
-        """Sessions that had to give up their seats."""
+        self.num_swapped = 0  # sessions that had to give up their seats
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._lines = Lines(block_size)
         self._recent = {is_named: deque[float](maxlen=_MAX_RECENT) for is_named in (False, True)}

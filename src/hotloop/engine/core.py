@@ -299,12 +299,8 @@ class EngineCore:
                 listener.on_event(event)
             except Exception:
                 if event.finish_reason is None:
-                    listener.on_event = _discard
+                    listener.on_event = lambda event: None
                     self.abort(event.request_id)
-
-
-def _discard(event: TokenEvent) -> None:
-    """Drop the events of a request whose caller has disconnected."""
 
 
 def _event(

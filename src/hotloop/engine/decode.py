@@ -42,8 +42,6 @@ class Guide:
 
 
 class Decoder:
-    """Holds the guides of the requests that have a grammar."""
-
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force
@@ -155,7 +153,6 @@ class Decoder:
         return num_left - len(ending) - num_reserved if ending else num_left
 
     def _advance(self, guide: Guide, token_id: int, num_left: int) -> None:
-        """Take a token and what is forced after it."""
         guide.matcher.advance(token_id)
         self._foresee(guide, num_left - 1)
 

@@ -142,11 +142,11 @@ class KvPublisher:
                 self._replay(self._router.recv_multipart())
             with suppress(Empty):
                 changes = self._waiting.get(timeout=_POLL_S)
-                self._publish([event for event in map(self._encoder.render, changes) if event])
+                self._publish(changes)
         self._context.destroy(linger=0)
 
-    def _publish(self, events: list[list[Any]]) -> None:
-        if events:
+    def _publish(self, changes: list[Change]) -> None:
+        if events := [event for event in map(self._encoder.render, changes) if event]:
             batch = msgspec.msgpack.encode([time.time(), events, 0])
             self._pub.send_multipart([_TOPIC, self._number.to_bytes(8, "big"), batch])
             self._batches.append((self._number, batch))

@@ -283,7 +283,6 @@ class Scheduler:
         return True
 
     def _admit(self, plan: StepPlan, request: Request) -> bool:
-        """Let one who waits run, if there is room."""
         if plan.is_closed or request.num_pending or (not request.is_awaited and plan.num_put_off == MAX_PUT_OFF):
             return False
         if self.host and self.host.is_coming(request):

@@ -16,8 +16,6 @@ RETRY_S = 0.1  # until it is seen again whether there is a seat
 
 
 class Seating:
-    """Told of every request that comes, is let in and ends."""
-
     def __init__(self, tree: RadixTree, admission: Admission, block_size: int) -> None:
         self.tree = tree
         self.admission = admission

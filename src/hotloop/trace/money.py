@@ -6,11 +6,9 @@ contract, so prices of one's own go before it. A model without a price, such as 
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from hotloop.core.errors import ConfigError
-from hotloop.core.files import read_toml
 from hotloop.core.prices import Prices
 
 _FIELDS = ("prompt", "cached", "output")
@@ -41,15 +39,8 @@ class PriceTable:
         self._prices = {**(own or {}), **{name: price for name, price in LISTED.items() if name not in (own or {})}}
 
     @classmethod
-    def read(cls, path: Path) -> "PriceTable":
-        """From a TOML file of tables: `["my-model*"]`, `prompt = 1.0`, `cached = 0.1`, `output = 4.0`. Raises
-        ConfigError.
-        """
-        return cls.parse(read_toml(path), str(path))
-
-    @classmethod
     def parse(cls, tables: Any, place: str) -> "PriceTable":
-        """From such tables, wherever they stand. Raises ConfigError that names the place."""
+        """From tables by pattern: `["my-model*"]`, `prompt = 1.0`, `output = 4.0`. Raises ConfigError."""
         if not isinstance(tables, dict):
             raise ConfigError(f"{place}: prices must be tables of {', '.join(_FIELDS)}, by the names of models")
         return cls({name: _parse_prices(place, name, table) for name, table in tables.items()})

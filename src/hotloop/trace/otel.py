@@ -142,14 +142,10 @@ def _attributes(span: Span) -> dict[str, Value]:
         told["gen_ai.response.finish_reasons"] = [str(span.attributes[names.FINISH_REASON])]
     if span.name == names.REQUEST:
         told["gen_ai.provider.name"] = "hotloop"
-        told["gen_ai.usage.cache_write.input_tokens"] = _num_written(span)
+        request = SpanNode(span)  # all that is computed of a prompt is kept
+        num_written = request.count(names.NUM_PROMPT) - request.count(names.NUM_CACHED)
+        told["gen_ai.usage.cache_write.input_tokens"] = max(num_written, 0)
     return told
-
-
-def _num_written(span: Span) -> int:
-    """All that is computed of a prompt is kept."""
-    request = SpanNode(span)
-    return max(request.count(names.NUM_PROMPT) - request.count(names.NUM_CACHED), 0)
 
 
 def _plain(value: Any) -> Value:

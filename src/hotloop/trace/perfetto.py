@@ -16,21 +16,13 @@ from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.trace.tree import as_of_now
 
-_GROUPS = {
-    names.RUN: "run",
-    names.TURN: "run",
-    names.CHAT: "run",
-    names.TOOL: "tools",
-    names.FORESEEN: "foreseen",
-}
+_GROUPS = {names.RUN: "run", names.TURN: "run", names.CHAT: "run", names.TOOL: "tools", names.FORESEEN: "foreseen"}
 _OTHER_GROUP = "requests"
 _DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)  # what tells spans of a name apart
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Where spans are drawn."""
-
     pid: int
     tid: int
     group: str = ""
@@ -50,7 +42,6 @@ class _Lane:
 
 
 def render_perfetto(spans: Iterable[Span]) -> dict[str, Any]:
-    """The spans of one trace as one JSON document."""
     ordered = sorted(as_of_now(spans), key=lambda span: (span.start_ns, -span.end_ns))
     zero_ns = ordered[0].start_ns if ordered else 0
     services = dict.fromkeys(span.service for span in ordered)

@@ -40,19 +40,16 @@ _AS_STORED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a store may hold."""
-
     max_bytes: int = 256 << 20
     max_age_days: float = 30.0
 
 
 class StoreTracer:
-    """Writes spans to a store in the background."""
+    """Writes spans to a store in the background. Raises ConfigError where there can be none."""
 
     is_on = True
 
     def __init__(self, path: Path | str, *, bounds: Bounds | None = None, content: Content | None = None) -> None:
-        """Raises ConfigError where there can be no store."""
         self.path = Path(path)
         self._num_dropped = 0
         self._num_failed = 0
@@ -206,10 +203,9 @@ class RunSummary:
 
 
 class TraceStore:
-    """Reads a store, while others may be writing it. May be used from any thread."""
+    """Reads a store, while others may be writing it, from any thread. Raises ConfigError where there is none."""
 
     def __init__(self, path: Path | str, *, prices: PriceTable | None = None) -> None:
-        """Raises ConfigError where there is none."""
         self.path = Path(path)
         self._prices = prices or PriceTable()
         self._connection = open_to_read(self.path)

@@ -17,7 +17,7 @@ from msgspec.structs import astuple, replace
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
 from hotloop.trace.span import Span
-from hotloop.trace.tree import is_open
+from hotloop.trace.tree import SpanNode, is_open
 
 VERSION = 2
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
@@ -70,7 +70,6 @@ ON CONFLICT (trace_id) DO UPDATE SET start_ns = min(start_ns, excluded.start_ns)
 money = money + excluded.money, {", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)}
 """
 
-_MAX_NUMBER = 2**53
 _UNSAYABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
@@ -201,7 +200,6 @@ def _text(text: str) -> str:
 
 
 def as_span(row: Iterable[Any]) -> Span:
-    """From a row of `SPAN_COLUMNS`."""
     values = dict(zip(Span.__struct_fields__, row, strict=True))
     return Span(**values | {"attributes": _decoder.decode(values["attributes"])})
 
@@ -232,31 +230,25 @@ def _is_root_run(span: Span) -> bool:
 
 
 def _count(run: dict[str, Any], span: Span, times: int) -> None:
-    told = span.attributes
+    node = SpanNode(span)
     run["num_spans"] += times
     run["num_errors"] += times * bool(span.error)
     run["num_turns"] += times * (span.name == names.TURN)
     if _is_root_run(span):
         run["num_open"] += times * is_open(span)
-        run["money"] += times * _number(told, names.MONEY)
+        run["money"] += times * node.amount(names.MONEY)
     floor = _FLOORS.get(span.name)
-    if not floor or told.get(names.IS_READING):
+    if not floor or span.attributes.get(names.IS_READING):
         return
     run[f"{floor}_calls"] += times
     if span.error:  # what was prefilled and decoded for an answer that was not delivered
         return
     for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
-        run[f"{floor}_{what}"] += times * int(_number(told, name))
+        run[f"{floor}_{what}"] += times * node.count(name)
     if span.name == names.REQUEST:
-        run["num_again"] += times * int(_number(told, names.NUM_AGAIN))
+        run["num_again"] += times * node.count(names.NUM_AGAIN)
 
 
 def _word(told: Mapping[str, Any], name: str) -> str:
     value = told.get(name)
     return _text(value) if isinstance(value, str) else ""
-
-
-def _number(told: Mapping[str, Any], name: str) -> float:
-    """Whatever else stands there, as in a hand-made file, is ignored."""
-    value = told.get(name)
-    return value if isinstance(value, int | float) and 0 <= value < _MAX_NUMBER else 0

@@ -24,12 +24,10 @@ class Tracer(Protocol):
     @property
     def is_on(self) -> bool:
         """Whether spans are recorded; if not, spans need not be made."""
-        ...
 
     @property
     def keeps_content(self) -> bool:
         """Whether what was said is to be recorded (`names.CONTENT`), not only how much of it and how long it took."""
-        ...
 
     @property
     def losses(self) -> "Losses": ...
@@ -38,7 +36,6 @@ class Tracer(Protocol):
 
     def close(self) -> None:
         """Take note of what was recorded so far, and take no more."""
-        ...
 
 
 class TeeTracer:
@@ -46,14 +43,8 @@ class TeeTracer:
 
     def __init__(self, *tracers: Tracer) -> None:
         self.tracers = tracers
-
-    @property
-    def is_on(self) -> bool:
-        return any(each.is_on for each in self.tracers)
-
-    @property
-    def keeps_content(self) -> bool:
-        return any(each.keeps_content for each in self.tracers)
+        self.is_on = any(each.is_on for each in tracers)
+        self.keeps_content = any(each.keeps_content for each in tracers)
 
     @property
     def losses(self) -> Losses:
@@ -75,14 +66,12 @@ class NullTracer(TeeTracer):
         super().__init__()
 
 
-class ListTracer:
+class ListTracer(TeeTracer):
     """Keeps spans in a list, for tests and for programs that look at their own runs; one that is told again, once."""
 
-    is_on = True
-    losses = Losses()
-
     def __init__(self, *, keeps_content: bool = False) -> None:
-        self.keeps_content = keeps_content
+        super().__init__()
+        self.is_on, self.keeps_content = True, keeps_content
         self.spans: list[Span] = []
         self._seen: set[tuple[str, str]] = set()
 
@@ -92,6 +81,3 @@ class ListTracer:
             self.spans[:] = [each for each in self.spans if (each.trace_id, each.span_id) != key]
         self._seen.add(key)
         self.spans.append(span)
-
-    def close(self) -> None:
-        pass

@@ -87,3 +87,17 @@ def make_store(folder: Folder | Path, backend: NullBackend, **changes: Any) -> K
         "segment_tokens": SEGMENT_TOKENS,
     }
     return KvStore(folder if isinstance(folder, Folder) else Folder(folder), **{**settings, **changes})
+
+
+def spoil(folder: Path, rng: random.Random) -> None:
+    """Delete or cut short a few of its files."""
+    paths = sorted(folder.glob("*.kv"))
+    for path in rng.sample(paths, min(2, len(paths))):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # it was trimmed
+            continue
+        if rng.random() < 0.5:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content[: len(content) // 2])

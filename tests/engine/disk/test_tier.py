@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.engine.disk.fakes import SEGMENT_TOKENS, FullFolder, GatedFolder, make_store
+from tests.engine.disk.fakes import SEGMENT_TOKENS, FullFolder, GatedFolder, make_store, spoil
 from tests.engine.tiny import (
     BLOCK_SIZE,
     TOKENIZER,
@@ -384,23 +384,10 @@ def test_under_pressure_the_same_is_said_as_without(tmp_path: Path, seed: int) -
                 chosen = rng.choices(range(len(prompts)), k=6)
                 outputs = run_together(engine, [prompts[i] for i in chosen], greedy(12))
                 assert outputs == [expected[i] for i in chosen]
-                _spoil(tmp_path, rng)
+                spoil(tmp_path, rng)
             until_idle(engine)
             stats = engine.stats()
             assert stats.num_blocks_used == 0
             num_restored += stats.usage.num_restored
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40 * 160
     assert num_restored > 0
-
-
-def _spoil(folder: Path, rng: random.Random) -> None:
-    paths = sorted(folder.glob("*.kv"))
-    for path in rng.sample(paths, min(2, len(paths))):
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:  # it was trimmed
-            continue
-        if rng.random() < 0.5:
-            path.unlink(missing_ok=True)
-        else:
-            path.write_bytes(content[: len(content) // 2])

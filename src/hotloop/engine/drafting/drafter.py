@@ -32,15 +32,12 @@ class Drafter(Protocol):
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess a want, at most `max_tokens` long; empty where there is none."""
-        ...
 
     def learn(self, request: Request) -> None:
         """A request has ended: remember what it read and wrote, and let go of what was kept for it."""
-        ...
 
     def close(self) -> None:
         """Give the memory back."""
-        ...
 
 
 class EitherDrafter:

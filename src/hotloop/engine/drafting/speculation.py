@@ -135,8 +135,6 @@ class Draft:
 
 
 class Speculator:
-    """Adds drafts to a step, and learns from what became of them."""
-
     def __init__(self, drafter: Drafter, decoder: Decoder, *, max_draft_tokens: int) -> None:
         self._drafter = drafter
         self._decoder = decoder
@@ -164,7 +162,6 @@ class Speculator:
             part.request.has_guess = bool(part.draft_ids)
 
     def learn(self, step: Step, duration_s: float) -> None:
-        """What the step took, and which guesses were right."""
         self._pace.observe(step.num_tokens, duration_s)
         self._odds.relax()
         for part in step.slices:

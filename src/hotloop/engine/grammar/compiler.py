@@ -96,10 +96,7 @@ _REASONS = (
     (r"min/maxProperties only supported", "'minProperties' and 'maxProperties' allow no optional properties"),
     (r"patternProperty regexes (/.*/ and /.*/) are not disjoint", "'patternProperties' may not overlap, but {0} do"),
     (r"patternProperty regexes (/.*/ and /.*/)", "'patternProperties' {0} may overlap, which is not supported"),
-    (
-        r"circular references with sibling keys .*: (.*)",
-        "a circular '$ref' may have no keywords beside it: {0}",
-    ),
+    (r"circular references with sibling keys .*: (.*)", "a circular '$ref' may have no keywords beside it: {0}"),
     (r"Resource '(.*)' is not present", "'$ref' to another document is not supported: {0}"),
     (r"(?:Pointer|Anchor) '(.*)' does not exist", "'$ref' leads nowhere: {0}"),
     (r"rollback not supported", "'max_tokens' and 'stop' in a grammar are not supported"),

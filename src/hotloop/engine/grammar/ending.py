@@ -37,8 +37,6 @@ class Walker(Protocol):
 
 
 class Endings:
-    """Looks for endings in one vocabulary."""
-
     def __init__(self, spell: Callable[[str], list[int]], eos_ids: frozenset[int]) -> None:
         def words(texts: Iterable[str]) -> list[Word]:
             spelt = [tuple(spell(text)) for text in dict.fromkeys(texts)]
@@ -78,7 +76,6 @@ class Endings:
         return None
 
     def _choose(self, walker: Walker, tried: "Counter[Word]", *, may_close: bool) -> Word | None:
-        """The word that is likeliest to lead out of here."""
         mask = walker.mask().tobytes()
         is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
         closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]

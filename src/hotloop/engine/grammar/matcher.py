@@ -184,19 +184,16 @@ class Grammars:
         self._lock = threading.Lock()  # guards the table and the counts; never held while something is compiled
         self._kept: OrderedDict[Grammar, _Shape] = OrderedDict()
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
-        self._compiled(grammar)
-
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar. Raises what `prepare` raises."""
-        shape = self._compiled(grammar)
+        shape = self.prepare(grammar)
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
         return Matcher(shape.parser.result().deep_copy(), self._prepared(), lambda: self._forget(grammar, shape))
 
-    def _compiled(self, grammar: Grammar) -> _Shape:
+    def prepare(self, grammar: Grammar) -> _Shape:
+        """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
         compiler = self._prepared()
         with self._lock:
             shape = self._kept.get(grammar)
