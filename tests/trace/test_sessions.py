@@ -1,5 +1,4 @@
-from hotloop.trace.sessions import MAX_REQUESTS, MAX_SESSIONS, RecentTraces
-from hotloop.trace.span import TraceContext, render_traceparent
+from hotloop.trace.span import MAX_REQUESTS, MAX_SESSIONS, RecentTraces, TraceContext, render_traceparent
 
 GIVEN = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 

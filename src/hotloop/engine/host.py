@@ -82,13 +82,12 @@ class HostTier:
             return False
         tree, pool = self._scheduler.tree, self._scheduler.pool
         known = tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
-        used = [*known]
         pool.use(known)  # so that they are not given up for what follows them
         tree.host_pool.use(host_ids)
         block_ids = tree.allocate(len(host_ids), request.id, num_spare=self._num_spare)
-        copy = None if block_ids is None else self._begin(host_ids, block_ids)
-        used += block_ids or []
-        if copy is None or block_ids is None:
+        copy = self._begin(host_ids, block_ids) if block_ids else None
+        used = known + (block_ids or [])
+        if not block_ids or copy is None:
             pool.release(used)
             tree.host_pool.release(host_ids)
             return False

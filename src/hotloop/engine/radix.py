@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from hotloop.core.retention import Eviction, Hold, HoldKind
 from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
-from hotloop.engine.evictions import Evictions
+from hotloop.engine.eviction import Evictions, Leaves
 from hotloop.engine.holds import Holds
-from hotloop.engine.leaves import Leaves
 from hotloop.engine.node import TreeNode, check_node, is_leaf, join, num_common, path, split, subtree, trace
 from hotloop.engine.retention import Rank, Retention
 

@@ -13,8 +13,7 @@ from hotloop.router.placement.policy import Choice
 from hotloop.router.request import RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.trace import names
-from hotloop.trace.sessions import RecentTraces
-from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
+from hotloop.trace.span import TRACEPARENT, Clock, RecentTraces, Span, TraceContext, new_span_id, render_traceparent
 from hotloop.trace.tracer import Tracer
 
 Headers = Mapping[bytes, bytes]

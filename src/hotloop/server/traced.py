@@ -23,8 +23,7 @@ from hotloop.server.account import Cause
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.job import Job
 from hotloop.trace import names
-from hotloop.trace.sessions import RecentTraces
-from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id
+from hotloop.trace.span import TRACEPARENT, Clock, RecentTraces, Span, TraceContext, new_span_id
 from hotloop.trace.tracer import Tracer
 
 Json = dict[str, Any]

@@ -9,7 +9,8 @@ that ends later counts. Which names and attributes there are is in `names`.
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,6 +23,10 @@ TRACEPARENT = "traceparent"  # the header
 # A later version may have more to say behind the flags; 00 has not, and ff is none.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _IS_SAMPLED = 0x01
+
+MAX_IDLE_S = 1800.0  # who comes back later than this begins anew
+MAX_SESSIONS = 4096
+MAX_REQUESTS = 1000  # in one trace: it is drawn, and in the end given up, as a whole
 
 
 TraceId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{32}\Z")]
@@ -116,3 +121,31 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[Span]:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
                 raise ConfigError(f"line {number} is not a span: {error}") from None
             yield span
+
+
+class RecentTraces:
+    """Which trace a client's turns belong to that sends no trace context: those of one session, while it goes on. Used
+    from one thread. The longest unused session is forgotten; one that never ends begins another trace some time.
+    """
+
+    def __init__(self, *, max_idle_s: float = MAX_IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_idle_s = max_idle_s
+        self._clock = clock
+        self._traces: OrderedDict[str, tuple[str, float, int]] = OrderedDict()
+
+    def join(self, header: str | None, session: str) -> tuple[TraceContext, str | None]:
+        """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone."""
+        if given := parse_traceparent(header):
+            return given.child(), given.span_id
+        trace_id = self._find(session) if session else new_trace_id()
+        return TraceContext(trace_id, new_span_id()), None
+
+    def _find(self, session: str) -> str:
+        now = self._clock()
+        trace_id, used_at, num_requests = self._traces.pop(session, ("", 0.0, 0))
+        if not trace_id or now - used_at > self._max_idle_s or num_requests >= MAX_REQUESTS:
+            trace_id, num_requests = new_trace_id(), 0
+        self._traces[session] = trace_id, now, num_requests + 1
+        if len(self._traces) > MAX_SESSIONS:
+            self._traces.popitem(last=False)
+        return trace_id

@@ -57,6 +57,7 @@ _RANKS = {
     names.FORESEEN: _FORESEEN,
 }
 _READING = 1
+_WHOLE = {names.FORESEEN: TimePart.FORESEEN, names.QUEUE: TimePart.QUEUE, names.ATTEMPT: TimePart.NETWORK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +147,8 @@ def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
         case names.TOOL:
             yield TimePart.FORESEEN, node.moment(names.DISPATCHED_NS) or node.begin
             yield TimePart.TOOLS, end
-        case names.FORESEEN:
-            yield TimePart.FORESEEN, end
-        case names.QUEUE:
-            yield TimePart.QUEUE, end
         case names.REQUEST:
             yield TimePart.PREPARE, min((child.begin for child in node.children), default=end)
-            yield TimePart.NETWORK, end
-        case names.ATTEMPT:
             yield TimePart.NETWORK, end
         case names.CHAT | names.ROUTE:
             yield TimePart.ROUTER_QUEUE, node.begin + node.count(names.QUEUE_NS)
@@ -163,7 +158,7 @@ def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
                 yield TimePart.HOSTED_DECODE, end
             yield TimePart.NETWORK, end
         case _:
-            yield TimePart.RUNTIME, end
+            yield _WHOLE.get(node.name, TimePart.RUNTIME), end
 
 
 def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int]]:

@@ -62,6 +62,25 @@ class Keys:
         return self._keys[:count]
 
 
+class ThreadWorker:
+    """A thread that dies with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """It is not waited for: a disk may never answer."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+
 class KvStore:
     """Asked from the engine's thread; never makes it wait for the disk."""
 
@@ -74,7 +93,7 @@ class KvStore:
         max_bytes: int,
         segment_tokens: int = SEGMENT_TOKENS,
         max_queued_bytes: int = _MAX_QUEUED_BYTES,
-        make_worker: "Callable[[str], ThreadWorker] | None" = None,
+        make_worker: Callable[[str], ThreadWorker] = ThreadWorker,
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
@@ -90,7 +109,6 @@ class KvStore:
         self._paused_until = 0.0
         self._is_closing = False
         self._open()
-        make_worker = make_worker or ThreadWorker
         self._writer, self._reader = make_worker("hotloop-kv-writer"), make_worker("hotloop-kv-reader")
 
     def stats(self) -> DiskStats:
@@ -164,7 +182,9 @@ class KvStore:
             else:
                 data = copy()
                 assert len(data) == self.segment_bytes
-                self._make_room()
+                max_bytes = self._max_bytes - self._file_bytes
+                if self._stats.num_bytes > max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
+                    self._look_through(max_bytes)  # every so often, too: others may write here
                 self._folder.write(key, data, used_at)
                 self._stats.num_bytes += self._file_bytes
                 self._stats.num_bytes_written += self._file_bytes
@@ -196,12 +216,6 @@ class KvStore:
         self._stats.num_bytes_read += self._file_bytes
         return data
 
-    def _make_room(self) -> None:
-        """Others may write here too: the folder is looked through before it is full, and every so often."""
-        max_bytes = self._max_bytes - self._file_bytes
-        if self._stats.num_bytes > max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
-            self._look_through(max_bytes)
-
     def _look_through(self, max_bytes: int) -> None:
         """See what is there; the longest unused goes if that is more than may be."""
         found = sorted(self._folder.list(), reverse=True)
@@ -210,11 +224,10 @@ class KvStore:
         num_bytes = 0
         kept: dict[bytes, float] = {}
         for segment in found:
-            num_bytes += segment.num_bytes
-            if num_bytes > max_bytes:
+            if num_bytes + segment.num_bytes > max_bytes:
                 self._folder.delete(segment.key)
-                num_bytes -= segment.num_bytes
             else:
+                num_bytes += segment.num_bytes
                 kept[segment.key] = segment.used_at
         self._used_at, self._stats.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
 
@@ -231,33 +244,10 @@ class KvStore:
 
     def _pause(self, error: OSError) -> None:
         self._paused_until = time.monotonic() + _PAUSE_S
-        log.warning(
-            "%s cannot be written to: %s; the KV cache is kept in memory alone, and this is tried again in %.0f s",
-            self._folder.path,
-            error.strerror or error,
-            _PAUSE_S,
-        )
+        path, reason = self._folder.path, error.strerror or error
+        log.warning("%s cannot be written to: %s; KV is kept in memory alone for %.0f s", path, reason, _PAUSE_S)
 
 
 def _use_of(depth: int) -> float:
     """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
     return time.time() - depth
-
-
-class ThreadWorker:
-    """A thread that dies with the process."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """It is not waited for: a disk may never answer."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while job := self._jobs.get():
-            job()

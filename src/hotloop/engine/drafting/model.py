@@ -56,10 +56,6 @@ class _Shadow:
     max_length: int = 0
     wanted_at: int = 0
 
-    @property
-    def num_missing(self) -> int:
-        return self.copy.num_tokens - self.copy.num_computed
-
 
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
@@ -128,7 +124,7 @@ class ModelDrafter:
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
         self._share(shadow.copy, min(shadow.copy.num_computed, request.num_tokens - 1))
-        if shadow.num_missing > self._block_size:
+        if shadow.copy.num_missing > self._block_size:
             self._adopt(shadow.copy)
         return shadow
 
@@ -142,8 +138,8 @@ class ModelDrafter:
         """What the next step computes: all that is missing of those who lack little, and a bounded piece of others."""
         slices = []
         budget = max(self._block_size, self._max_read_tokens)
-        for shadow in sorted(shadows, key=lambda shadow: shadow.num_missing):
-            begin, count = shadow.copy.num_computed, shadow.num_missing
+        for shadow in sorted(shadows, key=lambda shadow: shadow.copy.num_missing):
+            begin, count = shadow.copy.num_computed, shadow.copy.num_missing
             if count > self._block_size:
                 count = min(count, budget)
                 budget -= count
@@ -172,7 +168,9 @@ class ModelDrafter:
         """Whether a token was just added to it, and another may be."""
         copy = shadow.copy
         return (
-            shadow.num_missing == 1 and copy.num_tokens < shadow.max_length and copy.token_ids[-1] not in self._eos_ids
+            shadow.copy.num_missing == 1
+            and copy.num_tokens < shadow.max_length
+            and copy.token_ids[-1] not in self._eos_ids
         )
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:

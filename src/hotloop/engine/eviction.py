@@ -1,11 +1,16 @@
-"""Which leaf of the prefix tree goes first: a queue by rank, one for the device and one for host memory."""
+"""Which leaf of the prefix tree is evicted first, and what was evicted when and for whom, to explain a miss."""
 
+import hashlib
 import heapq
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from itertools import count
 
-from hotloop.engine.node import TreeNode, is_leaf
+from hotloop.core.retention import Eviction
+from hotloop.engine.node import TreeNode, is_leaf, path
 from hotloop.engine.retention import Rank
+
+MAX_EVICTIONS = 4096
 
 
 class Leaves:
@@ -46,3 +51,29 @@ class Leaves:
 
     def _is_fresh(self, rank: Rank, node: TreeNode) -> bool:
         return rank == node.queued and node.is_hosted == self._is_hosted and is_leaf(node)
+
+
+class Evictions:
+    """By the prefix that ends with the first block given up: the raw bytes of its tokens, in parts, and its salt."""
+
+    def __init__(self) -> None:
+        self._evictions: OrderedDict[bytes, Eviction] = OrderedDict()
+
+    def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
+        return self._evictions.get(_digest(salt, parts))
+
+    def remember(self, leaf: TreeNode, end: int, eviction: Eviction) -> None:
+        """What the first `end` bytes of a leaf's key end with was given up."""
+        top, *nodes = reversed([*path(leaf)])
+        assert top.parent is not None
+        keys = [node.key for node in (top, *nodes)]
+        self._evictions[_digest(top.parent.key, [*keys[:-1], leaf.key[:end]])] = eviction
+        if len(self._evictions) > MAX_EVICTIONS:
+            self._evictions.popitem(last=False)
+
+
+def _digest(salt: bytes, parts: Iterable[bytes]) -> bytes:
+    digest = hashlib.blake2b(salt, digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
