@@ -80,7 +80,7 @@ def test_too_much_waiting_is_refused_all_or_none() -> None:
         with pytest.raises(Overloaded, match="at most 2") as refusal:
             engine.submit([make_request([1], "c"), make_request([1], "d")], listener)
         assert refusal.value.retry_after_s > 0
-        assert not any(engine._core.knows(request_id) for request_id in "cd")
+        assert not any(request_id in engine._core.listeners for request_id in "cd")
 
 
 def test_what_cannot_run_is_refused_at_once() -> None:

@@ -4,11 +4,10 @@ A block is named by its number in the pool, as long as the tree keeps it; block 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class KeptBlocks:
+class KeptBlocks(NamedTuple):
     """The tree keeps these blocks, one after the other, behind `parent_id`; `key` is the raw bytes of their tokens."""
 
     parent_id: int | None
@@ -16,23 +15,20 @@ class KeptBlocks:
     block_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(NamedTuple):
     """The tree keeps these blocks no longer."""
 
     block_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """The tree keeps what was in these blocks, in these others: it went to host memory, or came back."""
 
     block_ids: Sequence[int]
     new_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Emptied:
+class Emptied(NamedTuple):
     """The tree keeps nothing."""
 
 

@@ -94,7 +94,7 @@ class EngineCore:
         self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
         self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
         self._tiers = [tier for tier in (self.disk, self.host) if tier]
-        self._listeners: dict[str, _Listener] = {}
+        self.listeners: dict[str, _Listener] = {}  # of the requests that wait or run
         self._flights: deque[tuple[Step, Flight]] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
         self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not yet published
@@ -107,16 +107,13 @@ class EngineCore:
         if not self.scheduler.has_work:
             self._finished_at = self._clock()  # idle time does not count
         forced = self._decoder.open(request, matcher) if matcher else []
-        self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
+        self.listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
         (self.disk or self.scheduler).add(request)
-
-    def knows(self, request_id: str) -> bool:
-        return request_id in self._listeners
 
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs, and no event is left to publish."""
-        return not (self._listeners or self._flights or self._events or self._is_copying)
+        return not (self.listeners or self._flights or self._events or self._is_copying)
 
     @property
     def has_work(self) -> bool:
@@ -150,7 +147,7 @@ class EngineCore:
         for request_id in request_ids:
             request = self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
             if request:
-                num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
+                num_published = request.num_tokens - len(self.listeners[request_id].unpublished)
                 del request.token_ids[num_published:]
                 self.scheduler.finish(request, FinishReason.ABORT)
                 self._close(request, _event(request))
@@ -242,7 +239,7 @@ class EngineCore:
             request.first_token_at = now
         request.last_token_at = now
         request.num_steps += 1
-        listener = self._listeners[request.id]
+        listener = self.listeners[request.id]
         tokens, listener.unpublished = [*listener.unpublished, *tokens], []
         num_before = request.num_output - len(tokens)
         texts = []
@@ -289,7 +286,7 @@ class EngineCore:
         self._decoder.guides.pop(request.id, None)
         if self._drafter:
             self._drafter.learn(request)
-        self._events.append((self._listeners.pop(request.id), event))
+        self._events.append((self.listeners.pop(request.id), event))
 
     def _publish(self) -> None:
         """A listener that fails has disconnected: its request is aborted, the others go on."""

@@ -58,7 +58,9 @@ class EventEncoder:
         parent = name = None if kept.parent_id is None else self._names[kept.parent_id]
         names, size = [], self._block_size * _TOKEN_BYTES
         for i, block_id in enumerate(kept.block_ids):
-            name = _name(name, kept.key[i * size : (i + 1) * size])
+            above = b"" if name is None else name.to_bytes(8, "big")
+            digest = blake2b(above + kept.key[i * size : (i + 1) * size], digest_size=8)
+            name = int.from_bytes(digest.digest(), "big")
             self._names[block_id] = name
             names.append(name)
         return ["BlockStored", names, parent, array("i", kept.key).tolist(), self._block_size, None, None]
@@ -165,8 +167,3 @@ class KvPublisher:
             if number >= begin:
                 self._router.send_multipart([asker, b"", _TOPIC, number.to_bytes(8, "big"), batch])
         self._router.send_multipart([asker, b"", b"", _END, b""])
-
-
-def _name(above: int | None, tokens: bytes) -> int:
-    digest = blake2b(tokens if above is None else above.to_bytes(8, "big") + tokens, digest_size=8)
-    return int.from_bytes(digest.digest(), "big")

@@ -9,9 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-import msgspec
 
 from hotloop.trace import names
 from hotloop.trace.money import PriceTable
@@ -127,10 +124,6 @@ class RunLedger:
     tools_hidden_s: float  # while tools ran behind the model's back
     services: tuple[str, ...]
     error: str
-
-    def to_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
 
 
 def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> RunLedger:

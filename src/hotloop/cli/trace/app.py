@@ -90,7 +90,7 @@ def show(
     with _open(store) as opened:
         spans, ledger = _read(opened, run, store)
     if as_json:
-        print(json.dumps(ledger.to_json()))
+        print(json.dumps(asdict(ledger)))
         return
     from hotloop.cli.trace.view import make_console, show_run
 

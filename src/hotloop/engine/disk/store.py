@@ -108,7 +108,12 @@ class KvStore:
         self._num_unseen_bytes = 0
         self._paused_until = 0.0
         self._is_closing = False
-        self._open()
+        try:
+            folder.prepare()
+        except OSError as error:
+            self._pause(error)
+        with suppress(OSError):  # a folder that cannot be written to may still be read
+            self._look_through(max_bytes)
         self._writer, self._reader = make_worker("hotloop-kv-writer"), make_worker("hotloop-kv-reader")
 
     def stats(self) -> DiskStats:
@@ -166,14 +171,6 @@ class KvStore:
         self._is_closing = True
         self._writer.close()
         self._reader.close()
-
-    def _open(self) -> None:
-        try:
-            self._folder.prepare()
-        except OSError as error:
-            self._pause(error)
-        with suppress(OSError):  # a folder that cannot be written to may still be read
-            self._look_through(self._max_bytes)
 
     def _write(self, key: bytes, copy: Callable[[], memoryview], used_at: float) -> None:
         try:
