@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import Choice, Placing, Policy, View
+from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
 """How many common beginnings of prompts are counted."""
@@ -21,6 +22,7 @@ OUTPUT_COST = 8.0
 """What a token to decode costs, in tokens to prefill."""
 LATELY = 1_000
 """After so many requests a replica, what was given before them counts by 1/e."""
+_NOTHING_KNOWN = AnswerSummary()
 _FADED = math.exp(-1 / LATELY)
 TOOL_GAP_S = 60.0
 """A session that left to run a tool and is not back by then is not counted on."""
@@ -186,9 +188,7 @@ class Placement:
         self._index.resize(view.name, self._to_blocks(view.capacity_tokens))
         self._update_held(view)
 
-    def finish(
-        self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
-    ) -> None:
+    def finish(self, ticket: Ticket, answer: AnswerSummary = _NOTHING_KNOWN, *, now: float = 0.0) -> None:
         """A request that was placed is over, however it ended.
 
         After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
@@ -197,11 +197,13 @@ class Placement:
         view = self._views.get(ticket.choice.name)
         if view is None:
             return
+        if (share := answer.cached_share) is not None:
+            self.correct(ticket, int(share * ticket.prompt.num_tokens))
         view.num_running = max(0, view.num_running - 1)
         self._reduce(ticket, 0.0)
-        num_written = ticket.prompt.num_output if num_output is None else num_output
+        num_written = ticket.prompt.num_output if answer.num_output is None else answer.num_output
         view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.prompt.num_output))
-        if has_tool_call and ticket.prompt.session:
+        if answer.has_calls and ticket.prompt.session:
             gap = _Gap(view.name, OUTPUT_COST * num_written, now + TOOL_GAP_S)
             self._end_gap(ticket.prompt.session)
             self._gaps[ticket.prompt.session] = gap

@@ -128,8 +128,7 @@ class Fleet:
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
-        num_output, has_calls = place.summary.num_output, place.summary.has_calls
-        self._placement.finish(place.ticket, num_output=num_output, has_tool_call=has_calls, now=time.monotonic())
+        self._placement.finish(place.ticket, place.summary, now=time.monotonic())
         self.room.wake()
 
     def give_back(self, place: Place) -> None:
@@ -154,8 +153,6 @@ class Fleet:
         place.summary = summary
         if summary.answer_id:
             self._makers[summary.answer_id] = place.replica.name
-        if (share := summary.cached_share) is not None:
-            self._placement.correct(place.ticket, int(share * place.ticket.prompt.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""

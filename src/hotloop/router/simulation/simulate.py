@@ -19,6 +19,7 @@ from itertools import count
 from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
+from hotloop.router.summary import AnswerSummary
 
 USUAL_OUTPUT = 256
 """What an answer is taken for before it is written, as by the router."""
@@ -139,7 +140,8 @@ class Simulation:
         return read_at + arrival.num_output / fleet.write_tokens_per_s
 
     def _end(self, ticket: Ticket, arrival: Arrival, now: float) -> None:
-        self._placement.finish(ticket, num_output=arrival.num_output, has_tool_call=arrival.is_tool_call, now=now)
+        answer = AnswerSummary(num_output=arrival.num_output, has_calls=arrival.is_tool_call)
+        self._placement.finish(ticket, answer, now=now)
 
 
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:

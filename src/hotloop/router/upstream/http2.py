@@ -47,7 +47,10 @@ class HttpxUpstream:
         self._prefix = url.path.rstrip("/")
         self._max_connections = max_connections
         self._timeouts = timeouts
-        self._trusted = trusted or _known_authorities()
+        if trusted is None:  # the authorities httpx comes with, and those of this system
+            trusted = httpx.create_ssl_context(trust_env=False)
+            trusted.load_default_certs()
+        self._trusted = trusted
         self._lanes: set[Lane] = set()
         self._is_closed = False
         self._lane = self._open_lane()
@@ -186,10 +189,3 @@ class HttpxResponse:
             raise self._timeouts.expired(self._stage) from None
         except (httpx.TransportError, h2.exceptions.H2Error, OSError) as error:
             raise UpstreamFailed(describe(error), stage=self._stage) from None
-
-
-def _known_authorities() -> ssl.SSLContext:
-    """Those httpx comes with, and those of this system: a house may have its own."""
-    trusted = httpx.create_ssl_context(trust_env=False)
-    trusted.load_default_certs()
-    return trusted
