@@ -2,11 +2,9 @@
 
     offer      place, and count on it                       offered
     settle     the request goes there                       running     (or to another one, or to nobody)
-    complete   nothing more comes from there                awaited
-    trip over  what it was is known                         forgotten
+    complete   nothing more comes from there                awaited, until its answer's summary is known
 
-A request may be offered more than once: to others if nobody took it, and again if whoever took it had no room after
-all. One event loop's; knows nothing of Ray.
+A request may be offered again if nobody took it. One event loop's; knows nothing of Ray.
 """
 
 import time

@@ -5,7 +5,7 @@
 
 A hash stands for its block and all before it, so a run of them is compared by one memcmp. Invariants: who holds a node
 holds those above it; siblings differ in their first hash; of what one replica holds, a node is used no longer ago than
-those below it. So a replica that holds too much loses its leaves first, as its own cache would. Bytes only.
+those below it, so that its leaves are evicted first, as by its own cache.
 """
 
 from bisect import bisect

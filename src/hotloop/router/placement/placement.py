@@ -6,8 +6,7 @@ Used by the router for real requests and by the simulator for recorded ones; tim
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hotloop.core.recent import RecentDict
@@ -138,8 +137,8 @@ class Placement:
         else:
             placing.num_alike = self._count_alike(prompt.key, match)
             placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
-        with self._seen(match, prompt.num_tokens, past, known or {}):
-            choice = self._policy(views, placing)
+        self._look(views, match, prompt, known or {})
+        choice = self._policy(views, placing)
         work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
         ticket = Ticket(choice, prompt, work_tokens)
         self._count(ticket)
@@ -213,7 +212,7 @@ class Placement:
         self._index.check()
         assert len(self._pasts) <= MAX_SESSIONS
         for view in self._views.values():
-            assert view.work_tokens >= 0 and not view.matched_tokens
+            assert view.work_tokens >= 0
             assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
@@ -237,23 +236,17 @@ class Placement:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
         ticket.work_tokens = work_tokens
 
-    @contextmanager
-    def _seen(self, match: Match, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
-        """While the body runs, the views know what they have of this prompt, and whose session it is."""
+    def _look(self, views: Iterable[View], match: Match, prompt: Prompt, known: Mapping[str, int]) -> None:
+        """Tell the views how much they have of this prompt, and whose session it is."""
         matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
+        past = self._pasts.get(prompt.session)
         home = past.home if past else ""
         if past and home in matched and match.blocks[home] >= past.num_blocks:
             matched[home] = max(matched[home], past.num_tokens)
         matched.update(known)
-        touched = [view for name in {*matched, home} if (view := self._views.get(name))]
-        for view in touched:
-            view.matched_tokens = min(matched.get(view.name, 0), num_tokens)
+        for view in views:
+            view.matched_tokens = min(matched.get(view.name, 0), prompt.num_tokens)
             view.is_home = view.name == home
-        try:
-            yield
-        finally:
-            for view in touched:
-                view.matched_tokens, view.is_home = 0, False
 
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)

@@ -1,11 +1,10 @@
 """HTTPS to one replica, by httpx: HTTP/2 where it is offered, HTTP/1.1 where it is not.
 
-Below httpx's client, which follows redirects, keeps cookies and adds headers: bytes go out and come back as they are.
-httpx's trace says how far a request had got when it failed, and whether its connection had been used before; if it had,
-and gave nothing, the request is sent once more.
+Below httpx's client, which follows redirects, keeps cookies and adds headers. httpx's trace says how far a request had
+got when it failed, and whether its connection had been used before; if it had, and gave nothing, it is sent once more.
 
-httpx does not tell a replica that a stream is no longer wanted, and never gives back the window that stream used up. So
-connections on which a stream was left unread take no more requests, and are closed when their last response is over.
+httpx does not reset a stream that is no longer wanted, and never gives back the window it used up. So connections on
+which a stream was left unread take no more requests, and are closed when their last response is over.
 """
 
 import asyncio
