@@ -43,8 +43,8 @@ class PlacementRouter(RequestRouter):  # type: ignore[misc]
             return [candidate_replicas]
         outline: Outline = next(each for each in pending_request.args if isinstance(each, Outline))
         able = _by_name(candidate_replicas)
-        if outline.maker in able:
-            able = {outline.maker: able[outline.maker]}
+        if outline.owner in able:
+            able = {outline.owner: able[outline.owner]}
         free = _by_name(self.select_available_replicas([*able.values()]))
         attempt = pending_request.future
         choice = self._tickets.offer(attempt, outline, (free or able).keys())

@@ -29,7 +29,7 @@ class Trip:
 class Outline(Prompt):
     """A prompt to place. The default is one that any replica answers alike."""
 
-    maker: str = ""
+    owner: str = ""
     """The replica that made what this builds on; nobody else knows it."""
     trip: Trip = field(default_factory=Trip)
 

@@ -5,8 +5,9 @@ The trace goes on at the replica: the parent it is told is the router's own span
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hotloop.core.request import Priority
 from hotloop.router.placement.policy import Choice
@@ -39,7 +40,7 @@ class RouteRecorder:
         return RouteSpan(self, request, sent, request_id, context, parent_id)
 
 
-class RouteSpan:
+class RouteSpan(AbstractContextManager["RouteSpan"]):
     """What is known of one request's way so far. `headers` are those to send on."""
 
     def __init__(
@@ -68,9 +69,6 @@ class RouteSpan:
         self._clock = Clock()
         self._error = ""
         self._has_ended = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
