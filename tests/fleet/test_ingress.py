@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import ConfigError
-from hotloop.fleet.wire import AnswerHead, Outline
+from hotloop.fleet.tickets import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
 from hotloop.router.upstream.wire import UpstreamRequest
 

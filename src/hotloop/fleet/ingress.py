@@ -21,7 +21,7 @@ from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
-from hotloop.fleet.wire import AnswerHead, Outline, Trip
+from hotloop.fleet.tickets import AnswerHead, Outline, Trip
 from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api

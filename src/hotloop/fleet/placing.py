@@ -7,8 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from hotloop.fleet.tickets import Tickets
-from hotloop.fleet.wire import Outline
+from hotloop.fleet.tickets import Outline, Tickets
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.request import BLOCK_TOKENS
