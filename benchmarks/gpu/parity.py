@@ -198,9 +198,9 @@ class Examiner:
             stats = engine.stats()
         counts = {
             "preempted": stats.num_preemptions,
-            "cached": stats.num_cached_tokens,
-            "drafted": stats.num_drafted_tokens,
-            "accepted": stats.num_accepted_tokens,
+            "cached": stats.usage.num_cached,
+            "drafted": stats.usage.num_drafted,
+            "accepted": stats.usage.num_accepted,
         }
         return list(answers.values()), {name: count for name, count in counts.items() if count}
 

@@ -269,10 +269,10 @@ def _timed(seconds: float, before: EngineStats, after: EngineStats, answers: lis
     return Timed(
         seconds,
         after.num_steps - before.num_steps,
-        after.num_output_tokens - before.num_output_tokens,
-        after.num_forced_tokens - before.num_forced_tokens,
-        after.num_drafted_tokens - before.num_drafted_tokens,
-        after.num_accepted_tokens - before.num_accepted_tokens,
+        after.usage.num_output - before.usage.num_output,
+        after.usage.num_forced - before.usage.num_forced,
+        after.usage.num_drafted - before.usage.num_drafted,
+        after.usage.num_accepted - before.usage.num_accepted,
         answers,
     )
 

@@ -54,7 +54,7 @@ class TestTotals:
             totals = engine.snapshot().totals
             seen.append((totals.num_prompt, totals.num_output))
         assert seen == [(8, 0), (16, 0), *((20, i + 1) for i in range(6))]
-        assert engine.snapshot().stats.num_output_tokens == 6
+        assert engine.snapshot().stats.usage.num_output == 6
 
     def test_what_was_found_in_the_cache_is_counted_when_it_is_found(self):
         engine = Turned()
@@ -82,9 +82,9 @@ class TestTotals:
             before = totals
         snapshot = engine.finish()
         assert engine.core.scheduler.num_preemptions > 0
-        assert snapshot.totals.num_prompt == snapshot.stats.num_prompt_tokens
-        assert snapshot.totals.num_cached == snapshot.stats.num_cached_tokens
-        assert snapshot.totals.num_output == snapshot.stats.num_output_tokens
+        assert snapshot.totals.num_prompt == snapshot.stats.usage.num_prompt
+        assert snapshot.totals.num_cached == snapshot.stats.usage.num_cached
+        assert snapshot.totals.num_output == snapshot.stats.usage.num_output
 
 
 class TestBlocks:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hotloop.lint.answer import parse_answer
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import LintReport, lint
 from hotloop.lint.finding import Finding
 from hotloop.lint.meter import Meter
-from hotloop.lint.requests import Exchange, find_api
-from hotloop.lint.shapes.answer import parse_answer
+from hotloop.lint.requests import LintedRequest, find_api
 
 Json = dict[str, Any]
 
@@ -77,14 +77,14 @@ def bodies(
 
 def exchanges(
     pairs: Iterable[tuple[Json, Json]], change: Callable[[Json, int], Json] = lambda body, number: body, **more: Any
-) -> list[Exchange]:
+) -> list[LintedRequest]:
     """As they would come from a file; `change` is what the client does to each body."""
     found = []
     for number, (body, answer) in enumerate(pairs):
         changed = change(body, number)
         api = find_api(changed)
         assert api
-        found.append(Exchange(body=changed, api=api, answer=parse_answer(answer, api), **more))
+        found.append(LintedRequest(body=changed, api=api, answer=parse_answer(answer, api), **more))
     return found
 
 

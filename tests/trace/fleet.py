@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import MODEL, Serving, until
 
-from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import read_fleet
 from hotloop.router.serve import RouterServer
@@ -103,7 +103,7 @@ class RoutedFleet:
     def count(self, name: str) -> int:
         """One of the engines' own totals, once nothing is under way any more."""
         until(lambda: not any(each.engine.stats().num_running for each in self.servers))
-        return sum(getattr(each.engine.stats(), f"num_{name}_tokens") for each in self.servers)
+        return sum(getattr(each.engine.stats().usage, f"num_{name}") for each in self.servers)
 
     def _open(self, url: str, is_ready: Event) -> None:
         self.url = url

@@ -87,7 +87,7 @@ class Pair:
 def _essence(answer: ChatAnswer) -> tuple[object, ...]:
     """What makes two answers the same: every word and the number of tokens; not the ids of calls."""
     calls = tuple((call.name, call.arguments) for call in answer.calls)
-    return answer.text, calls, answer.finish_reason, answer.usage.num_output
+    return answer.text, calls, answer.end, answer.usage.num_output
 
 
 @dataclass(slots=True)

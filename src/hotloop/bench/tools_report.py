@@ -70,7 +70,7 @@ def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed)
     judged = [(pair.question, answer) for pair in pairs for answer in pair.answers]
     calls = [(question, call, answer) for question, answer in judged for call in answer.calls]
     invalid = [
-        f"{question.id}: {call.name} {call.arguments} ({answer.finish_reason})"
+        f"{question.id}: {call.name} {call.arguments} ({answer.end})"
         for question, call, answer in calls
         if not is_valid(question, call)
     ]
@@ -84,7 +84,7 @@ def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed)
         num_errors=len(measured.errors),
         num_answers=len(judged),
         num_without_call=sum(not answer.calls for _, answer in judged),
-        num_cut=sum(answer.finish_reason == "length" for _, answer in judged),
+        num_cut=sum(answer.end == "length" for _, answer in judged),
         num_calls=len(calls),
         num_valid=len(calls) - len(invalid),
         invalid=tuple(invalid[:_MAX_SHOWN]),

@@ -3,7 +3,7 @@ a field's name is its flag, the string below it is its help.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from hotloop.core.errors import ConfigError
@@ -23,17 +23,6 @@ PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 MAX_DRAFTED_CERTAIN = 24
 """Most tokens of one draft that a grammar forces, beside those that are guessed."""
-
-_COUNTS = (
-    "gpus",
-    "max_running",
-    "max_waiting",
-    "max_step_tokens",
-    "max_context",
-    "max_draft_tokens",
-    "draft_history_tokens",
-    "max_grammars",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,20 +107,19 @@ class EngineConfig:
     """Check every invariant whenever the engine is idle."""
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type in (int, int | None) and value is not None and value < 1:
+                raise ConfigError(f"{each.name} must be at least 1, not {value}")
         if not 0 <= self.pinned_share <= 1:
             raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
-        if self.kv_dir and not self.prefix_cache:
-            raise ConfigError("kv_dir needs prefix_cache: what is not shared is not kept either")
+        for name in ("kv_dir", "kv_events"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ConfigError(f"{name} needs prefix_cache: without it nothing is kept")
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
-            if not self.prefix_cache:
-                raise ConfigError("kv_events needs prefix_cache: there is nothing to tell without it")
         parse_bytes(self.kv_memory)
         parse_bytes(self.kv_dir_size)
         if self.host_kv not in ("auto", "off"):
@@ -280,12 +268,10 @@ def check_endpoint(setting: str, endpoint: str) -> None:
 
 def parse_bytes(text: str) -> int:
     """`512MiB` -> 536870912. One letter means the binary unit, as in `2G`."""
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(f"not a size: {text!r} (write 512MiB or 4GiB)") from None
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in _UNITS:
+        raise ConfigError(f"not a size: {text!r} (write 512MiB or 4GiB)")
+    size = int(float(match[1]) * _UNITS[match[2]])
     if size <= 0:
         raise ConfigError(f"a size must be above zero, not {text!r}")
     return size

@@ -27,12 +27,9 @@ _LARGE = 3  # forced tokens after a sampled one that tell that something with pa
 
 @dataclass(slots=True)
 class Sampled:
-    """A chosen token, with its logprobs where they were asked for."""
-
     token_id: int
     logprob: TokenLogprob | None = None
-    is_forced: bool = False
-    """Whether the grammar alone gave it, without any logits."""
+    is_forced: bool = False  # whether the grammar alone gave it, without any logits
 
 
 @dataclass(slots=True)
@@ -45,16 +42,7 @@ class Guide:
     forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR
     """How many tokens may be left before it is time to see whether the answer can still be completed."""
-    is_cut: bool = False
-    """Whether the answer ends as it does for lack of room."""
-
-
-@dataclass(slots=True)
-class DecodedTokens:
-    """What a step gave a request."""
-
-    tokens: list[Sampled]
-    error: HotloopError | None = None
+    is_cut: bool = False  # whether the answer ends as it does for lack of room
 
 
 class Decoder:
@@ -93,7 +81,7 @@ class Decoder:
                 yield part.first_row + i, matcher.mask()
             matcher.rollback(len(part.draft_ids))
 
-    def decode(self, part: Slice, chosen: Chosen, index: int) -> DecodedTokens:
+    def decode(self, part: Slice, chosen: Chosen, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
         num_known = request.num_tokens
@@ -102,12 +90,12 @@ class Decoder:
             try:
                 tokens += self._next(request, guide, chosen, index + len(tokens))
             except HotloopError as error:  # nothing of this step counts
-                part.has_failed = True
+                part.error = error
                 del request.token_ids[num_known:]
-                return DecodedTokens([], error)
+                return []
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
-        return DecodedTokens(tokens)
+        return tokens
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

@@ -26,9 +26,6 @@ class Fairness:
         self.now = 0.0
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """A request without a session counts as one of its own, which has had nothing yet."""
-        if not request.session_id:
-            return
         tokens = self.attained(request.session_id) + num_tokens
         self._attained[request.session_id] = (tokens, self.now)
         self._attained.move_to_end(request.session_id)

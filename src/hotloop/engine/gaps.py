@@ -8,8 +8,7 @@ grow with its length, so all that counts is how long prefilling a whole cache ta
 
 from collections.abc import Iterable
 
-USUAL_S = (1.0, 2.0, 4.0)
-"""Tool gaps assumed while few have been measured."""
+USUAL_S = (1.0, 2.0, 4.0)  # tool gaps assumed while few have been measured
 MAX_S = 60.0
 
 

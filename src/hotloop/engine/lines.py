@@ -10,8 +10,7 @@ from collections import Counter, OrderedDict
 from hotloop.core.request import Request
 
 MAX_LINES = 4096
-PREFIX = "\0"
-"""What the made-up names of sessions begin with, and no header can."""
+PREFIX = "\0"  # what the made-up names of sessions begin with, and no header can
 
 _Key = tuple[int, bytes]
 

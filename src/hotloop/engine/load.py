@@ -20,8 +20,7 @@ _DRAFT_STEP_TOKENS = 512  # a draft model prefills a bounded piece at a time
 class Parts:
     model: Model
     backend: Backend
-    drafter: Drafter | None
-    """None: the engine's own, which guesses from the past."""
+    drafter: Drafter | None  # None: the engine's own, which guesses from the past
     device_note: str
 
 

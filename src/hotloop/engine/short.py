@@ -37,5 +37,4 @@ class ShortShare:
         self.num_tokens -= num_tokens
 
     def earn(self, num_prefilled: int) -> None:
-        """So many tokens were prefilled for others."""
         self.num_tokens = min(self._most, self.num_tokens + num_prefilled / (SHARE - 1))

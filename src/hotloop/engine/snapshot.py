@@ -16,15 +16,14 @@ from itertools import takewhile
 
 from hotloop.core.request import Request, Usage
 from hotloop.engine.blocks import BlockPool
-from hotloop.engine.core import EngineCore, Totals
+from hotloop.engine.core import EngineCore
 from hotloop.engine.lines import PREFIX
 from hotloop.engine.node import TreeNode
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.stats import EngineStats
 
-FRESH_S = 0.5
-"""A snapshot that is no older is given to the next caller as well."""
+FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,9 @@ class BlockCount:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    at_s: float
-    """On the clock of `time.monotonic`."""
+    at_s: float  # on the clock of `time.monotonic`
     stats: EngineStats
-    totals: Usage
-    """Since the engine started, by what has ended and what runs."""
+    totals: Usage  # since the engine started, by what has ended and what runs
     requests: tuple[Request, ...]
     """What runs and what waits. They go on: to be read at once, and not to be changed."""
     blocks: Mapping[str | None, BlockCount]
@@ -72,8 +69,8 @@ class Snapshotter:
     def take(self) -> EngineSnapshot:
         """To be called between two steps."""
         scheduler = self._core.scheduler
-        requests = (*scheduler.running.values(), *self._core.waiting)
-        counted = _sum(_ended(self._core.totals), *map(_so_far, requests))
+        requests = (*scheduler.running.values(), *scheduler.waiting.values())
+        counted = Usage.total(self._core.usage, *map(_so_far, requests))
         self._totals = Usage._make(map(max, self._totals, counted))
         return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
 
@@ -131,20 +128,3 @@ def _so_far(request: Request) -> Usage:
     """One that was preempted has computed nothing; what it found in the cache was found all the same."""
     num_prefilled = max(min(request.num_computed, request.num_prompt), request.num_cached)
     return request.usage._replace(num_prompt=num_prefilled, num_steps=0)
-
-
-def _ended(totals: Totals) -> Usage:
-    return Usage(
-        totals.num_prompt_tokens,
-        totals.num_cached_tokens,
-        totals.num_output_tokens,
-        num_forced=totals.num_forced_tokens,
-        num_drafted=totals.num_drafted_tokens,
-        num_accepted=totals.num_accepted_tokens,
-        num_restored=totals.num_restored_tokens,
-        num_from_host=totals.num_host_tokens,
-    )
-
-
-def _sum(*usages: Usage) -> Usage:
-    return Usage._make(map(sum, zip(*usages, strict=True)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotloop.core.request import FinishReason, Priority
+from hotloop.core.request import FinishReason, Priority, Usage
 from hotloop.engine.core import EngineCore
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.grammar.matcher import Grammars
@@ -20,23 +20,13 @@ class EngineStats:
     num_blocks_used: int
     num_blocks_cached: int
     num_steps: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    num_sampled_tokens: int
-    num_forced_tokens: int
-    num_drafted_tokens: int
-    num_accepted_tokens: int
-    num_restored_tokens: int
-    num_host_tokens: int
+    usage: Usage
     num_grammar_hits: int
     num_grammar_misses: int
     num_evicted_blocks: int
     num_preemptions: int
-    num_seated: int
-    """Sessions under way: those that are served, and those that are expected back."""
-    num_swapped: int
-    """Sessions that had to make room for others, and wait in their turn."""
+    num_seated: int  # sessions under way: those that are served, and those that are expected back
+    num_swapped: int  # sessions that had to make room for others, and wait in their turn
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats
@@ -44,31 +34,23 @@ class EngineStats:
 
 def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
     """May be asked on any thread."""
-    scheduler, totals = core.scheduler, core.totals
-    waiting = [request.priority for request in core.waiting]
+    scheduler = core.scheduler
+    waiting = [request.priority for request in list(scheduler.waiting.values())]
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting={priority: waiting.count(priority) for priority in Priority},
         num_blocks=scheduler.pool.num_blocks,
         num_blocks_used=scheduler.pool.num_used,
         num_blocks_cached=scheduler.pool.num_idle,
-        num_steps=totals.num_steps,
-        num_prompt_tokens=totals.num_prompt_tokens,
-        num_cached_tokens=totals.num_cached_tokens,
-        num_output_tokens=totals.num_output_tokens,
-        num_sampled_tokens=totals.num_output_tokens - totals.num_forced_tokens,
-        num_forced_tokens=totals.num_forced_tokens,
-        num_drafted_tokens=totals.num_drafted_tokens,
-        num_accepted_tokens=totals.num_accepted_tokens,
-        num_restored_tokens=totals.num_restored_tokens,
-        num_host_tokens=totals.num_host_tokens,
+        num_steps=core.num_steps,
+        usage=core.usage,
         num_grammar_hits=grammars.num_hits,
         num_grammar_misses=grammars.num_misses,
         num_evicted_blocks=scheduler.tree.num_evicted,
         num_preemptions=scheduler.num_preemptions,
         num_seated=len(scheduler.admission.seated),
         num_swapped=scheduler.admission.num_swapped,
-        num_finished=dict(totals.num_finished),
+        num_finished=dict(core.num_finished),
         disk=core.disk_stats(),
         host=core.host_stats(),
     )

@@ -2,9 +2,9 @@
 
 from enum import Enum, auto
 
-from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import Change
 from hotloop.lint.part import PICTURE
+from hotloop.lint.requests import LintedRequest
 from hotloop.lint.volatile import find_volatile
 
 

@@ -7,14 +7,13 @@ live proxy and a file are sorted alike.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import count_common, find_changes
 from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
 from hotloop.lint.part import Part
-from hotloop.lint.requests import Exchange
+from hotloop.lint.requests import LintedRequest
 from hotloop.lint.reuse import Reach, Seen, count_lost
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -84,12 +83,13 @@ class ConversationSorter:
         self._num_asked = 0
         self._num_runs = 0
 
-    def step(self, exchange: Exchange) -> tuple[str, LintedStep]:
-        asked = self._ask(exchange)
-        thread = self._find_thread(asked, exchange.run)
+    def step(self, request: LintedRequest) -> tuple[str, LintedStep]:
+        asked = replace(request, index=self._num_asked)
+        self._num_asked += 1
+        thread = self._find_thread(asked)
         before, is_first = (thread.last, False) if thread else (self._find_kin(asked), True)
         if thread is None:
-            thread = self._begin_thread(asked, exchange.run)
+            thread = self._begin_thread(asked)
         step = self._compare(asked, before, is_first=is_first)
         self._seen.add((*asked.parts, *asked.answer.parts))
         self._threads[thread.id] = self._threads.pop(thread.id)  # the latest used last
@@ -98,22 +98,6 @@ class ConversationSorter:
         if len(self._states) > _MAX_STATES:
             del self._states[next(iter(self._states))]
         return thread.id, step
-
-    def _ask(self, exchange: Exchange) -> LintedRequest:
-        self._num_asked += 1
-        return LintedRequest(
-            index=self._num_asked - 1,
-            api=exchange.api,
-            body=exchange.body,
-            parts=exchange.parts,
-            answer=exchange.answer,
-            session=exchange.session,
-            source=exchange.source,
-            line=exchange.line,
-            at=exchange.at,
-            ttft_ms=exchange.ttft_ms,
-            row=exchange.row,
-        )
 
     def _compare(self, asked: LintedRequest, before: LintedRequest | None, *, is_first: bool) -> LintedStep:
         usage = asked.answer.usage
@@ -127,9 +111,9 @@ class ConversationSorter:
             asked=asked, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost
         )
 
-    def _find_thread(self, asked: LintedRequest, run: str) -> _Thread | None:
-        if run:
-            return self._threads.get(run)
+    def _find_thread(self, asked: LintedRequest) -> _Thread | None:
+        if asked.run:
+            return self._threads.get(asked.run)
         threads = [thread for thread in reversed(self._threads.values()) if thread.can_hold(asked)]
         if asked.is_chained:
             return _find_answered(threads, asked)
@@ -149,9 +133,9 @@ class ConversationSorter:
         # Whoever names a session, and begins as it did, goes on with it however little is left of it.
         return next((t for t in threads if asked.session and _is_alike(t.last, asked)), None)
 
-    def _begin_thread(self, asked: LintedRequest, run: str) -> _Thread:
+    def _begin_thread(self, asked: LintedRequest) -> _Thread:
         self._num_runs += 1
-        id_ = run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
+        id_ = asked.run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
         thread = self._threads[id_] = _Thread(id_, asked.session, asked, Texts(asked.beginning), Texts(()))
         self._firsts.append(asked)
         if len(self._threads) > _MAX_THREADS:
@@ -164,7 +148,7 @@ class ConversationSorter:
         return next((first for first in firsts if _is_alike(first, asked)), None)
 
 
-def sort_into_runs(exchanges: Iterable[Exchange], meter: Meter) -> list[LintedRun]:
+def sort_into_runs(exchanges: Iterable[LintedRequest], meter: Meter) -> list[LintedRun]:
     """All runs, in the order in which they began."""
     sorter = ConversationSorter(meter)
     runs: dict[str, list[LintedStep]] = {}

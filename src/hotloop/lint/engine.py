@@ -51,7 +51,7 @@ def lint(runs: Sequence[LintedRun], *, rules: Sequence[Rule] = RULES, costs: Cos
 def lint_run(run: LintedRun, rules: Sequence[Rule], costs: Costs, *, begin: int = 0) -> Iterator[Finding]:
     """What is found in requests from number `begin` on."""
     for rule in rules:
-        for finding in _merge(rule, (found for found in rule.check(run) if found.place.request >= begin)):
+        for finding in _merge(rule, (found for found in rule.findings(run) if found.place.request >= begin)):
             is_small = finding.waste.num_recomputed < rule.min_recomputed
             severity = Severity.NOTE if is_small else finding.severity
             yield replace(finding, run=run.id, severity=severity, waste=costs.price(finding.waste, run))

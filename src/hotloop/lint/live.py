@@ -10,7 +10,7 @@ from hotloop.lint.costs import Costs
 from hotloop.lint.engine import lint_run
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
-from hotloop.lint.requests import Exchange
+from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -41,7 +41,7 @@ class LiveLint:
         self._told: dict[str, _Told] = {}
         self._lock = threading.Lock()
 
-    def see(self, exchange: Exchange) -> None:
+    def see(self, exchange: LintedRequest) -> None:
         with self._lock:
             run_id, step = self._sorter.step(exchange)
             told = self._told.pop(run_id, None) or _Told()

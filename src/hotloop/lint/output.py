@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hotloop.core.version import __version__
-from hotloop.lint.asked import LintedRequest
 from hotloop.lint.engine import LintReport
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
+from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES
 
 Json = dict[str, Any]

@@ -26,9 +26,9 @@ from hotloop.border.headers import end_to_end
 from hotloop.border.listen import url_of
 from hotloop.border.url import check_url
 from hotloop.core.session import name_session
+from hotloop.lint.answer import Answer, parse_answer, parse_stream
 from hotloop.lint.part import mapping
-from hotloop.lint.requests import Exchange, find_api
-from hotloop.lint.shapes.answer import Answer, parse_answer, parse_stream
+from hotloop.lint.requests import LintedRequest, find_api
 from hotloop.wire.part import Api
 
 log = logging.getLogger("hotloop.lint")
@@ -41,7 +41,7 @@ _ENDINGS = ("/chat/completions", "/messages", "/responses")
 class LintProxy:
     """An ASGI app. `see` is given every exchange, on a thread of its own, in the order in which they ended."""
 
-    def __init__(self, upstream: str, see: Callable[[Exchange], None]) -> None:
+    def __init__(self, upstream: str, see: Callable[[LintedRequest], None]) -> None:
         """Raises ConfigError where the address is none."""
         self._upstream = check_url(upstream).removesuffix("/v1")
         self._see = see
@@ -127,7 +127,7 @@ class _Passing:
             self._finish(self)
             await self._answer.aclose()
 
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> LintedRequest | None:
         """None for what is no chat, or was refused."""
         path = self._request.url.path
         if self._answer.status_code != 200 or not path.endswith(_ENDINGS):
@@ -141,7 +141,7 @@ class _Passing:
             return None
         session = name_session(body.get("session_id"), self._request.headers, None, None)
         ttft_ms = (self._first_at - self._began_at) * 1000 if self._first_at and body.get("stream") else None
-        return Exchange(
+        return LintedRequest(
             body=body, api=api, answer=self._read_answer(api), session=session, at=self._began_unix, ttft_ms=ttft_ms
         )
 

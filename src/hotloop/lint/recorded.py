@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.lint.answer import Answer
 from hotloop.lint.part import mapping
-from hotloop.lint.requests import Exchange, find_api
-from hotloop.lint.shapes.answer import Answer
+from hotloop.lint.requests import LintedRequest, find_api
 from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.wire.usage import Usage
 
 
-def read_spans(spans: Sequence[Span]) -> Iterator[Exchange]:
+def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
     """As the client saw them, if it was traced; else as the server did. What was only read ahead is left out.
 
     Raises ConfigError where there is no content.
@@ -27,7 +27,7 @@ def read_spans(spans: Sequence[Span]) -> Iterator[Exchange]:
             yield from _exchange(span)
 
 
-def _exchange(span: Span) -> Iterator[Exchange]:
+def _exchange(span: Span) -> Iterator[LintedRequest]:
     told = span.attributes
     try:
         body = mapping(msgspec.json.decode(str(told[names.CONTENT_REQUEST])))
@@ -37,7 +37,7 @@ def _exchange(span: Span) -> Iterator[Exchange]:
     if api is None:
         return
     first_ns = told.get(names.FIRST_TOKEN_NS)
-    yield Exchange(
+    yield LintedRequest(
         body=body,
         api=api,
         answer=Answer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),

@@ -1,4 +1,4 @@
-"""Requests from a file: JSON lines of bodies, of `{"request", "response", …}`, or of recorded transcripts.
+"""Requests as they were found, and read from JSON lines: of bodies, of `{"request", "response", …}`, or of transcripts.
 
 A line that is no request is an error that names it. A transcript becomes the requests that it was made of: one for
 every turn of the assistant, with all that was said before.
@@ -6,6 +6,8 @@ every turn of the assistant, with all that was said before.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +15,27 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
+from hotloop.lint.answer import Answer, parse_answer
 from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.shapes.answer import Answer, parse_answer
-from hotloop.lint.shapes.chat import chat_parts
-from hotloop.lint.shapes.messages import messages_parts
-from hotloop.lint.shapes.responses import responses_parts
+from hotloop.lint.parts import parts_of
 from hotloop.wire.part import Api
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
 
-_PARTS = {"chat": chat_parts, "responses": responses_parts, "messages": messages_parts}
 _BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/chat/completions": "chat"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A request and its answer as they were found. `run` is given where it is certain which one it belongs to; `row` is
-    the line of a file that it is, with all that it told.
+@dataclass(frozen=True, kw_only=True)
+class LintedRequest:
+    """A request and its answer. `index` counts requests of the whole input, `line` is its line there, `row` all that
+    it told; `at` is in unix seconds. `run` is given where it is certain which one it belongs to.
     """
 
     body: Json
     api: Api
+    index: int = 0
     answer: Answer = field(default_factory=Answer)
     session: str = ""
     run: str = ""
@@ -46,17 +46,50 @@ class Exchange:
     row: Json = field(default_factory=dict)
 
     @property
+    def model(self) -> str:
+        return str(self.body.get("model", ""))
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether what was said before lies with the server and is not sent again."""
+        return bool(self.body.get("previous_response_id"))
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(_PARTS[self.api](self.body))
+        """In the order of the prompt."""
+        return tuple(parts_of(self.body, self.api))
+
+    @cached_property
+    def tools(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind == "tool")
+
+    @cached_property
+    def system(self) -> tuple[Part, ...]:
+        """The system texts that begin the prompt."""
+        return tuple(takewhile(lambda part: part.kind == "system", (p for p in self.parts if p.kind != "tool")))
+
+    @property
+    def beginning(self) -> tuple[Part, ...]:
+        """What comes before anything is said."""
+        return self.system + self.tools
+
+    @cached_property
+    def history(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind != "tool")[len(self.system) :]
+
+    @property
+    def continued(self) -> tuple[Part, ...]:
+        """The history that the next request should begin with."""
+        return self.history + self.answer.parts
 
 
-def read_exchanges(path: Path) -> Iterator[Exchange]:
+def read_requests(path: Path) -> Iterator[LintedRequest]:
     """Raises ConfigError where the file is none."""
     for number, line in read_lines(path):
         yield from parse_line(line, str(path), number)
 
 
-def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:
+def parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
     try:
         row: Any = msgspec.json.decode(line)
     except msgspec.MsgspecError as error:
@@ -72,7 +105,7 @@ def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:
         raise ConfigError(f"{source}, line {number} is no request: it has neither messages nor an input")
     session = row.get("session") or body.get("session_id") or ""
     answer = parse_answer(row.get("response"), api)
-    yield Exchange(
+    yield LintedRequest(
         body=body,
         api=api,
         answer=answer,
@@ -108,7 +141,7 @@ def _is_transcript(row: Json) -> bool:
     return isinstance(row.get("messages"), list) and "system" in row and not {"model", "max_tokens"} & row.keys()
 
 
-def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
+def _play(row: Json, source: str, number: int) -> Iterator[LintedRequest]:
     system = row.get("system")
     history: list[Any] = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
     tools = {"tools": row["tools"]} if listing(row.get("tools")) else {}
@@ -116,7 +149,7 @@ def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
     for message in row["messages"]:
         if mapping(message).get("role") == "assistant" and history:
             answer = parse_answer(message, "chat")
-            yield Exchange(
+            yield LintedRequest(
                 body={"messages": [*history], **tools}, api="chat", answer=answer, run=run, source=source, line=number
             )
         history.append(message)

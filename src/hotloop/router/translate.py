@@ -66,11 +66,9 @@ class Translation:
         """What could not be carried over, in words."""
 
     def request(self) -> tuple[str, Json]:
-        """The path and the body for the replica."""
         return self._far.path, self._body
 
     def answer(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """A whole answer or an error."""
         try:
             if status >= 300:
                 raise read_failure(status, body)

@@ -145,24 +145,24 @@ def _gauges(stats: EngineStats) -> Iterator[GaugeMetricFamily]:
 
 def _totals(stats: EngineStats) -> Iterator[CounterMetricFamily]:
     yield CounterMetricFamily("hotloop_steps", "Steps of the engine.", stats.num_steps)
-    yield CounterMetricFamily("hotloop_prompt_tokens", "Prompt tokens asked for.", stats.num_prompt_tokens)
+    yield CounterMetricFamily("hotloop_prompt_tokens", "Prompt tokens asked for.", stats.usage.num_prompt)
     yield CounterMetricFamily(
-        "hotloop_cached_prompt_tokens", "Prompt tokens found in the cache.", stats.num_cached_tokens
+        "hotloop_cached_prompt_tokens", "Prompt tokens found in the cache.", stats.usage.num_cached
     )
     yield CounterMetricFamily(
-        "hotloop_restored_prompt_tokens", "Cached prompt tokens read from disk.", stats.num_restored_tokens
+        "hotloop_restored_prompt_tokens", "Cached prompt tokens read from disk.", stats.usage.num_restored
     )
     yield CounterMetricFamily(
-        "hotloop_host_prompt_tokens", "Cached prompt tokens copied back from host memory.", stats.num_host_tokens
+        "hotloop_host_prompt_tokens", "Cached prompt tokens copied back from host memory.", stats.usage.num_from_host
     )
-    yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.num_output_tokens)
-    yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.num_sampled_tokens)
+    yield CounterMetricFamily("hotloop_output_tokens", "Tokens generated.", stats.usage.num_output)
+    yield CounterMetricFamily("hotloop_sampled_tokens", "Generated tokens that were sampled.", stats.usage.num_sampled)
     yield CounterMetricFamily(
-        "hotloop_forced_tokens", "Generated tokens that a grammar left no choice about.", stats.num_forced_tokens
+        "hotloop_forced_tokens", "Generated tokens that a grammar left no choice about.", stats.usage.num_forced
     )
-    yield CounterMetricFamily("hotloop_drafted_tokens", "Tokens guessed and computed ahead.", stats.num_drafted_tokens)
+    yield CounterMetricFamily("hotloop_drafted_tokens", "Tokens guessed and computed ahead.", stats.usage.num_drafted)
     yield CounterMetricFamily(
-        "hotloop_accepted_draft_tokens", "Guessed tokens that were right.", stats.num_accepted_tokens
+        "hotloop_accepted_draft_tokens", "Guessed tokens that were right.", stats.usage.num_accepted
     )
     yield CounterMetricFamily("hotloop_grammar_cache_hits", "Grammars found compiled.", stats.num_grammar_hits)
     yield CounterMetricFamily("hotloop_grammar_cache_misses", "Grammars compiled.", stats.num_grammar_misses)

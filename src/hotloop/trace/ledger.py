@@ -7,6 +7,7 @@ for an answer that was not delivered are told apart; together they are all that 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,6 +21,8 @@ from hotloop.trace.sweep import Segment, TimePart, output_shares, split, sweep
 from hotloop.trace.tree import SpanNode, build_tree, clip, is_open, length_of, overlap_of, union
 
 _ASKERS = frozenset({names.RUN, names.TURN})
+_WORDS = (names.MODEL, names.REPLICA, names.REASON, names.PRIORITY, names.FINISH_REASON, names.ANSWER_ID)
+"""Of a turn: fields of `TurnLedger` by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +32,20 @@ class TokenCounts:
     prompt: int = 0
     cached: int = 0
     new: int = 0
-    again: int = 0
-    """Read though they had been read before; `causes` says why."""
-    restored: int = 0
-    """Those of the cached ones that came from disk."""
-    from_host: int = 0
-    """Those that came from host memory; the others were on the device."""
+    again: int = 0  # read though they had been read before; `causes` says why
+    restored: int = 0  # those of the cached ones that came from disk
+    from_host: int = 0  # those that came from host memory; the others were on the device
     output: int = 0
     sampled: int = 0
     forced: int = 0
-    drafted: int = 0
-    """Guessed, and right."""
-    guessed: int = 0
-    """Guessed, right or not."""
-    right: int = 0
-    """Of those: `drafted`, and what was forced anyway or came behind the end."""
+    drafted: int = 0  # guessed, and right
+    guessed: int = 0  # guessed, right or not
+    right: int = 0  # of those: `drafted`, and what was forced anyway or came behind the end
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
         counts = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
-        reasons = dict.fromkeys((*self.causes, *other.causes))
-        causes = {reason: self.causes.get(reason, 0) + other.causes.get(reason, 0) for reason in reasons}
-        return TokenCounts(**counts, causes=causes)
+        return TokenCounts(**counts, causes=dict(Counter(self.causes) + Counter(other.causes)))
 
 
 _COUNTS = [each for each in fields(TokenCounts) if each.name != "causes"]
@@ -67,8 +62,7 @@ class ToolLedger:
     dispatched_ns: int
     end_ns: int
     ran_s: float
-    waited_s: float
-    """For how long the run could do nothing but wait for this one."""
+    waited_s: float  # for how long the run could do nothing but wait for this one
     was_foreseen: bool
     num_tries: int
     is_error: bool
@@ -89,8 +83,7 @@ class TurnLedger:
     """From asking the model to the results of its calls being there; of a plain client, one request."""
 
     span_id: str
-    run_span_id: str
-    """The run it is a turn of; a run of an agent may have others within it."""
+    run_span_id: str  # the run it is a turn of; a run of an agent may have others within it
     index: int
     start_ns: int
     end_ns: int
@@ -98,18 +91,15 @@ class TurnLedger:
     first_token_s: float | None
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
-    read_ahead: TokenCounts
-    """What was read ahead in this turn, on top of what was asked."""
+    read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
     lost: TokenCounts
     """What was read and written for answers that failed or were broken off, or that others came before."""
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
-    num_wasted: int
-    """Of those foreseen."""
+    num_wasted: int  # of those foreseen
     model: str
     replica: str
-    reason: str
-    """Why that replica."""
+    reason: str  # why that replica
     priority: str
     finish_reason: str
     answer_id: str
@@ -123,8 +113,7 @@ class RunLedger:
     session: str
     agent: str
     end: str
-    is_running: bool
-    """Whether it has begun and not ended; then this is the account so far."""
+    is_running: bool  # whether it has begun and not ended; then this is the account so far
     start_ns: int
     end_ns: int
     wall_s: float
@@ -135,17 +124,13 @@ class RunLedger:
     lost: TokenCounts
     money: float
     critical_path: tuple[PathStep, ...]
-    model_idle_s: float
-    """While the run lasted and no model was asked anything."""
-    tool_idle_s: float
-    """While the run lasted and no tool ran."""
-    tools_hidden_s: float
-    """While tools ran behind the model's back."""
+    model_idle_s: float  # while the run lasted and no model was asked anything
+    tool_idle_s: float  # while the run lasted and no tool ran
+    tools_hidden_s: float  # while tools ran behind the model's back
     services: tuple[str, ...]
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -217,12 +202,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
-        model=_first_word(within, names.MODEL),
-        replica=_first_word(within, names.REPLICA),
-        reason=_first_word(within, names.REASON),
-        priority=_first_word(within, names.PRIORITY),
-        finish_reason=_first_word(within, names.FINISH_REASON),
-        answer_id=_first_word(within, names.ANSWER_ID),
+        **{name: _first_word(within, name) for name in _WORDS},
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
@@ -319,10 +299,10 @@ def _counted(request: SpanNode) -> TokenCounts:
 
 
 def _causes(request: SpanNode) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for cause, _ in request.causes():
-        sums[cause["reason"]] = sums.get(cause["reason"], 0) + cause["num_tokens"]
-    return sums
+        sums[cause["reason"]] += cause["num_tokens"]
+    return dict(sums)
 
 
 def _first_token_s(call: SpanNode) -> float | None:
@@ -363,13 +343,13 @@ def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
 
 def _busy(nodes: Sequence[SpanNode], *, is_model: bool) -> list[tuple[int, int]]:
     """When a model, or a tool, was at work; a server of ours tells best when that was."""
-    if is_model:
-        kinds = [node for node in nodes if node.name == names.REQUEST]
-        kinds += [node for node in nodes if node.name == names.CHAT and not node.is_served]
-        kinds += [node for node in nodes if node.name == names.ROUTE and not node.is_served]
-    else:
-        kinds = [node for node in nodes if node.name == names.TOOL]
-    return union((node.begin, node.end) for node in kinds)
+
+    def is_busy(node: SpanNode) -> bool:
+        if not is_model:
+            return node.name == names.TOOL
+        return node.name == names.REQUEST or (node.name in (names.CHAT, names.ROUTE) and not node.is_served)
+
+    return union((node.begin, node.end) for node in nodes if is_busy(node))
 
 
 def _sum(each: Iterable[TokenCounts]) -> TokenCounts:

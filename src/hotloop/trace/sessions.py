@@ -10,11 +10,9 @@ from collections.abc import Callable
 
 from hotloop.trace.span import TraceContext, new_span_id, new_trace_id, parse_traceparent
 
-MAX_IDLE_S = 1800.0
-"""Who comes back later than this begins anew."""
+MAX_IDLE_S = 1800.0  # who comes back later than this begins anew
 MAX_SESSIONS = 4096
-MAX_REQUESTS = 1000
-"""In one trace: it is drawn, and in the end given up, as a whole."""
+MAX_REQUESTS = 1000  # in one trace: it is drawn, and in the end given up, as a whole
 
 
 class RecentTraces:

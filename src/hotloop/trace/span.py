@@ -10,29 +10,32 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-TRACEPARENT = "traceparent"
-"""The header."""
+TRACEPARENT = "traceparent"  # the header
 
 # A later version may have more to say behind the flags; 00 has not, and ff is none.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _IS_SAMPLED = 0x01
 
 
+TraceId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{32}\Z")]
+SpanId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{16}\Z")]
+UnixNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """`attributes` are JSON values; `error` is empty where all went well."""
 
-    trace_id: str
-    span_id: str
-    parent_id: str | None = None
+    trace_id: TraceId
+    span_id: SpanId
+    parent_id: SpanId | None = None
     name: str
-    service: str
-    """Who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`."""
-    start_ns: int
-    end_ns: int
+    service: str  # who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`
+    start_ns: UnixNs
+    end_ns: UnixNs
     session: str = ""
     attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""
@@ -48,8 +51,7 @@ class TraceContext:
 
     trace_id: str
     span_id: str
-    is_sampled: bool = True
-    """What the caller's own tracing does; ours records either way."""
+    is_sampled: bool = True  # what the caller's own tracing does; ours records either way
 
     def child(self) -> "TraceContext":
         """The same trace, with a span of its own to be the parent."""

@@ -27,14 +27,16 @@ from hotloop.trace.tracer import Losses
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 20_000
-"""Spans that wait to be written; a disk that stands still costs no more memory than these."""
+MAX_PENDING = 20_000  # spans that wait to be written; a disk that stands still costs no more memory than these
 _MAX_BATCH = 500
 _BATCH_S = 0.2
 _RETRY_S = 5.0  # after a write that failed
 _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
+_AS_STORED = (
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_again"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +193,15 @@ class RunSummary:
     session: str
     agent: str
     model: str
-    end: str
-    """How the agent's run ended; empty for one that has not, or a plain client's."""
-    is_running: bool
-    """Whether an agent's run has begun and not ended, be it because it was killed."""
+    end: str  # how the agent's run ended; empty for one that has not, or a plain client's
+    is_running: bool  # whether an agent's run has begun and not ended, be it because it was killed
     num_turns: int
     num_spans: int
     num_errors: int
     num_prompt: int
     num_cached: int
     num_output: int
-    num_again: int
-    """Prompt tokens that were recomputed, as far as a server of ours tells."""
+    num_again: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
 
     @property
@@ -258,7 +257,7 @@ class TraceStore:
     def spans(self, trace_id: str) -> list[Span]:
         """All of a trace, as they began; empty if there is none of that id."""
         query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
-        return [as_span(tuple(row)) for row in self._query(query, trace_id)]
+        return [as_span(row) for row in self._query(query, trace_id)]
 
     def find(self, name: str) -> str:
         """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
@@ -294,18 +293,9 @@ class TraceStore:
         tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
         calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
         return RunSummary(
-            trace_id=row["trace_id"],
-            start_ns=row["start_ns"],
-            end_ns=row["end_ns"],
-            session=row["session"],
-            agent=row["agent"],
-            model=row["model"],
-            end=row["end"],
+            **{name: row[name] for name in _AS_STORED},
+            **tokens,
             is_running=row["num_open"] > 0,
             num_turns=row["num_turns"] or calls,
-            num_spans=row["num_spans"],
-            num_errors=row["num_errors"],
-            **tokens,
-            num_again=row["num_again"],
             money=row["money"] or self._prices.cost(row["model"], **tokens),
         )

@@ -27,27 +27,20 @@ class TimePart(StrEnum):
 
     ROUTER_QUEUE = "router_queue"
     QUEUE = "queue"
-    PREPARE = "prepare"
-    """The server reads the request: JSON, template, tokens, grammar."""
+    PREPARE = "prepare"  # the server reads the request: JSON, template, tokens, grammar
     PREFILL_NEW = "prefill_new"
     PREFILL_AGAIN = "prefill_again"
     DECODE_SAMPLED = "decode_sampled"
     DECODE_FORCED = "decode_forced"
     DECODE_DRAFTED = "decode_drafted"
-    HOSTED_PREFILL = "hosted_prefill"
-    """A model that tells nothing about itself, up to its first token."""
+    HOSTED_PREFILL = "hosted_prefill"  # a model that tells nothing about itself, up to its first token
     HOSTED_DECODE = "hosted_decode"
-    NETWORK = "network"
-    """Between client, router and server, and what a replica that failed has cost."""
+    NETWORK = "network"  # between client, router and server, and what a replica that failed has cost
     TOOLS = "tools"
-    FORESEEN = "foreseen"
-    """A tool that the model has not asked for yet, and nothing else."""
-    READ_AHEAD = "read_ahead"
-    """The model reads what it will need, and nothing else happens."""
-    RUNTIME = "runtime"
-    """The run itself: nothing else is busy."""
-    CLIENT = "client"
-    """A client of which nothing is known but that it is not asking."""
+    FORESEEN = "foreseen"  # a tool that the model has not asked for yet, and nothing else
+    READ_AHEAD = "read_ahead"  # the model reads what it will need, and nothing else happens
+    RUNTIME = "runtime"  # the run itself: nothing else is busy
+    CLIENT = "client"  # a client of which nothing is known but that it is not asking
 
 
 _FORESEEN, _TOOL, _RUN, _CALL = 2, 3, 4, 5

@@ -16,16 +16,13 @@ class Losses:
 
     num_dropped: int = 0
     """Spans that could not be written in time: the oldest go where too many wait, and all that wait at the end."""
-    num_failed: int = 0
-    """Times that writing failed; what was to be written is kept and tried again."""
+    num_failed: int = 0  # times that writing failed; what was to be written is kept and tried again
 
     def __add__(self, other: "Losses") -> "Losses":
         return Losses(self.num_dropped + other.num_dropped, self.num_failed + other.num_failed)
 
 
 class Tracer(Protocol):
-    """Takes spans as they end."""
-
     @property
     def is_on(self) -> bool:
         """Whether spans are recorded; if not, spans need not be made."""

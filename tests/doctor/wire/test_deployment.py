@@ -39,13 +39,13 @@ async def ask(script: Script, *, api_key: str | None = None) -> Heard:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (Reply(b"<html>Sign in</html>", content_type="text/html"), "not a chat completion: <html>Sign in"),
-        (Reply(b""), "not a chat completion: nothing at all"),
+        (Reply(b"<html>Sign in</html>", content_type="text/html"), "not an answer: <html>Sign in"),
+        (Reply(b""), "not an answer: nothing at all"),
         (Reply(status=307, headers={"Location": "https://elsewhere.example"}), "redirects to https://elsewhere.exa"),
         (page({"error": {"message": "out of order"}}, status=500), "answered 500: out of order$"),
         (page({"error": "out of order"}, status=500), "answered 500: out of order$"),
         (page({"object": "error", "message": "out of order"}, status=500), "answered 500: out of order$"),
-        (page(["out of order"], status=500), r'answered 500: \["out of order"\]$'),
+        (page(["out of order"], status=500), "answered 500: the replica answered with status 500$"),
         (Reply(say("word").body, 200, "text/event-stream", repeats=True), "does not end"),
         (Reply(b"data: " + b"x" * 65536, 200, "text/event-stream", repeats=True), "sent more than 8 MiB"),
         (Reply(gzip.compress(bytes(2**26)), headers={"Content-Encoding": "gzip"}), "sent more than 8 MiB"),

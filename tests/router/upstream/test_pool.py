@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.upstream.deadline import Deadline
 from hotloop.router.upstream.pool import Pool
 
 
@@ -41,10 +40,10 @@ async def test_who_waited_longest_is_next() -> None:
     await asyncio.sleep(0)
     pool.put(spare)
     assert await waiting[0] is spare
-    pool.free()
+    pool.put()
     assert await waiting[1] is None
     assert not waiting[2].done()
-    pool.close()
+    pool.put()
     assert await waiting[2] is None
 
 
@@ -95,7 +94,7 @@ async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> N
         finally:
             if chance.random() < 0.3:
                 spare.abort()
-                pool.free()
+                pool.put()
             else:
                 pool.put(spare)
                 known.append(spare)
@@ -115,24 +114,9 @@ async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> N
         pool.check()
     await asyncio.gather(*calls, return_exceptions=True)
     pool.check()
-    pool.close()
+    for spare in known:
+        pool.drop(spare)
     assert pool.num_open == 0
-
-
-async def test_a_deadline_rings_when_last_set_and_only_then() -> None:
-    rung = asyncio.Event()
-    deadline = Deadline(rung.set)
-    for delay_s in (600.0, 0.001, 0.02):
-        deadline.set(delay_s)
-    async with asyncio.timeout(30):
-        await rung.wait()
-    rung.clear()
-    deadline.set(0.001)
-    deadline.clear()
-    deadline.set(600.0)
-    deadline.close()
-    await asyncio.sleep(0.005)
-    assert not rung.is_set()
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])

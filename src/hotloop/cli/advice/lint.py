@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotloop.lint.costs import Costs
     from hotloop.lint.engine import LintReport
     from hotloop.lint.meter import Count, Meter
-    from hotloop.lint.requests import Exchange
+    from hotloop.lint.requests import LintedRequest
     from hotloop.lint.rules.rule import Rule
     from hotloop.lint.run import LintedRun
     from hotloop.trace.span import Span
@@ -117,7 +117,7 @@ def lint_spans(spans: "Sequence[Span]") -> "list[LintLine]":
             rule=finding.rule,
             severity=finding.severity.label,  # type: ignore[arg-type]
             words=finding.words,
-            mend=finding.mend,
+            fix=finding.mend,
             place=str(finding.place),
             num_tokens=finding.waste.num_recomputed or finding.waste.num_carried,
             ms=finding.waste.ms,
@@ -134,13 +134,13 @@ def _check_asked(paths: Sequence[Path], run: str | None, proxy: str | None, out:
         raise ConfigError("--fix needs one file of requests, and --out to write them to")
 
 
-def _read(paths: Sequence[Path], run: str | None, flags: LintFlags) -> "Iterator[Exchange]":
+def _read(paths: Sequence[Path], run: str | None, flags: LintFlags) -> "Iterator[LintedRequest]":
     from hotloop.lint.recorded import read_spans
-    from hotloop.lint.requests import read_exchanges
+    from hotloop.lint.requests import read_requests
 
     if run is not None:
         return read_spans(_spans(run, flags.trace))
-    return (exchange for path in paths for exchange in read_exchanges(path))
+    return (exchange for path in paths for exchange in read_requests(path))
 
 
 def _spans(run: str, trace: str) -> "list[Span]":
@@ -155,7 +155,7 @@ def _spans(run: str, trace: str) -> "list[Span]":
 
 
 def _lint_all(
-    exchanges: "Iterator[Exchange]", rules: "Sequence[Rule]", meter: "Meter", flags: LintFlags, out: Path | None
+    exchanges: "Iterator[LintedRequest]", rules: "Sequence[Rule]", meter: "Meter", flags: LintFlags, out: Path | None
 ) -> int:
     from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.engine import lint as lint_runs
@@ -179,14 +179,14 @@ def _fix(runs: "Sequence[LintedRun]", out: Path, meter: "Meter") -> "list[Linted
     """Write the mended requests, and read them again: what is told is what is left."""
     from hotloop.lint.conversations import sort_into_runs
     from hotloop.lint.fix import fix_file
-    from hotloop.lint.requests import read_exchanges
+    from hotloop.lint.requests import read_requests
 
     lines = fix_file(runs)
     try:
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
-    return sort_into_runs(read_exchanges(out), meter)
+    return sort_into_runs(read_requests(out), meter)
 
 
 def _show(report: "LintReport", form: Format) -> None:

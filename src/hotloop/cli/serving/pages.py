@@ -59,28 +59,20 @@ def page_of(
 
 
 async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
-    from hotloop.ui.source import Live, TokenTotals
+    from hotloop.ui.source import Live
 
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
     except TimeoutError:
         raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
-    stats, totals = snapshot.stats, snapshot.totals
+    stats = snapshot.stats
     return Live(
         at_s=snapshot.at_s,
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
-        totals=TokenTotals(
-            num_prompt=totals.num_prompt,
-            num_cached=totals.num_cached,
-            num_output=totals.num_output,
-            num_sampled=totals.num_sampled,
-            num_forced=totals.num_forced,
-            num_drafted=totals.num_drafted,
-            num_accepted=totals.num_accepted,
-        ),
+        totals=snapshot.totals._asdict(),
         kv=_kv_use(snapshot, engine.block_size),
         requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
     )
@@ -107,7 +99,7 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
 
 async def live_of_router(app: "RouterApp") -> "Live":
     from hotloop.core.request import Priority
-    from hotloop.ui.source import Live, LiveReplica, TokenTotals
+    from hotloop.ui.source import Live, LiveReplica
 
     fleet = app.fleet
     replicas = tuple(
@@ -125,7 +117,7 @@ async def live_of_router(app: "RouterApp") -> "Live":
         at_s=time.monotonic(),
         num_running=fleet.num_running,
         waiting={priority.name.lower(): fleet.room.num_waiting(priority) for priority in Priority},
-        totals=TokenTotals(num_prompt=app.metrics.num_prompt, num_cached=app.metrics.num_cached),
+        totals={"num_prompt": app.metrics.num_prompt, "num_cached": app.metrics.num_cached},
         replicas=replicas,
     )
 
@@ -133,11 +125,11 @@ async def live_of_router(app: "RouterApp") -> "Live":
 def _live_request(request: "Request") -> "LiveRequest":
     from hotloop.ui.source import LiveRequest
 
-    is_reading = request.first_token_at is None
+    is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,
         priority=request.priority.name.lower(),
-        state="waiting" if request.first_scheduled_at is None else "reading" if is_reading else "writing",
+        state="waiting" if request.first_scheduled_at is None else "prefill" if is_prefilling else "decode",
         num_prompt=request.num_prompt,
         num_cached=request.num_cached,
         num_output=request.num_output,

@@ -22,14 +22,17 @@ from hotloop.doctor.wire.hearing import Hearing
 from hotloop.doctor.wire.reading import (
     Page,
     parse_page,
+    read_bounded,
     read_ends,
-    read_pieces,
     read_retry_after_s,
     read_whole,
     read_words,
 )
-from hotloop.router.kinds import KINDS, Api
-from hotloop.router.translate import Translation, translate
+from hotloop.router.kinds import KINDS
+from hotloop.wire.formats import FORMATS
+from hotloop.wire.part import Api
+from hotloop.wire.policy import Notes
+from hotloop.wire.policy import Target as WireTarget
 
 Json = dict[str, Any]
 ChatMessages = Sequence[Mapping[str, Any]]
@@ -131,10 +134,10 @@ class Deployment:
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
         body = {"model": await self.find_model(), "messages": messages, **streaming, **options}
         try:
-            hearing, response, translation = await self._send_patiently(body, max_tokens)
+            hearing, response = await self._send_patiently(body, max_tokens)
             try:
                 hearing.client, hearing.server = read_ends(response)
-                yield hearing, read_pieces(response, translation, is_streamed)
+                yield hearing, read_bounded(response)
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -185,22 +188,22 @@ class Deployment:
             raise Answered(self._quote(status, body, location), status=status)
         models = parse_page(status, body, _Models)
         if models is None:
-            raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(body)}"))
+            raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(status, body)}"))
         return models.data
 
-    async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[Hearing, httpx.Response, Translation | None]:
+    async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[Hearing, httpx.Response]:
         """Whoever is told to come again later does; the clock starts with the request that is answered."""
         for num_refused in range(_MAX_REFUSALS + 1):
-            hearing = Hearing(time.perf_counter(), num_refused=num_refused)
+            hearing = Hearing(time.perf_counter(), self.api, num_refused=num_refused)
             try:
-                return hearing, *await self._send(body, max_tokens)
+                return hearing, await self._send(body, max_tokens)
             except Refused as refusal:
                 if num_refused == _MAX_REFUSALS or refusal.retry_after_s > _MAX_RETRY_AFTER_S:
                     raise
                 await asyncio.sleep(refusal.retry_after_s)
         raise AssertionError("the last refusal was raised")
 
-    async def _send(self, body: Json, max_tokens: int) -> tuple[httpx.Response, Translation | None]:
+    async def _send(self, body: Json, max_tokens: int) -> httpx.Response:
         """An answer that is one. Some models have another name for how long it may be, and say so."""
         try:
             return await self._post({**body, self._limit: max_tokens})
@@ -210,20 +213,18 @@ class Deployment:
         self._limit = "max_completion_tokens"
         return await self._post({**body, self._limit: max_tokens})
 
-    async def _post(self, body: Json) -> tuple[httpx.Response, Translation | None]:
-        path, translation = "/v1/chat/completions", None
+    async def _post(self, body: Json) -> httpx.Response:
+        spoken = FORMATS[self.api]
         if self.api == "messages":
             marked = {**body, "messages": _mark_last(body["messages"])}
-            translation = translate("chat", frozenset({"messages"}), marked)
-            assert translation
-            path, body = translation.request()
-        request = self._http.build_request("POST", f"{self.url}{path}", json=body, headers=self._auth())
+            body = spoken.render(FORMATS["chat"].parse(marked, Notes()), WireTarget())
+        request = self._http.build_request("POST", f"{self.url}{spoken.path}", json=body, headers=self._auth())
         response = await self._http.send(request, stream=True)
         self.headers = response.headers
         self._stream = response.extensions["network_stream"]
         if response.status_code != 200:
             raise await self._failed(response)
-        return response, translation
+        return response
 
     async def _failed(self, response: httpx.Response) -> Answered:
         status, headers = response.status_code, response.headers
@@ -256,7 +257,7 @@ class Deployment:
 
     def _quote(self, status: int, body: bytes, location: str = "") -> str:
         """An answer that is an error, in a line."""
-        said = f"it redirects to {location}, so give that address" if location else read_words(body)
+        said = f"it redirects to {location}, so give that address" if location else read_words(status, body)
         hint = " (give a key with `--api-key`)" if status == 401 and not self._api_key else ""
         return self._hide(f"{self.url} answered {status}: {said}{hint}")
 

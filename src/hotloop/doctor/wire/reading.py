@@ -2,57 +2,32 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import msgspec
 
 from hotloop.core.errors import RemoteError
-from hotloop.router.translate import Translation
+from hotloop.wire.errors import read_failure
 
 _MAX_BYTES = 8 * 2**20  # of a page or an answer: far more than anything that is asked for here
-
 _MAX_SAID = 300  # characters of an error that are quoted
 
 Page = TypeVar("Page")
 
 
-class _Error(msgspec.Struct):
-    """OpenAI and Anthropic have an `error` with a message, SGLang a message, others what they like."""
-
-    error: Any = None
-    message: str | None = None
-
-
-async def read_pieces(
-    response: httpx.Response, translation: Translation | None, is_streamed: bool
-) -> AsyncGenerator[bytes, None]:
-    """In the shape of chat completions. What is translated is cut where it came in pieces."""
-    if not is_streamed:
-        whole = await read_whole(response)
-        yield translation.answer(200, whole)[1] if translation else whole
-        return
-    stream = translation.stream() if translation else None
-    async with aclosing(_bounded(response)) as pieces:
-        async for data in pieces:
-            if said := stream.feed(data) if stream else data:
-                yield said
-    if stream and (said := stream.end()):
-        yield said
-
-
-async def read_whole(response: httpx.Response) -> bytes:
-    async with aclosing(_bounded(response)) as pieces:
-        return b"".join([data async for data in pieces])
-
-
-async def _bounded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def read_bounded(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     num_bytes = 0
     async for data in response.aiter_bytes():
         num_bytes += len(data)
         if num_bytes > _MAX_BYTES:
             raise RemoteError(f"{response.url} sent more than {_MAX_BYTES // 2**20} MiB, which nobody asked for")
         yield data
+
+
+async def read_whole(response: httpx.Response) -> bytes:
+    async with aclosing(read_bounded(response)) as pieces:
+        return b"".join([data async for data in pieces])
 
 
 def read_ends(response: httpx.Response) -> tuple[str, str]:
@@ -77,13 +52,6 @@ def parse_page(status: int, body: bytes, page: type[Page]) -> Page | None:
         return None
 
 
-def read_words(body: bytes) -> str:
+def read_words(status: int, body: bytes) -> str:
     """What an error says, in a line: its message where it has one, else how it begins."""
-    try:
-        error = msgspec.json.decode(body, type=_Error)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        error = _Error()
-    inner = error.error if error.error is not None else error
-    message = inner.get("message") if isinstance(inner, dict) else inner if isinstance(inner, str) else error.message
-    said = message if isinstance(message, str) and message else body[:1000].decode(errors="replace")
-    return " ".join(said.split())[:_MAX_SAID]
+    return " ".join(str(read_failure(status, body)).split())[:_MAX_SAID]

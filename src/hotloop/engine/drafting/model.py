@@ -11,6 +11,7 @@ Whatever goes wrong here costs guesses, never an answer.
 import logging
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,14 +119,10 @@ class ModelDrafter:
         self._backend.close()
 
     def check(self) -> None:
-        self._pool.check()
         self._tree.check()
-        users: dict[int, int] = {}
-        for shadow in self._shadows.values():
-            assert shadow.copy.num_computed <= len(shadow.copy.block_ids) * self._block_size
-            for block_id in shadow.copy.block_ids:
-                users[block_id] = users.get(block_id, 0) + 1
-        assert all(self._pool.num_users(i) == users.get(i, 0) for i in range(self._pool.num_blocks))
+        copies = [shadow.copy for shadow in self._shadows.values()]
+        assert all(copy.num_computed <= len(copy.block_ids) * self._block_size for copy in copies)
+        self._pool.check(Counter(block_id for copy in copies for block_id in copy.block_ids))
 
     def _follow(self, want: Want) -> _Shadow | None:
         """The request's shadow, level with its tokens; None if the draft model has no such tokens."""
@@ -216,17 +213,10 @@ class ModelDrafter:
         copy.num_computed = len(copy.block_ids) * self._block_size
 
     def _share(self, copy: Request, num_tokens: int) -> None:
-        """Put the blocks of that many tokens into the tree, and use the tree's own where it had them already."""
+        """Put the full blocks of that many tokens into the tree."""
         num_full = num_tokens // self._block_size
-        own = copy.block_ids[:num_full].tolist()
-        if not own or self._pool.is_kept(own[-1]):
-            return
-        shared = self._tree.insert(copy.token_ids[: num_full * self._block_size], own, copy.salt)
-        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
-            if mine != theirs:
-                self._pool.use([theirs])
-                self._pool.release([mine])
-                copy.block_ids[i] = theirs
+        if num_full and not self._pool.is_kept(copy.block_ids[num_full - 1]):
+            self._tree.share(copy.token_ids[: num_full * self._block_size], copy.block_ids, copy.salt)
 
     def _drop(self, request: Request) -> None:
         self._pool.release(self._shadows.pop(request).copy.block_ids)

@@ -61,8 +61,6 @@ class Choice:
 
 @dataclass(slots=True)
 class Placing:
-    """One request to be placed."""
-
     num_tokens: int
     session: str = ""
     turn: int = 0
@@ -119,19 +117,16 @@ def session(views: Sequence[View], placing: Placing) -> Choice:
 
 
 def least_load(views: Sequence[View], placing: Placing) -> Choice:
-    """Whoever has least to do."""
     least = min(views, key=lambda view: (_waiting(view), view.load))
     return Choice(least.name, "least load", least.matched_tokens)
 
 
 def round_robin(views: Sequence[View], placing: Placing) -> Choice:
-    """One after the other."""
     view = views[placing.turn % len(views)]
     return Choice(view.name, "its turn", view.matched_tokens)
 
 
 def at_random(views: Sequence[View], placing: Placing) -> Choice:
-    """Anybody."""
     view = placing.dice.choice(views)
     return Choice(view.name, "chance", view.matched_tokens)
 

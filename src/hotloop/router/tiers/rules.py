@@ -1,25 +1,15 @@
 """Which tier a route's rules give a request, and why in words. Pure; knows no session and no price."""
 
-from dataclasses import dataclass
-
 from hotloop.router.tiers.config import Route, Rule, Task
 from hotloop.router.tiers.features import Features
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A tier by its name, empty for the largest, and why."""
-
-    tier: str
-    reason: str
-
-
-def decide(route: Route, features: Features, task: Task | None) -> Decision:
-    """The first rule that fits, or the default."""
+def decide(route: Route, features: Features, task: Task | None) -> tuple[str, str]:
+    """The tier of the first rule that fits, or the default, which is empty for the largest; and why."""
     for rule in route.rules:
         if fits(rule, features, task):
-            return Decision(rule.tier, describe(rule, task))
-    return Decision(route.default, "default")
+            return rule.tier, describe(rule, task)
+    return route.default, "default"
 
 
 def fits(rule: Rule, features: Features, task: Task | None) -> bool:

@@ -1,23 +1,18 @@
 """A bounded pool of connections: the one used last is used next, and over the bound a caller waits its turn.
 
-    num_open = idle + taken <= max_connections        somebody waits only when all are taken
+    num_open = idle + taken <= max_connections
 
-Whoever takes a place holds it until `put` (the connection can be used again) or `free` (it is gone). A place that comes
-free goes straight to who has waited longest. Nothing here knows HTTP.
+Whoever takes a place gives it back with `put`. Nothing here knows HTTP.
 """
 
 import asyncio
 from typing import Generic, Protocol, TypeVar
-
-from hotloop.router.upstream.deadline import Deadline
 
 MAX_IDLE_S = 60.0
 """How long a connection is kept unused."""
 
 
 class Pooled(Protocol):
-    """What a pool keeps."""
-
     idle_since: float
     is_lost: bool
 
@@ -28,97 +23,50 @@ T = TypeVar("T", bound=Pooled)
 
 
 class Pool(Generic[T]):
-    """Places for connections, and the idle connections in some of them."""
-
     def __init__(self, max_connections: int, max_idle_s: float = MAX_IDLE_S) -> None:
-        self.num_open = 0
         self._max_open = max_connections
         self._max_idle_s = max_idle_s
+        self._places = asyncio.Semaphore(max_connections)
+        self._num_taken = 0
         self._idle: list[T] = []
-        self._waiting: dict[asyncio.Future[T | None], None] = {}
-        self._is_closed = False
-        self._next_sweep = Deadline(self._sweep)
+        self._is_sweeping = False
+
+    @property
+    def num_open(self) -> int:
+        return self._num_taken + len(self._idle)
 
     async def take(self) -> T | None:
-        """A place: with the connection that is in it, or None where one has to be opened."""
-        if self._idle:
-            return self._idle.pop()
-        if self.num_open < self._max_open or self._is_closed:
-            self.num_open += 1
-            return None
-        return await self._turn()
+        """A place, in order of asking: with an idle connection, or None where one has to be opened."""
+        await self._places.acquire()
+        self._num_taken += 1
+        return self._idle.pop() if self._idle else None
 
-    def put(self, connection: T) -> None:
-        """Give a place back with its connection, fit for another."""
-        if self._is_closed or connection.is_lost:
-            connection.abort()
-            self.free()
-        elif not self._pass_on(connection):
-            connection.idle_since = asyncio.get_running_loop().time()
-            self._idle.append(connection)
-            if len(self._idle) == 1:
-                self._next_sweep.set(self._max_idle_s)
-
-    def free(self) -> None:
-        """Give a place back without a connection."""
-        if not self._pass_on(None):
-            self.num_open -= 1
+    def put(self, connection: T | None = None) -> None:
+        """Give a place back, with its connection unless that is lost."""
+        self._num_taken -= 1
+        self._places.release()
+        if connection is None or connection.is_lost:
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if not self._is_sweeping:
+            self._sweep()
 
     def drop(self, connection: T) -> None:
         """Forget a connection that ended, if it was idle here."""
         if connection in self._idle:
             self._idle.remove(connection)
-            self.num_open -= 1
-
-    def close(self) -> None:
-        """Close what is idle; who waits is let through, for the owner to turn away."""
-        self._is_closed = True
-        self._next_sweep.close()
-        while self._idle:
-            self._idle.pop().abort()
-            self.num_open -= 1
-        while self._pass_on(None):
-            self.num_open += 1
 
     def check(self) -> None:
-        """What always holds."""
-        assert len(self._idle) <= self.num_open
-        assert self._is_closed or self.num_open <= self._max_open
-        assert not self._waiting or (not self._idle and self.num_open == self._max_open)
+        assert 0 <= self._num_taken <= self.num_open <= self._max_open
+        assert not any(connection.is_lost for connection in self._idle)
         assert self._idle == sorted(self._idle, key=lambda connection: connection.idle_since)
 
-    async def _turn(self) -> T | None:
-        turn: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = None
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled():
-                self._give_back(turn.result())
-            raise
-
-    def _give_back(self, connection: T | None) -> None:
-        """The place came, but who waited for it is gone."""
-        if connection is None:
-            self.free()
-        else:
-            self.put(connection)
-
-    def _pass_on(self, connection: T | None) -> bool:
-        while self._waiting:
-            turn = next(iter(self._waiting))
-            del self._waiting[turn]
-            if not turn.done():
-                turn.set_result(connection)
-                return True
-        return False
-
     def _sweep(self) -> None:
-        """The oldest are first, since the last put is the first taken."""
-        now = asyncio.get_running_loop().time()
-        while self._idle and now - self._idle[0].idle_since >= self._max_idle_s:
+        """Close what was idle too long. The oldest are first, since the last put is the first taken."""
+        loop = asyncio.get_running_loop()
+        while self._idle and loop.time() - self._idle[0].idle_since >= self._max_idle_s:
             self._idle.pop(0).abort()
-            self.num_open -= 1
+        self._is_sweeping = bool(self._idle)
         if self._idle:
-            self._next_sweep.set(self._idle[0].idle_since + self._max_idle_s - now)
+            loop.call_at(self._idle[0].idle_since + self._max_idle_s, self._sweep)

@@ -75,7 +75,7 @@ function tiles(now, points) {
   const output = rates(points, "num_output");
   const read = rates(points, "num_prompt");
   const waiting = Object.values(now.waiting).reduce((sum, number) => sum + number, 0);
-  const hasOutput = totals.num_output !== null;
+  const hasOutput = totals.num_output !== undefined;
   const recently = minute?.num_prompt ? `${percent(minute.num_cached, minute.num_prompt)} in the last minute`
     : "nothing asked in the last minute";
   const made = [["forced", totals.num_forced], ["drafted", totals.num_accepted]].filter(([, number]) => number)
@@ -168,7 +168,7 @@ function requests(list) {
     el("tbody", {}, rows)));
 }
 
-const GOOD = { up: "good", writing: "good", reading: "busy", down: "bad", lost: "bad", failed: "bad" };
+const GOOD = { up: "good", decode: "good", prefill: "busy", down: "bad", lost: "bad", failed: "bad" };
 
 function state(name, tip) {
   return el("span", { class: `state ${GOOD[name] ?? ""}`, tip }, name);
