@@ -4,7 +4,7 @@ text; whether it is good JSON is for whoever parses it.
 
 from collections.abc import Iterator
 
-from hotloop.wire.nesting import Nesting
+from hotloop.wire.reader import Nesting
 
 
 class ElementReader:

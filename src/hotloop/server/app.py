@@ -27,17 +27,20 @@ from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import generate, info
+from hotloop.server import info
 from hotloop.server.anthropic import messages as anthropic
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
+from hotloop.server.openai.chat import chat_completions
+from hotloop.server.openai.completions import completions
 from hotloop.server.responses import api as responses
+from hotloop.server.responses.store import ResponseStore
 from hotloop.server.service import Service
 from hotloop.trace.tracer import NullTracer, Tracer
 
 ROUTES = (
-    Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
-    Route("/v1/completions", generate.completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/messages", anthropic.messages, methods=["POST"]),
     Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
     *responses.ROUTES,
@@ -65,6 +68,7 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
+    app.state.responses = ResponseStore()
     return app
 
 
@@ -153,7 +157,7 @@ class HttpServer(uvicorn.Server):
 
     async def _abort(self) -> None:
         await self._aborting.wait()
-        self._service.mailroom.abort_all()
+        self._service.bridge.abort_all()
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
-from hotloop.server import message_errors as anthropic_errors
-from hotloop.server.errors import HttpError, error_response
+from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
 
 
@@ -41,8 +40,8 @@ class RequestIds:
     def _mark(self, start: MutableMapping[str, Any], request_id: str, path: str) -> None:
         headers = MutableHeaders(scope=start)
         headers[REQUEST_ID_HEADER] = request_id
-        if anthropic_errors.is_spoken_at(path):
-            headers[anthropic_errors.REQUEST_ID_HEADER] = request_id
+        if is_message_path(path):
+            headers[MESSAGES_REQUEST_ID] = request_id
         if start["status"] >= 400:
             self._metrics.count_http_error(start["status"])
 

@@ -17,7 +17,9 @@ from hotloop.chat.assembly.spans import PromptSpan
 from hotloop.chat.prompt import Prompt
 from hotloop.core.message import Message
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.decoding import convert
 from hotloop.server.holds import Pin
+from hotloop.wire.field import Json
 
 MAX_BREAKPOINTS = 4
 """As many as Anthropic takes; of more, the last."""
@@ -26,7 +28,7 @@ Ttl = Literal["5m", "1h"]
 Part = Literal["tools", "messages"]
 
 
-class CacheControlBody(msgspec.Struct, kw_only=True):
+class CacheControl(msgspec.Struct, kw_only=True):
     type: Literal["ephemeral"]
     ttl: Ttl | None = None
 
@@ -47,12 +49,8 @@ class CacheHint:
         return 300 if self.ttl == "5m" else 3600
 
 
-def tool_hint(control: CacheControlBody, index: int) -> CacheHint:
-    return CacheHint("tools", index, None, control.ttl or "5m")
-
-
-def message_hint(control: CacheControlBody, index: int, num_chars: int) -> CacheHint:
-    return CacheHint("messages", index, num_chars, control.ttl or "5m")
+def parse_hint(mark: Json, place: str, part: Part, index: int, num_chars: int | None = None) -> CacheHint:
+    return CacheHint(part, index, num_chars, convert(mark, CacheControl, place).ttl or "5m")
 
 
 def find_pins(

@@ -1,22 +1,23 @@
 """Bodies from JSON, and a sentence about the field at fault where that fails."""
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from hotloop.core.errors import RequestError
+from hotloop.wire.field import Json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+_body = msgspec.json.Decoder(Json)
 
-def decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
-    """The body, or a RequestError that names the field at fault."""
+
+def decode(data: bytes) -> Json:
     try:
-        return decoder.decode(data)
+        return _body.decode(data)
     except msgspec.ValidationError as error:
-        message, param = _explain(str(error))
-        raise RequestError(message, param=param) from None
+        raise RequestError(_explain(str(error))[0]) from None
     except msgspec.DecodeError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
@@ -25,13 +26,13 @@ def decode(decoder: msgspec.json.Decoder[Body], data: bytes) -> Body:
         raise RequestError("the body is nested too deeply") from None
 
 
-def convert(value: Any, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
-    """As `decode`, for a part of a body that says itself what it is; `place` is where in the body it was.
+def convert(value: Json, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
+    """A body, or the part of one at `place`. Raises RequestError that names the field at fault.
 
     Not `strict`: numbers may be written as texts, as a query has them.
     """
     try:
-        return msgspec.convert(value, kind, strict=strict)
+        return msgspec.convert(value, kind, strict=strict, str_keys=True)
     except msgspec.ValidationError as error:
         message, param = _explain(str(error), within=place)
         raise RequestError(message, param=param) from None

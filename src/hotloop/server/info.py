@@ -11,25 +11,24 @@ from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
 from hotloop.server.calling import make_tools
-from hotloop.server.decoding import decode
+from hotloop.server.decoding import convert
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.openai.chat import Messages, parse_messages
-from hotloop.server.openai.render import Json
-from hotloop.server.openai.wire import TokenId
+from hotloop.server.options import TokenId
 from hotloop.server.service import Service
-from hotloop.server.tenants import Asker, name_owner
-from hotloop.wire.chat.parse import parse_tools
-from hotloop.wire.field import Field
+from hotloop.server.tenants import Caller, name_owner
+from hotloop.server.turns import parse_turns
+from hotloop.wire.chat.parse import parse_messages, parse_tools
+from hotloop.wire.field import Field, Json
+from hotloop.wire.policy import Notes
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """A text or a conversation, as vLLM takes them."""
 
-    model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: Messages | None = None
+    messages: list[Any] | None = None
     tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -37,12 +36,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
     tokens: list[TokenId]
-
-
-_tokenize_body = msgspec.json.Decoder(TokenizeBody)
-_detokenize_body = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def health(request: Request) -> Response:
@@ -79,15 +73,14 @@ async def explain(request: Request) -> Response:
     """Why tokens of a prompt were recomputed; for a prompt with a `cache_salt`, that is in the query."""
     service, explainer = Service.of(request), Service.of(request).explainer
     scope = service.scope(request.headers, request.query_params.get("cache_salt"))
-    viewer = Asker(name_owner(request.headers), scope)
+    viewer = Caller(name_owner(request.headers), scope)
     explanation = explainer.find(request.path_params["id"], viewer)
     return JSONResponse(await asyncio.to_thread(render_explanation, explanation, viewer, explainer))
 
 
 async def tokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = decode(_tokenize_body, await service.read(request))
-    service.check_model(body.model)
+    body = convert(await service.read(request), TokenizeBody)
     prompt = await asyncio.to_thread(_parse_prompt, body, service, service.scope(request.headers))
     answer: Json = {
         "count": len(prompt.token_ids),
@@ -102,8 +95,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = decode(_detokenize_body, await service.read(request))
-    service.check_model(body.model)
+    body = convert(await service.read(request), DetokenizeBody)
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 
@@ -112,9 +104,10 @@ def _parse_prompt(body: TokenizeBody, service: Service, scope: str) -> Prompt:
         return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False, scope=scope)
     if body.messages is None or body.prompt is not None:
         raise RequestError("give either prompt or messages", param="prompt")
+    given = Field({"messages": body.messages, "tools": body.tools})
     conversation = Conversation(
-        messages=parse_messages(body.messages),
-        tools=make_tools(parse_tools(Field({"tools": body.tools})), is_strict=service.strict_tools),
+        messages=parse_turns(parse_messages(given, Notes()), "chat").messages,
+        tools=make_tools(parse_tools(given), is_strict=service.strict_tools),
         is_answer_next=body.add_generation_prompt is not False,
         extra=body.chat_template_kwargs or {},
     )

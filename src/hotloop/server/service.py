@@ -5,25 +5,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.core.config import CacheIsolation, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel
+from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
-from hotloop.server.delivery import Mailroom
+from hotloop.server.decoding import decode
+from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
 from hotloop.server.metrics import Metrics
-from hotloop.server.openai.render import Envelope
-from hotloop.server.openai.wire import Asking, parse_session_id
-from hotloop.server.responses.store import ResponseStore
-from hotloop.server.tenants import Asker, name_owner, name_scope
-from hotloop.server.traced import RequestRecorder
+from hotloop.server.options import Options, parse_priority
+from hotloop.server.spans import RequestRecorder
+from hotloop.server.tenants import Caller, name_owner, name_scope
 from hotloop.trace.tracer import Tracer
+from hotloop.wire.field import Field, Json, read_text
+from hotloop.wire.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Service:
     engine: Engine
     model: str
     metrics: Metrics
-    mailroom: Mailroom
+    bridge: EventBridge
     tool_format: ToolFormat
     prompts: Prompts
     keeper: Keeper
@@ -43,12 +45,11 @@ class Service:
     cache_isolation: CacheIsolation
     fingerprint: str
     max_body_bytes: int
-    responses: ResponseStore = field(default_factory=ResponseStore)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, request: Request) -> "Service":
-        service = request.app.state.service
+    def of(cls, http: HttpRequest) -> "Service":
+        service = http.app.state.service
         assert isinstance(service, cls)
         return service
 
@@ -72,7 +73,7 @@ class Service:
             engine=engine,
             model=model,
             metrics=metrics,
-            mailroom=Mailroom(engine, metrics, prompts),
+            bridge=EventBridge(engine, metrics, prompts),
             tool_format=tool_format,
             prompts=prompts,
             keeper=Keeper(engine),
@@ -84,31 +85,31 @@ class Service:
             max_body_bytes=parse_bytes(config.max_body),
         )
 
-    async def read(self, request: Request) -> bytes:
-        body = await read_json(request, self.max_body_bytes)
+    async def read(self, http: HttpRequest) -> Json:
+        """The body. A model that is not named is the one there is."""
+        data = await read_json(http, self.max_body_bytes)
         if self.recorder.tracer.keeps_content:
-            request.state.body = body
-        return body
+            http.state.body = data
+        body = decode(data)
+        self.check_model(read_text(Field(body), "model"))
+        return {**body, "model": self.model}
 
     def check_model(self, name: str | None) -> None:
-        """No name means the one model there is."""
         if name is not None and name != self.model:
             raise UnknownModel(name, self.model)
 
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
-        """With whom a request shares what was read and remembered."""
+        """With whom a request shares what was computed and remembered."""
         return name_scope(headers, cache_salt, self.cache_isolation)
 
-    def asker(self, http: Request, body: Asking) -> Asker:
-        return Asker(
+    def caller(self, http: HttpRequest, request: Request, options: Options) -> Caller:
+        return Caller(
             name_owner(http.headers),
-            self.scope(http.headers, body.cache_salt),
-            parse_session_id(body, http.headers),
+            self.scope(http.headers, options.cache_salt),
+            name_session(options.session_id, http.headers, request.cache.key, request.user),
             http.state.request_id,
+            parse_priority(request, options, http.headers),
         )
-
-    def envelope(self, answer_id: str) -> Envelope:
-        return Envelope(answer_id, int(time.time()), self.model, self.fingerprint)
 
 
 def _rules(config: ServerConfig) -> PromptRules:

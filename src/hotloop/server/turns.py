@@ -7,100 +7,95 @@ Thoughts that somebody signed are dropped: they are another model's. Anything el
 notes that a hosted tool left for itself, where they are known to be no more than that.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, Thought, ToolCall
-from hotloop.server.breakpoints import CacheControlBody, CacheHint, message_hint
-from hotloop.server.decoding import convert
-from hotloop.wire.part import Call, Opaque, Part, Result, Text, Turn
+from hotloop.server.breakpoints import CacheHint, parse_hint
+from hotloop.wire.part import Api, Call, Opaque, Part, Result, Text, Turn
+from hotloop.wire.request import Request
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
+# Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
+DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
 
 
-class Turns:
-    """The messages so far, and the breakpoints between them.
+class Conversed(NamedTuple):
+    """The messages of a request, and the breakpoints between them."""
 
-    `joins` is Anthropic's way: turns of one role that follow each other are one, and parts may be marked. `dropped` are
-    the kinds of items that are left out.
-    """
+    messages: tuple[Message, ...]
+    hints: list[CacheHint]
 
-    def __init__(self, turns: Iterable[Turn] = (), *, joins: bool = False, dropped: Collection[str] = ()) -> None:
-        self.messages: list[Message] = []
-        self.hints: list[CacheHint] = []
-        self._joins = joins
-        self._dropped = dropped
-        for turn in turns:
-            self.add(turn)
 
-    def add(self, turn: Turn) -> None:
-        if not self._joins and (message := _plain_message(turn)):
-            self.messages.append(message)
-            return
+@dataclass(slots=True)
+class _Draft:
+    """A message that is still being put together."""
+
+    role: Role
+    content: str = ""
+    name: str | None = None
+    call_id: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    thoughts: list[Thought] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.content = _JOINERS[self.role].join((self.content, text)) if self.content and text else self.content + text
+
+    def finish(self) -> Message:
+        return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
+
+
+def parse_conversed(request: Request) -> Conversed:
+    """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
+    messages, hints = parse_turns(request.turns, request.api)
+    if not messages:
+        raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
+    if request.api != "messages":
+        return Conversed(messages, [])
+    marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
+    of_tools = [parse_hint(mark, f"tools[{i}].cache_control", "tools", i) for mark, i in marks]
+    if request.cache.mark is not None:
+        end = len(messages) - 1, len(messages[-1].content)
+        hints.append(parse_hint(request.cache.mark, "cache_control", "messages", *end))
+    return Conversed(messages, [*of_tools, *hints])
+
+
+def parse_turns(turns: Iterable[Turn], api: Api) -> Conversed:
+    """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
+    drafts: list[_Draft] = []
+    hints: list[CacheHint] = []
+    joins = api == "messages"
+    for turn in turns:
         is_answer = turn.role == "assistant"
-        has_begun = is_answer or (not turn.parts and not self._joins)
-        if has_begun:  # it was its turn, even if nothing of it is left
-            self._begin(turn, is_new=not self._joins)
-        calls: list[ToolCall] = []
-        thoughts: list[Thought] = []
+        is_joined = joins and bool(drafts) and drafts[-1].role == turn.role
+        has_begun = is_joined or is_answer or not (turn.parts or joins)
+        if has_begun and not is_joined:  # it was its turn, even if nothing of it is left
+            drafts.append(_Draft(turn.role, name=turn.name))
         for part in turn.parts:
             match part:
                 case Text():
-                    self._say(turn, part.text, is_new=not has_begun and not self._joins)
+                    if not has_begun:
+                        drafts.append(_Draft(turn.role, name=turn.name))
                     has_begun = True
+                    drafts[-1].say(part.text)
                 case Call() if is_answer:
-                    calls.append(ToolCall(part.id, part.flat_name, part.arguments))
+                    drafts[-1].calls.append(ToolCall(part.id, part.flat_name, part.arguments))
                 case Result() if turn.role == "user":
-                    self.messages.append(Message("tool", _result_text(part), tool_call_id=part.call_id or None))
+                    drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
+                    has_begun = False
                 case Thought() if is_answer:
-                    thoughts += [] if part.maker else [part]
-                case Opaque() if part.kind in self._dropped:
+                    drafts[-1].thoughts += [] if part.maker else [part]
+                case Opaque() if api == "responses" and part.kind in DROPPED:
                     pass
                 case _:
                     raise _unsupported(part, turn)
-            self._mark_part(part)
-        if calls or thoughts:
-            last = self.messages[-1]
-            all_calls, all_thoughts = (*last.tool_calls, *calls), (*last.thoughts, *thoughts)
-            self.messages[-1] = replace(last, tool_calls=all_calls, thoughts=all_thoughts)
-
-    def mark(self, control: CacheControlBody | None) -> None:
-        """All there is so far is worth keeping."""
-        if control and self.messages:
-            self.hints.append(message_hint(control, len(self.messages) - 1, len(self.messages[-1].content)))
-
-    def _mark_part(self, part: Part) -> None:
-        if self._joins and not isinstance(part, Thought) and part.mark is not None and part.at:
-            self.mark(convert(part.mark, CacheControlBody, f"{part.at.place}.cache_control"))
-
-    def _begin(self, turn: Turn, *, is_new: bool) -> None:
-        if is_new or not self.messages or self.messages[-1].role != turn.role:
-            self.messages.append(Message(turn.role, "", name=turn.name))
-
-    def _say(self, turn: Turn, text: str, *, is_new: bool) -> None:
-        self._begin(turn, is_new=is_new)
-        content = self.messages[-1].content
-        joined = _JOINERS[turn.role].join((content, text)) if content and text else content + text
-        self.messages[-1] = replace(self.messages[-1], content=joined)
-
-
-def _plain_message(turn: Turn) -> Message | None:
-    """The message of a turn that has texts and calls only, or one result: most are, and histories are long."""
-    first = turn.parts[0] if turn.parts else None
-    if isinstance(first, Result) and len(turn.parts) == 1:
-        return Message("tool", _result_text(first), tool_call_id=first.call_id or None)
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    for part in turn.parts:
-        if isinstance(part, Text):
-            texts.append(part.text)
-        elif isinstance(part, Call) and turn.role == "assistant":
-            calls.append(ToolCall(part.id, part.flat_name, part.arguments))
-        else:
-            return None
-    return Message(turn.role, _JOINERS[turn.role].join(filter(None, texts)), turn.name, tuple(calls))
+            if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
+                end = len(drafts) - 1, len(drafts[-1].content)
+                hints.append(parse_hint(part.mark, f"{part.place}.cache_control", "messages", *end))
+    return Conversed(tuple(draft.finish() for draft in drafts), hints)
 
 
 def _result_text(result: Result) -> str:
@@ -111,7 +106,7 @@ def _result_text(result: Result) -> str:
 
 
 def _unsupported(part: Part, turn: Turn | None = None) -> RequestError:
-    at = turn.at if turn and isinstance(part, Thought) else None if isinstance(part, Thought) else part.at
+    at = part.at if not isinstance(part, Thought) else turn.at if turn else None
     kind = "thinking" if isinstance(part, Thought) else at.value.get("type") if at else None
     place = at.place if at else ""
     return RequestError(f"{place}: content of type {kind!r:.100} is not supported here, only text is", param=place)

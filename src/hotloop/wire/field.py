@@ -4,6 +4,7 @@ Bodies are untrusted and only partly known, so they are walked rather than parse
 `null` always means "not given".
 """
 
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -55,10 +56,6 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         found = self.get(name)
         return found.each() if found else []
 
-    def optional_number(self, name: str) -> float | None:
-        found = self.get(name)
-        return None if found is None else found.number()
-
     def each(self) -> "list[Field]":
         if not isinstance(self.value, list):
             raise self.wrong("a list")
@@ -79,9 +76,9 @@ class Field(msgspec.Struct, frozen=True, gc=False):
             raise self.wrong("true or false")
         return self.value
 
-    def count(self) -> int:
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 0:
-            raise self.wrong("a whole number that is not negative")
+    def count(self, least: int = 0) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or not least <= self.value < 2**31:
+            raise self.refuse(f"expected a whole number from {least} to {2**31 - 1}")
         return self.value
 
     def number(self) -> float:
@@ -105,11 +102,33 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return RequestError(f"{self.place}: {reason}", param=self.place)
 
 
-def read_text(body: Field, name: str) -> str | None:
-    value = body.object().get(name)
+def read_text(body: Field | None, name: str) -> str | None:
+    value = body.object().get(name) if body else None
     return value if value is None or type(value) is str else Field(value, body, name).text()
 
 
-def read_flag(body: Field, name: str) -> bool:
+def read_number(body: Field, name: str) -> float | None:
     found = body.get(name)
-    return found is not None and found.flag()
+    return found.number() if found else None
+
+
+def read_object(body: Field, name: str) -> Json | None:
+    found = body.get(name)
+    return found.object() if found else None
+
+
+def read_flag(body: Field, name: str) -> bool | None:
+    found = body.get(name)
+    return found.flag() if found else None
+
+
+def present(**fields: Any) -> Json:
+    """Those that are given."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def split_fields(body: Field, read: Set[str], own: Set[str]) -> tuple[Json, Json]:
+    """What is not read: the fields that mean something to the body's own API only, and those that nobody knows."""
+    rest = {name: value for name, value in body.object().items() if value is not None and name not in read}
+    unknown = {name: value for name, value in rest.items() if name not in own}
+    return {name: value for name, value in rest.items() if name in own}, unknown

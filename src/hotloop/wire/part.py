@@ -1,7 +1,8 @@
 """What turns are made of. A part remembers where in a body it came from, for error messages; equality ignores that."""
 
-from dataclasses import dataclass, field, replace
 from typing import Literal, Self
+
+import msgspec
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
@@ -11,36 +12,46 @@ Api = Literal["chat", "responses", "messages"]
 Role = Literal["system", "user", "assistant"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
-    mark: Json | None = None
-    """A cache breakpoint behind this part, as Anthropic's `cache_control` has it."""
-    at: Field | None = field(default=None, compare=False, repr=False)
+class _Placed(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """A struct, and no dataclass: histories have thousands of parts, and this is made in a fifth of the time."""
 
-    def marked(self, mark: Json | None) -> Self:
-        return replace(self, mark=mark)
+    at: Field | None = None
+
+    def __eq__(self, other: object) -> bool:
+        names = (name for name in self.__struct_fields__ if name != "at")
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def place(self) -> str:
+        return self.at.place if self.at else ""
 
     def refuse(self, reason: str) -> RequestError:
-        place = self.at.place if self.at else ""
-        return RequestError(f"{place}: {reason}" if place else reason, param=place or None)
+        return RequestError(f"{self.place}: {reason}" if self.place else reason, param=self.place or None)
 
 
-@dataclass(frozen=True, slots=True)
-class Text(_Placed):
+class _Markable(_Placed, frozen=True, eq=False, kw_only=True):
+    mark: Json | None = None
+    """A cache breakpoint behind this part, as Anthropic's `cache_control` has it."""
+
+    def marked(self, mark: Json | None) -> Self:
+        return msgspec.structs.replace(self, mark=mark)
+
+
+class Text(_Markable, frozen=True, eq=False):
     text: str
     is_refusal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Image(_Placed):
+class Image(_Markable, frozen=True, eq=False):
     """`url` is an address or a data URL."""
 
     url: str
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class File(_Placed):
+class File(_Markable, frozen=True, eq=False):
     """A document: a data URL, or its plain text."""
 
     url: str = ""
@@ -48,8 +59,7 @@ class File(_Placed):
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call(_Placed):
+class Call(_Markable, frozen=True, eq=False):
     """`arguments` is a JSON text; a custom tool's is an object with its one text, see `wrap_input`."""
 
     id: str
@@ -63,8 +73,7 @@ class Call(_Placed):
         return flat_name(self.name, self.namespace)
 
 
-@dataclass(frozen=True, slots=True)
-class Opaque(_Placed):
+class Opaque(_Markable, frozen=True, eq=False):
     """JSON that is kept as it came, since only its own API means something by it."""
 
     api: Api
@@ -76,8 +85,7 @@ class Opaque(_Placed):
     """Whether it is a note of a model or a hosted tool to itself, which others can do without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result(_Placed):
+class Result(_Markable, frozen=True, eq=False):
     """What a tool returned. It stands in a turn of the user."""
 
     call_id: str
@@ -98,8 +106,7 @@ class Result(_Placed):
 Part = Text | Image | File | Thought | Call | Result | Opaque
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(_Placed, frozen=True, eq=False):
     """One message. An assistant's has its thoughts, then its text, then its calls, unless its API has another order."""
 
     role: Role
@@ -107,7 +114,6 @@ class Turn:
     is_plain: bool = False
     """Whether its content was a bare text rather than a list of parts."""
     name: str | None = None
-    at: Field | None = field(default=None, compare=False, repr=False)
 
     @property
     def texts(self) -> list[str]:

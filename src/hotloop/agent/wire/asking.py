@@ -10,8 +10,8 @@ from hotloop.core.message import Message, Tool
 from hotloop.core.stream import CallOpened
 from hotloop.wire import request as wire
 from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.formats import Reader
 from hotloop.wire.part import Call, Result, Text, Turn
+from hotloop.wire.reader import Reader
 from hotloop.wire.sse import ServerEvent
 from hotloop.wire.usage import Usage
 

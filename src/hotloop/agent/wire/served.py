@@ -12,7 +12,7 @@ from hotloop.agent.wire.http import TIMEOUT, RemoteServer, Retries
 from hotloop.agent.wire.session import session_headers
 from hotloop.core.errors import RemoteError
 from hotloop.wire.field import Json
-from hotloop.wire.formats import Reader
+from hotloop.wire.reader import Reader
 from hotloop.wire.sse import ServerEvent
 
 

@@ -12,12 +12,12 @@ from hotloop.lint.shapes.chat import message_parts
 from hotloop.lint.shapes.messages import turn_parts
 from hotloop.lint.shapes.responses import item_parts
 from hotloop.wire.answer import gather
-from hotloop.wire.calls import name_call
 from hotloop.wire.chat.writer import ChatWriter
 from hotloop.wire.event import Event
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.messages.writer import MessagesWriter
 from hotloop.wire.part import Api
+from hotloop.wire.reader import name_call
 from hotloop.wire.responses.writer import ResponsesWriter
 from hotloop.wire.sse import EventReader, ServerEvent
 from hotloop.wire.usage import Usage, read_usage

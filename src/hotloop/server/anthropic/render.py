@@ -5,22 +5,22 @@ Nothing here waits or knows a socket.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import msgspec
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened, StreamEvent
-from hotloop.server.breakpoints import Ttl
 from hotloop.server.delivery import Piece
-from hotloop.server.errors import kind_of
-from hotloop.server.explain.inquiry import Diagnosis, Inquiry
-from hotloop.server.message_errors import render_failure, translate_status
-from hotloop.server.openai.render import Json, render_work
+from hotloop.server.errors import render_message_error
+from hotloop.server.explain.inquiry import Diagnosis
+from hotloop.server.job import Job
+from hotloop.server.usage import answer_usage
 from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event
+from hotloop.wire.field import Json
 from hotloop.wire.messages.writer import MessagesWriter
+from hotloop.wire.request import Request
 from hotloop.wire.sse import write_event
 
 _encode = msgspec.json.Encoder().encode
@@ -32,37 +32,26 @@ class Frame:
 
     id: str
     model: str
-    inquiry: Inquiry
-    ttl: Ttl | None
-    """How long the client wants the prompt kept, if it does."""
-    num_kept: int = 0
-    """How much of the prompt lies before the last breakpoint."""
-    limit: Literal["length", "window"] = "length"
-    """What it means if the answer gets no longer."""
-    is_silent: bool = False
-    """Whether there is no answer: the prompt was only to be read."""
+    request: Request
+    job: Job
 
     def begin(self, piece: Piece) -> Begun:
         return Begun(self.id, self.model, self._usage(piece.usage))
 
     def end(self, piece: Piece, usage: Usage) -> Ended:
         """A stop string ends an answer whatever it was about to say; calls count only where the model was done."""
-        counts = self._usage(usage)
-        if piece.finish_reason is FinishReason.LENGTH or self.is_silent:
-            return Ended(self.limit, None, counts)
+        counts, job = self._usage(usage), self.job
+        if piece.finish_reason is FinishReason.LENGTH or job.is_silent:
+            is_window = (self.request.max_tokens or 0) > (job.sampling.max_tokens or 0)
+            return Ended("window" if is_window else "length", None, counts)
         if piece.stop_match is not None:
             return Ended("stop", str(piece.stop_match), counts)
         return Ended("calls" if piece.num_calls else "stop", None, counts)
 
     def _usage(self, usage: Usage) -> wire.Usage:
-        """Each token of the prompt is counted once: read from the cache, put there because asked, or neither."""
-        return wire.Usage(
-            usage.num_prompt,
-            usage.num_cached,
-            0 if self.is_silent else usage.num_output,
-            max(self.num_kept - usage.num_cached, 0),
-            hotloop=render_work([usage], self.inquiry),
-        )
+        """Each token of the prompt is counted once: cached, put there because asked, or neither."""
+        num_kept = max((pin.num_tokens for pin in self.job.pins), default=0)
+        return answer_usage([usage], self.job.inquiry, num_kept=num_kept, is_silent=self.job.is_silent)
 
 
 def render_diagnostics(diagnosis: Diagnosis | None) -> Json | None:
@@ -94,10 +83,12 @@ class FrameWriter(MessagesWriter):
     def render_frame(self, begun: Begun) -> Json:
         rendered = super().render_frame(begun)
         created = {f"ephemeral_{ttl}_input_tokens": 0 for ttl in ("5m", "1h")}
-        if self._frame.ttl:
-            created[f"ephemeral_{self._frame.ttl}_input_tokens"] = begun.usage.num_written
+        if pins := self._frame.job.pins:
+            created["ephemeral_5m_input_tokens" if pins[-1].ttl_s == 300 else "ephemeral_1h_input_tokens"] = (
+                begun.usage.num_written
+            )
         usage = {**rendered["usage"], "cache_creation": created, "service_tier": "standard"}
-        return {**rendered, "usage": usage, "diagnostics": render_diagnostics(self._frame.inquiry.diagnose())}
+        return {**rendered, "usage": usage, "diagnostics": render_diagnostics(self._frame.job.inquiry.diagnose())}
 
 
 def render_message(frame: Frame, piece: Piece) -> bytes:
@@ -124,8 +115,7 @@ class EventWriter:
         return b"".join(self._writer.write(self._frame.end(self._last, usages[0])))
 
     def fail(self, error: HotloopError, request_id: str) -> bytes:
-        status = translate_status(kind_of(error).status)
-        failure = render_failure(status, error, request_id)
+        failure = render_message_error(error, request_id)
         return write_event("error", error=failure["error"], request_id=request_id)
 
     def _events(self, piece: Piece) -> Iterator[Event]:

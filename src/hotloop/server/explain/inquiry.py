@@ -24,7 +24,7 @@ from hotloop.server.account import Account, account_for
 from hotloop.server.errors import UnknownExplanation
 from hotloop.server.explain.past import Past, Reading
 from hotloop.server.metrics import Metrics
-from hotloop.server.tenants import Asker
+from hotloop.server.tenants import Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
@@ -59,7 +59,7 @@ class Explanation:
     """All prompts of an answer."""
 
     answer_id: str
-    asker: Asker
+    caller: Caller
     parts: tuple[Explained, ...]
     prompts: tuple[Prompt, ...] = ()
     """The prompts themselves, if something in them is to be found and they are still here."""
@@ -82,13 +82,13 @@ class Inquiry:
     def __init__(
         self,
         explainer: "Explainer | None" = None,
-        asker: Asker | None = None,
+        caller: Caller | None = None,
         questions: Sequence[Question] = (),
         *,
         named: str | None = None,
     ) -> None:
         self._explainer = explainer
-        self._asker = asker
+        self._asker = caller
         self._questions = questions
         self._named = named
         self._requests: Sequence[Request] = ()
@@ -187,11 +187,11 @@ class Explainer:
         self._prompts: Shelf[str, tuple[Prompt, ...]] = Shelf(memory_tokens // _PROMPT_SHARE)
         self._scopes: OrderedDict[str, str] = OrderedDict()
 
-    def inquire(self, prompts: Sequence[Prompt], asker: Asker, named: str | None = None) -> Inquiry:
+    def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
         if self.level == "off":
             return Inquiry(named=named)
-        return Inquiry(self, asker, [self._ask(prompt, asker, named) for prompt in prompts], named=named)
+        return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
 
     def account(self, question: Question, request: Request) -> Account:
         return account_for(
@@ -202,9 +202,9 @@ class Explainer:
             eviction=request.eviction,
         )
 
-    def open(self, answer_id: str, asker: Asker) -> None:
+    def open(self, answer_id: str, caller: Caller) -> None:
         """An answer begins; others may have to make room for it."""
-        self._scopes[answer_id] = asker.scope
+        self._scopes[answer_id] = caller.scope
         if len(self._scopes) > _MAX_SCOPES:
             self._scopes.popitem(last=False)
 
@@ -215,14 +215,14 @@ class Explainer:
         if any(cause.parting for part in explanation.parts for cause in part.account.causes):
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
-        asker, kept = explanation.asker, replace(explanation, prompts=())
-        self._kept.put((asker.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
-        self._kept.put((asker.scope, "request", asker.request_id), kept, _KEPT_COST)
+        caller, kept = explanation.caller, replace(explanation, prompts=())
+        self._kept.put((caller.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
+        self._kept.put((caller.scope, "request", caller.request_id), kept, _KEPT_COST)
 
-    def find(self, answer_id: str, asker: Asker) -> Explanation:
+    def find(self, answer_id: str, caller: Caller) -> Explanation:
         """By an answer's id or a request's. Raises UnknownExplanation; so it does for those of other scopes."""
         for kind in ("answer", "request"):
-            if found := self._kept.get((asker.scope, kind, answer_id)):
+            if found := self._kept.get((caller.scope, kind, answer_id)):
                 return replace(found, prompts=self._prompts.get(found.answer_id) or ())
         raise UnknownExplanation(answer_id, is_off=self.level == "off")
 
@@ -231,11 +231,11 @@ class Explainer:
         answer_id = request_id.rpartition("-")[0]
         return answer_id if self._scopes.get(answer_id) == scope else None
 
-    def _ask(self, prompt: Prompt, asker: Asker, named: str | None) -> Question:
+    def _ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
         token_ids = token_array(prompt.token_ids)
-        earlier = self.past.find(named, asker) if named else None
+        earlier = self.past.find(named, caller) if named else None
         is_named = earlier is not None
-        earlier = earlier or self.past.find_like(token_ids, asker)
+        earlier = earlier or self.past.find_like(token_ids, caller)
         if earlier is None:
             return Question(prompt)
         comparison = compare(token_ids, earlier.token_ids, self.spell)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from hotloop.chat.compare import WINDOW, Hashes, TokenIds, count_common, hash_windows
-from hotloop.server.tenants import Asker
+from hotloop.server.tenants import Caller
 
 _SAMPLING = 32
 _MAX_HOLDERS = 8  # prompts remembered for one window, and for one session
@@ -34,7 +34,7 @@ class Reading:
     """A prompt and its answer, as far as they were computed."""
 
     answer_id: str
-    asker: Asker
+    caller: Caller
     token_ids: TokenIds
     num_prompt: int
 
@@ -54,10 +54,10 @@ class _Windows:
     is_short: bool
 
     @classmethod
-    def of(cls, token_ids: TokenIds, asker: Asker) -> "_Windows":
+    def of(cls, token_ids: TokenIds, caller: Caller) -> "_Windows":
         hashes = hash_windows(token_ids)
         sample = np.unique(np.concatenate([hashes[:1], hashes[hashes % np.uint64(_SAMPLING) == 0]]))
-        seed, is_short = hash((asker.owner, asker.scope)), len(token_ids) <= _SHORT
+        seed, is_short = hash((caller.owner, caller.scope)), len(token_ids) <= _SHORT
         keys = [window ^ seed for window in sample.tolist()]
         return cls(np.unique(hashes) if is_short else sample, keys, is_short)
 
@@ -94,21 +94,21 @@ class Past:
     def add(self, reading: Reading) -> None:
         self._news.append(reading)
 
-    def find(self, answer_id: str, asker: Asker) -> Reading | None:
-        """What this asker was answered under that id."""
+    def find(self, answer_id: str, caller: Caller) -> Reading | None:
+        """What this caller was answered under that id."""
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
-        return entry.reading if entry and _is_same(entry.reading.asker, asker) else None
+        return entry.reading if entry and _is_same(entry.reading.caller, caller) else None
 
-    def find_like(self, token_ids: TokenIds, asker: Asker) -> Reading | None:
-        """The asker's reading that this prompt goes on from or, if there is none, that has most in common with it; of
+    def find_like(self, token_ids: TokenIds, caller: Caller) -> Reading | None:
+        """The caller's reading that this prompt goes on from or, if there is none, that has most in common with it; of
         equally like ones the latest.
         """
-        windows = _Windows.of(token_ids, asker)
+        windows = _Windows.of(token_ids, caller)
         with self._lock:
             self._take_news()
-            entries = [self._entries[number] for number in self._nominate(windows, asker)]
+            entries = [self._entries[number] for number in self._nominate(windows, caller)]
         commons = [count_common(token_ids, entry.reading.token_ids) for entry in entries]
         most = max(commons, default=0)
         ranked = [
@@ -134,7 +134,7 @@ class Past:
             assert {number for numbers in holders for number in numbers} <= self._entries.keys()
             assert {entry.number for entry in self._by_answer.values()} <= self._entries.keys()
 
-    def _nominate(self, windows: _Windows, asker: Asker) -> Iterable[int]:
+    def _nominate(self, windows: _Windows, caller: Caller) -> Iterable[int]:
         """Who is looked at closely. A window that few have says more than one that all have."""
         votes: defaultdict[int, float] = defaultdict(float)
         for key in windows.keys:
@@ -143,9 +143,9 @@ class Past:
                 for number in numbers:
                     votes[number] += share
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
-        for session in _sessions(asker):
+        for session in _sessions(caller):
             elected.update(self._by_session.get(session, ()))
-        return [number for number in elected if _is_same(self._entries[number].reading.asker, asker)]
+        return [number for number in elected if _is_same(self._entries[number].reading.caller, caller)]
 
     def _take_news(self) -> None:
         while self._news:
@@ -153,12 +153,12 @@ class Past:
 
     def _keep(self, reading: Reading) -> None:
         self._num_added += 1
-        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.asker), self._num_added)
+        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.caller), self._num_added)
         self._entries[entry.number] = self._by_answer[reading.answer_id] = entry
         self._cost += reading.cost
         for key in entry.windows.keys:
             _note(self._by_window.setdefault(key, []), entry.number)
-        for session in _sessions(reading.asker):
+        for session in _sessions(reading.caller):
             _note(self._by_session.setdefault(session, []), entry.number)
         while self._entries and self._cost > self._max_tokens:
             self._drop(next(iter(self._entries)))
@@ -171,18 +171,18 @@ class Past:
             del self._by_answer[reading.answer_id]
         for key in entry.windows.keys:
             _strike(self._by_window, key, number)
-        for session in _sessions(reading.asker):
+        for session in _sessions(reading.caller):
             _strike(self._by_session, session, number)
 
 
-def _is_same(one: Asker, other: Asker) -> bool:
+def _is_same(one: Caller, other: Caller) -> bool:
     """Whether two requests come from one who shares what was read with itself."""
     return (one.owner, one.scope) == (other.owner, other.scope)
 
 
-def _sessions(asker: Asker) -> Iterable[tuple[str, str, str]]:
-    """The asker's session, and one for all it asks: the latest of these may be what is looked for."""
-    return {(asker.owner, asker.scope, session_id) for session_id in (asker.session_id, "")}
+def _sessions(caller: Caller) -> Iterable[tuple[str, str, str]]:
+    """The caller's session, and one for all it asks: the latest of these may be what is looked for."""
+    return {(caller.owner, caller.scope, session_id) for session_id in (caller.session_id, "")}
 
 
 def _note(numbers: list[int], number: int) -> None:

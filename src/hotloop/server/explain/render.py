@@ -8,7 +8,7 @@ from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.server.account import Account, Cause
 from hotloop.server.explain.inquiry import Explainer, Explanation, Inquiry, unix_time
-from hotloop.server.tenants import Asker
+from hotloop.server.tenants import Caller
 
 Json = dict[str, Any]
 
@@ -30,10 +30,10 @@ def sum_causes(accounts: Iterable[Account]) -> dict[str, int]:
     return {reason: num_tokens for reason, num_tokens in sums.items() if num_tokens}
 
 
-def render_explanation(explanation: Explanation, viewer: Asker, explainer: Explainer) -> Json:
+def render_explanation(explanation: Explanation, viewer: Caller, explainer: Explainer) -> Json:
     """Takes a moment, since the parts of a prompt are worked out."""
     accounts = [part.account for part in explanation.parts]
-    is_owner = viewer.owner == explanation.asker.owner
+    is_owner = viewer.owner == explanation.caller.owner
     compared = [part.compared_with for part in explanation.parts if is_owner]
     changes = dict.fromkeys(change for part in explanation.parts for change in part.changes)
     return {
@@ -63,7 +63,7 @@ def _render_counts(accounts: Sequence[Account]) -> Json:
     }
 
 
-def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Asker, *, is_owner: bool) -> Json:
+def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Caller, *, is_owner: bool) -> Json:
     rendered: Json = {"cause": cause.reason, "tokens": cause.num_tokens}
     if cause.eviction:
         beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer.scope)

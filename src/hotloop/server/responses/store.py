@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from hotloop.core.errors import RequestError
-from hotloop.server.delivery import Call
+from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, count_bytes, settle_items
+from hotloop.server.responses.items import Item, count_bytes, keep_items
 from hotloop.server.responses.render import Composer, Status
 
 MAX_RESPONSES = 1024
@@ -22,12 +22,12 @@ MAX_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Run:
+class RunningResponse:
     """A response that is being written. `items` is all it was given, what it continues included."""
 
     owner: str
     items: tuple[Item, ...]
-    call: Call
+    outputs: OutputCollector
     composer: Composer
     is_stored: bool
     task: asyncio.Task[None] | None = None
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedResponse:
     """One that is no longer written: the object as it was sent, what it was given, and what it then put out."""
 
     owner: str
@@ -63,34 +63,34 @@ class ResponseStore:
         self.num_bytes = 0
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._running: dict[str, Run] = {}
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._running: dict[str, RunningResponse] = {}
+        self._ended: OrderedDict[str, EndedResponse] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._ended)
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunningResponse) -> None:
         self._running[run.composer.id] = run
 
-    def settle(self, run: Run) -> bytes:
+    def settle(self, run: RunningResponse) -> bytes:
         """The response has ended; keep it if it is one to keep. Returns the object as it is to be sent."""
         self.forget(run)
         body = run.encode()
         if run.is_stored:
-            output = settle_items(run.composer.render()["output"])
-            self._keep(run.composer.id, Ended(run.owner, run.items, output, run.composer.status, body))
+            output = keep_items(run.composer.render()["output"])
+            self._keep(run.composer.id, EndedResponse(run.owner, run.items, output, run.composer.status, body))
         return body
 
-    def forget(self, run: Run) -> None:
+    def forget(self, run: RunningResponse) -> None:
         """It is no longer written, if it was."""
         self._running.pop(run.composer.id, None)
 
-    def find(self, response_id: str, owner: str) -> Run | Ended:
+    def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:
         """One that may be looked at."""
         run = self.find_running(response_id, owner)
         return run if run and run.is_stored else self._find_ended(response_id, owner)
 
-    def find_running(self, response_id: str, owner: str) -> Run | None:
+    def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
         """One that may be cancelled, whether or not it will be stored."""
         run = self._running.get(response_id)
         return run if run and run.owner == owner else None
@@ -102,8 +102,8 @@ class ResponseStore:
             found = self.find(response_id, owner)
         except UnknownResponse:
             raise UnknownPrevious(response_id, param=param) from None
-        if isinstance(found, Run) or found.status in ("failed", "cancelled"):
-            reason = "is still being written" if isinstance(found, Run) else f"was {found.status}"
+        if isinstance(found, RunningResponse) or found.status in ("failed", "cancelled"):
+            reason = "is still being written" if isinstance(found, RunningResponse) else f"was {found.status}"
             raise RequestError(f"{param}: {response_id!r:.100} {reason}, and cannot be continued", param=param)
         return found.items + found.output
 
@@ -116,14 +116,14 @@ class ResponseStore:
         assert self.num_bytes <= self._max_bytes
         assert len(self._ended) <= self._max_responses
 
-    def _find_ended(self, response_id: str, owner: str) -> Ended:
+    def _find_ended(self, response_id: str, owner: str) -> EndedResponse:
         ended = self._ended.get(response_id)
         if not ended or ended.owner != owner:
             raise UnknownResponse(response_id)
         self._ended.move_to_end(response_id)
         return ended
 
-    def _keep(self, response_id: str, ended: Ended) -> None:
+    def _keep(self, response_id: str, ended: EndedResponse) -> None:
         self._ended[response_id] = ended
         self.num_bytes += ended.num_bytes
         while self.num_bytes > self._max_bytes or len(self._ended) > self._max_responses:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
-from hotloop.wire.field import Field, Json, read_flag, read_text
+from hotloop.wire.field import Field, Json, present, read_flag, read_number, read_object, read_text, split_fields
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
@@ -28,12 +28,17 @@ _MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     given = Field(dict(body))
-    turns = parse_messages(given.need("messages"), notes)
-    if not turns:
-        raise RequestError("messages: there is nothing to answer", param="messages")
-    options = given.get("stream_options")
-    limit, thinking = given.get("max_completion_tokens") or given.get("max_tokens"), given.get("thinking")
-    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
+    return _parse_fields(given, parse_messages(given, notes))
+
+
+def parse_completion(body: Mapping[str, Any]) -> Request:
+    """A plain completion says all that a chat does, but for the messages: its prompt is among the fields not known."""
+    return _parse_fields(Field(dict(body)), ())
+
+
+def _parse_fields(given: Field, turns: tuple[Turn, ...]) -> Request:
+    options, limit = given.get("stream_options"), given.get("max_completion_tokens") or given.get("max_tokens")
+    own, fields = split_fields(given, _READ, _OWN)
     return Request(
         api="chat",
         model=given.need("model").text(),
@@ -41,26 +46,43 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         tools=parse_tools(given),
         choice=parse_choice(given),
         shape=parse_shape(given.get("response_format"), "json_schema"),
-        max_tokens=limit.count() if limit else None,
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
-        top_k=parse_top_k(given),
+        max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
-        is_stream=read_flag(given, "stream"),
-        has_usage=options is not None and read_flag(options, "include_usage"),
+        has_usage=bool(options and read_flag(options, "include_usage")),
         effort=read_text(given, "reasoning_effort"),
-        thinking=thinking.object() if thinking else None,
+        thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
-        user=read_text(given, "user"),
-        service_tier=read_text(given, "service_tier"),
-        cache=parse_cache(given),
-        own={name: value for name, value in rest.items() if name in _OWN},
-        fields={name: value for name, value in rest.items() if name not in _OWN},
+        own=own,
+        fields=fields,
+        **parse_common(given),
     )
 
 
-def parse_messages(messages: Field, notes: Notes) -> tuple[Turn, ...]:
-    return tuple(_parse_message(message, notes) for message in messages.each())
+def parse_common(given: Field) -> Json:
+    """What both of OpenAI's APIs say in the same words, by the names of a request's fields."""
+    top_k = given.get("top_k")
+    cache = Cache(
+        read_object(given, "cache_control"),
+        read_text(given, "prompt_cache_key"),
+        read_text(given, "prompt_cache_retention"),
+        read_object(given, "prompt_cache_options"),
+    )
+    return {
+        "temperature": read_number(given, "temperature"),
+        "top_p": read_number(given, "top_p"),
+        "top_k": max(top_k.count(-1), 0) or None if top_k else None,  # engines take -1 for all
+        "is_stream": bool(read_flag(given, "stream")),
+        "user": read_text(given, "user"),
+        "service_tier": read_text(given, "service_tier"),
+        "cache": cache,
+    }
+
+
+def parse_messages(given: Field, notes: Notes) -> tuple[Turn, ...]:
+    turns = tuple(_parse_message(message, notes) for message in given.need("messages").each())
+    if not turns:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    return turns
 
 
 def check_portable(request: Request) -> None:
@@ -70,16 +92,6 @@ def check_portable(request: Request) -> None:
             raise RequestError(f"{name}: is too old to be carried to this replica: use tools", param=name)
     if request.own.get("n", 1) != 1:
         raise RequestError("n: this replica gives one answer at a time", param="n")
-
-
-def parse_cache(given: Field) -> Cache:
-    mark, options = given.get("cache_control"), given.get("prompt_cache_options")
-    return Cache(
-        mark.object() if mark else None,
-        read_text(given, "prompt_cache_key"),
-        read_text(given, "prompt_cache_retention"),
-        options.object() if options else None,
-    )
 
 
 def parse_shape(form: Field | None, within: str | None) -> Shape | None:
@@ -92,11 +104,13 @@ def parse_shape(form: Field | None, within: str | None) -> Shape | None:
         case "json_schema":
             assert form
             holder = form.need(within) if within else form
-            schema = holder.need("schema").object()
-            about = {name: value for name, value in holder.object().items() if value is not None}
-            return Shape(schema, {name: value for name, value in about.items() if name not in ("type", "schema")})
+            holder.need_text("name")
+            schema = holder.get("schema")
+            about = {name: value for name, value in holder.object().items() if name not in ("type", "schema")}
+            about = {name: value for name, value in about.items() if value is not None}
+            return Shape(schema.object() if schema else {}, about)
     assert form
-    raise form.need("type").refuse("expected text, json_object or json_schema")
+    raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
 
 
 def parse_mode(mode: Field) -> ChoiceMode:
@@ -110,18 +124,10 @@ def parse_mark(given: Field) -> Json | None:
     """The `cache_control` that gateways' clients put into a chat, or OpenAI's own word for it."""
     if not _MARKS & given.object().keys():
         return None
-    if control := given.get("cache_control"):
-        return control.object()
-    if breakpoint_ := given.get("prompt_cache_breakpoint"):
-        ttl = read_text(breakpoint_, "ttl")
-        return {"type": "ephemeral", **({"ttl": ttl} if ttl else {})}
-    return None
-
-
-def parse_top_k(given: Field) -> int | None:
-    """Engines take -1 for all."""
-    top_k = given.optional_number("top_k")
-    return int(top_k) if top_k is not None and top_k > 0 else None
+    if control := read_object(given, "cache_control"):
+        return control
+    breakpoint_ = given.get("prompt_cache_breakpoint")
+    return present(type="ephemeral", ttl=read_text(breakpoint_, "ttl")) if breakpoint_ else None
 
 
 def parse_stop(stop: Field | None) -> tuple[str, ...]:
@@ -145,7 +151,7 @@ def _parse_message(message: Field, notes: Notes) -> Turn:
     if (mark := parse_mark(message)) and not _mark_last(parts, mark):
         notes.add("cache_control left out where there is nothing to keep")
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role], tuple(parts), is_plain, read_text(message, "name"), message)
+    return Turn(_ROLES[role], tuple(parts), is_plain, read_text(message, "name"), at=message)
 
 
 def _mark_last(parts: list[Part], mark: Json) -> bool:
@@ -218,12 +224,11 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     if kind != "function":
         return Opaque("chat", kind, tool.object(), at=tool)
     function = tool.need("function")
-    parameters, strict = function.get("parameters"), function.get("strict")
     return Tool(
         function.need("name").text(),
         read_text(function, "description"),
-        parameters.object() if parameters else None,
-        strict.flag() if strict else None,
+        read_object(function, "parameters"),
+        read_flag(function, "strict"),
         mark=parse_mark(tool) or parse_mark(function),
         at=tool,
     )
@@ -235,11 +240,10 @@ def parse_choice(given: Field) -> Choice:
 
 def parse_choice_with(given: Field, parse_named: Callable[[Field], Choice]) -> Choice:
     """Both of OpenAI's APIs say it alike, but for how a choice names its tools."""
-    parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
-    found = Choice()
+    found, choice = Choice(), given.get("tool_choice")
     if choice:
         found = Choice(parse_mode(choice)) if choice.is_text else parse_named(choice)
-    return replace(found, is_parallel=parallel.flag() if parallel else None)
+    return replace(found, is_parallel=read_flag(given, "parallel_tool_calls"))
 
 
 def _parse_named_choice(choice: Field) -> Choice:

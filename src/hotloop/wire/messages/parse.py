@@ -6,7 +6,7 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
-from hotloop.wire.field import Field, Json, read_flag, read_text
+from hotloop.wire.field import Field, Json, read_flag, read_number, read_object, read_text, split_fields
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
@@ -32,12 +32,12 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     given = Field(dict(body))
     if not given.need("messages").each():
         raise RequestError("messages: there is nothing to answer", param="messages")
-    metadata, config, thinking = given.get("metadata"), given.get("output_config"), given.get("thinking")
-    own = {name: value for name, value in body.items() if name in _OWN and value is not None}
+    metadata, config = given.get("metadata"), given.get("output_config")
+    own, fields = split_fields(given, _READ, _OWN)
     if metadata:
         own |= {f"metadata.{name}": value for name, value in metadata.object().items() if name != "user_id"}
-    tier, top_k, mark = read_text(given, "service_tier"), given.get("top_k"), given.get("cache_control")
-    if thinking:
+    tier, top_k = read_text(given, "service_tier"), given.get("top_k")
+    if thinking := given.get("thinking"):
         thinking.kind()
     return Request(
         api="messages",
@@ -47,18 +47,18 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         choice=parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
         max_tokens=given.need("max_tokens").count(),
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
+        temperature=read_number(given, "temperature"),
+        top_p=read_number(given, "top_p"),
         top_k=top_k.count() if top_k else None,
         stop=tuple(stop.text() for stop in given.items("stop_sequences")),
-        is_stream=read_flag(given, "stream"),
-        effort=read_text(config, "effort") if config else None,
+        is_stream=bool(read_flag(given, "stream")),
+        effort=read_text(config, "effort"),
         thinking=thinking.object() if thinking else None,
-        user=read_text(metadata, "user_id") if metadata else None,
-        service_tier=_SERVICE_TIERS.get(tier, "auto") if tier else None,
-        cache=Cache(mark.object() if mark else None),
+        user=read_text(metadata, "user_id"),
+        service_tier=_SERVICE_TIERS.get(tier, tier) if tier else None,
+        cache=Cache(read_object(given, "cache_control")),
         own=own,
-        fields={n: value for n, value in body.items() if value is not None and n not in _READ and n not in _OWN},
+        fields=fields,
     )
 
 
@@ -97,8 +97,8 @@ def _parse_block(block: Field) -> Part:
     if kind in ("thinking", "redacted_thinking"):
         return parse_block(block)
     part = _parse_known(block, kind)
-    control = block.get("cache_control")
-    return part.marked(control.object()) if control else part
+    mark = read_object(block, "cache_control")
+    return part.marked(mark) if mark is not None else part
 
 
 def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result | Opaque:
@@ -120,8 +120,8 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
         case "tool_result":
             content = block.get("content")
             parts, is_plain = _parse_content(content) if content else ((), True)
-            is_error, call_id = read_flag(block, "is_error"), block.need("tool_use_id").text()
-            return Result(call_id, parts, is_plain, is_error, at=block)
+            is_error = bool(read_flag(block, "is_error"))
+            return Result(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
 
 
@@ -166,17 +166,15 @@ def parse_tools(given: Field, notes: Notes) -> tuple[Tool | Opaque, ...]:
 
 
 def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
-    kind, control = read_text(tool, "type"), tool.get("cache_control")
-    mark = control.object() if control else None
+    kind, mark = read_text(tool, "type"), read_object(tool, "cache_control")
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
     notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL], "the replica's API")
-    strict = tool.get("strict")
     return Tool(
         tool.need("name").text(),
         read_text(tool, "description"),
         tool.need("input_schema").object(),
-        strict.flag() if strict else None,
+        read_flag(tool, "strict"),
         mark=mark,
         at=tool,
     )

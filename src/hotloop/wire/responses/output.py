@@ -5,8 +5,9 @@ whole. The events have no sequence numbers yet.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, Protocol
+
+from msgspec.structs import replace
 
 from hotloop.core.message import Thought
 from hotloop.wire.field import Json

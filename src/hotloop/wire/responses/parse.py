@@ -10,8 +10,8 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_cache, parse_choice_with, parse_mode, parse_shape, parse_stop, parse_top_k
-from hotloop.wire.field import Field, read_flag, read_text
+from hotloop.wire.chat.parse import parse_choice_with, parse_common, parse_mode, parse_shape, parse_stop
+from hotloop.wire.field import Field, present, read_flag, read_object, read_text, split_fields
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Choice, Request, Tool
@@ -45,17 +45,16 @@ _TEXTS = ("input_text", "output_text", "text")
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     given = Field(dict(body))
-    instructions, limit = given.get("instructions"), given.get("max_output_tokens")
-    reasoning, text = given.get("reasoning"), given.get("text")
+    instructions, limit, reasoning, text = (
+        given.get(name) for name in ("instructions", "max_output_tokens", "reasoning", "text")
+    )
     turns = parse_input(given.need("input"))
     if instructions and instructions.text():
         turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
     if not turns:
         raise RequestError("input: there is nothing to answer", param="input")
-    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
-    own = {name: value for name, value in rest.items() if name in _OWN}
-    if reasoning and reasoning.get("summary"):
-        own["reasoning.summary"] = read_text(reasoning, "summary")
+    own, fields = split_fields(given, _READ, _OWN)
+    own |= present(**{"reasoning.summary": read_text(reasoning, "summary")})
     return Request(
         api="responses",
         model=given.need("model").text(),
@@ -63,19 +62,13 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         tools=parse_tools(given),
         choice=parse_choice(given),
         shape=parse_shape(text.get("format") if text else None, None),
-        max_tokens=limit.count() if limit else None,
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
-        top_k=parse_top_k(given),
+        max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
-        is_stream=read_flag(given, "stream"),
-        effort=read_text(reasoning, "effort") if reasoning else None,
-        verbosity=read_text(text, "verbosity") if text else None,
-        user=read_text(given, "user"),
-        service_tier=read_text(given, "service_tier"),
-        cache=parse_cache(given),
+        effort=read_text(reasoning, "effort"),
+        verbosity=read_text(text, "verbosity"),
         own=own,
-        fields={name: value for name, value in rest.items() if name not in _OWN},
+        fields=fields,
+        **parse_common(given),
     )
 
 
@@ -176,15 +169,14 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         for inner in tool.need("tools").each():
             yield from _parse_tool(inner, tool.need("name").text())
     elif kind in ("function", "custom"):
-        schema, strict, form = (tool.get(name) for name in ("parameters", "strict", "format"))
         yield Tool(
             tool.need("name").text(),
             read_text(tool, "description"),
-            schema.object() if schema else None,
-            strict.flag() if strict else None,
+            read_object(tool, "parameters"),
+            read_flag(tool, "strict"),
             namespace,
             is_custom=kind == "custom",
-            form=form.object() if form else None,
+            form=read_object(tool, "format"),
             at=tool,
         )
     else:

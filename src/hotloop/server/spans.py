@@ -51,8 +51,8 @@ class RequestRecorder:
         """None where nobody listens."""
         if not self.tracer.is_on:
             return None
-        asker = job.asker
-        session = f"{asker.owner} {asker.session_id}" if asker.session_id else ""
+        caller = job.caller
+        session = f"{caller.owner} {caller.session_id}" if caller.session_id else ""
         context, parent_id = self._recent.join(http.headers.get(TRACEPARENT), session)
         return RequestTrace(
             self, job, answer_id, requests, context, parent_id, http.state.began_at, getattr(http.state, "body", b"")
@@ -135,7 +135,7 @@ class RequestTrace:
             service=self._recorder.service,
             start_ns=clock.unix_ns(self._began_at),
             end_ns=clock.unix_ns(max(self._began_at, ended_at)),
-            session=self._job.asker.session_id,
+            session=self._job.caller.session_id,
             attributes=facts,
             error=error,
         )
@@ -149,7 +149,7 @@ class RequestTrace:
             service=self._recorder.service,
             start_ns=start_ns,
             end_ns=end_ns,
-            session=self._job.asker.session_id,
+            session=self._job.caller.session_id,
         )
 
     def _facts(self) -> Json:
@@ -157,7 +157,7 @@ class RequestTrace:
         return {
             names.MODEL: self._recorder.model,
             names.ANSWER_ID: self._answer_id,
-            names.REQUEST_ID: self._job.asker.request_id,
+            names.REQUEST_ID: self._job.caller.request_id,
             names.ENDPOINT: self._job.endpoint,
             names.PRIORITY: Priority(first.priority).name.lower(),
             **({names.FINISH_REASON: first.finish_reason.value} if first.finish_reason else {}),

@@ -1,4 +1,4 @@
-"""A tool call as its pieces come over a wire, and the moment it is whole.
+"""What the readers of all formats have in common: an answer that begins, calls whose pieces come, and the end.
 
     {"city": "Par|is"}
                      ^ closed here: the tool can begin as soon as the answer goes on
@@ -9,19 +9,51 @@ server may close the brackets of an answer that has run out of room, around what
 a call is believed only once something else follows it, or the answer ends for another reason.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
 
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened
 from hotloop.wire.arguments import answer_stem
-from hotloop.wire.event import Event
-from hotloop.wire.nesting import Nesting
+from hotloop.wire.errors import bad_answer
+from hotloop.wire.event import Begun, Ended, EndReason, Event
+from hotloop.wire.sse import ServerEvent
+from hotloop.wire.usage import Usage
 
 NameCall = Callable[[str, int], str]
 """An id for a call that comes without one, from what is left of the answer's id without its prefix, and a number."""
 
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
 
 def name_call(stem: str, number: int) -> str:
     return f"call_{stem}_{number}"
+
+
+class Nesting:
+    """Told a JSON text character by character; `depth` is the number of brackets that are open."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_in_string = False
+        self._is_escaped = False
+
+    def push(self, char: str) -> None:
+        if self.is_in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == '"':
+                self.is_in_string = False
+        elif char == '"':
+            self.is_in_string = True
+        elif char in "{[":
+            self.depth += 1
+        elif char in "}]":
+            self.depth -= 1
 
 
 class OpenCall:
@@ -66,7 +98,6 @@ class OpenCall:
             yield from self.close()
 
     def close(self) -> Iterator[Event]:
-        """Nothing more comes."""
         yield from self.open()
         if not self.is_closed:
             self.is_closed = True
@@ -83,23 +114,46 @@ class OpenCall:
         return None
 
 
-class OpenCalls:
-    """All calls of an answer, and the ends that are not believed yet."""
+class Reader(ABC):
+    """An answer as events. Raises RemoteError for what makes no sense, and for failures."""
 
-    def __init__(self, name_call: NameCall) -> None:
-        self.all: list[OpenCall] = []
-        self.answer_id = ""
+    def __init__(self, *, name_call: NameCall = name_call) -> None:
+        self.is_over = False
+        """Whether the last word has been said."""
+        self.usage: Usage | None = None
+        """As far as it was told."""
+        self._has_begun = False
+        self._stem = ""
         self._name_call = name_call
-        self._held: list[Event] = []
+        self._calls: list[OpenCall] = []
+        self._held: list[Event] = []  # ends of calls that are not believed yet
 
-    def begin(self, call_id: str | None, name: str = "") -> OpenCall:
+    @abstractmethod
+    def push(self, event: ServerEvent) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def finish(self) -> Iterator[Event]:
+        """There are no more events; raises RemoteError if the answer is not whole."""
+
+    @abstractmethod
+    def whole(self, data: bytes) -> Iterator[Event]:
+        """An answer that came at once."""
+
+    def _begin(self, answer_id: Any = None, model: Any = None) -> Iterator[Event]:
+        if not self._has_begun:
+            self._has_begun = True
+            answer_id, model = (value if isinstance(value, str) else "" for value in (answer_id, model))
+            self._stem = answer_stem(answer_id)
+            yield Begun(answer_id, model, self.usage or Usage())
+
+    def _begin_call(self, call_id: str | None, name: str = "") -> OpenCall:
         """`call_id` is what the server calls it, if it does."""
-        number = len(self.all)
-        call = OpenCall(number, call_id or self._name_call(answer_stem(self.answer_id), number), name)
-        self.all.append(call)
+        number = len(self._calls)
+        call = OpenCall(number, call_id or self._name_call(self._stem, number), name)
+        self._calls.append(call)
         return call
 
-    def hold(self, events: Iterable[Event]) -> Iterator[Event]:
+    def _hold(self, events: Iterable[Event]) -> Iterator[Event]:
         """The events, but for the ends of calls among them."""
         for event in events:
             if isinstance(event, CallClosed):
@@ -107,13 +161,25 @@ class OpenCalls:
             else:
                 yield event
 
-    def settle(self) -> Iterator[Event]:
+    def _settle(self) -> Iterator[Event]:
         """The answer has gone on, or is whole: so the calls before are."""
         held, self._held = self._held, []
         yield from held
 
-    def finish(self) -> Iterator[Event]:
-        """The answer is whole."""
-        yield from self.settle()
-        for call in self.all:
-            yield from call.close()
+    def _end(self, reason: EndReason, stop: str | None = None) -> Iterator[Event]:
+        """Calls of an answer that has run out of room stay open, unless their end was believed before."""
+        self.is_over = True
+        if reason not in ("length", "window"):
+            yield from self._settle()
+            for call in self._calls:
+                yield from call.close()
+        if reason == "stop" and stop is None and self._calls:
+            reason = "calls"
+        yield Ended(reason, stop, self.usage or Usage())
+
+
+def decode(decoder: "msgspec.json.Decoder[Shape]", data: bytes | str) -> Shape:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_answer(error) from None

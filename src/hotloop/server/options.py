@@ -1,0 +1,171 @@
+"""What a request says that only this server reads, beside what every API has in `wire.Request`.
+
+A field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always means
+"not given". Ranges that the core checks are not repeated here.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hotloop.core.errors import RequestError
+from hotloop.core.request import Priority, SamplingParams
+from hotloop.core.session import PRIORITY_HEADER
+from hotloop.server.decoding import convert
+from hotloop.wire.request import Request
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 10_000
+
+# Kept in memory, so no longer than an hour, whatever is asked for.
+_RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Schema = dict[str, Any] | str
+Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
+
+
+class CacheOptions(msgspec.Struct, kw_only=True):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: str | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As vLLM has it. What is not known here is refused: ignored, it would leave the answer without its structure. The
+    last four are about how vLLM does it, and change nothing here.
+    """
+
+    json: Schema | None = None
+    json_object: bool | None = None
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What all endpoints that generate have in common."""
+
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    shortcuts: bool | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: NonEmpty | None = None
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+
+    priority: Literal["interactive", "workflow", "background"] | None = None
+    session_id: str | None = None
+    cache_salt: NonEmpty | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def compared_with(self) -> str | None:
+        """The earlier answer the prompt is to be compared with."""
+        return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
+
+    @property
+    def retention_s(self) -> int | None:
+        """For how long the prompt is to be kept, if the request says so. The newer field wins."""
+        options = self.prompt_cache_options or CacheOptions()
+        asked = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        return _RETENTIONS_S[asked] if asked else None
+
+
+OptionsKind = TypeVar("OptionsKind", bound=Options)
+
+# Sampling parameters that have the same name on the wire and in the engine.
+_SAMPLING = (
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "min_tokens"),
+    *("ignore_eos", "shortcuts"),
+)
+
+
+def parse_options(request: Request, kind: type[OptionsKind]) -> OptionsKind:
+    cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
+    return convert({**request.own, **request.fields, **cache}, kind)
+
+
+def parse_sampling(
+    request: Request,
+    options: Options,
+    vocab_size: int,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    keep_special: bool = False,
+) -> SamplingParams:
+    """What APIs spell differently is handed in."""
+    _check_stop(request)
+    _check_tokens("logit_bias", options.logit_bias or (), vocab_size)
+    _check_tokens("stop_token_ids", options.stop_token_ids or (), vocab_size)
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    given |= {"temperature": request.temperature, "top_p": request.top_p}
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},
+        top_k=request.top_k or 0,
+        max_tokens=max_tokens,
+        stop=request.stop,
+        stop_token_ids=frozenset(options.stop_token_ids or ()),
+        include_stop=bool(options.include_stop_str_in_output),
+        logprobs=logprobs,
+        keep_special=keep_special,
+    )
+
+
+def parse_priority(request: Request, options: Options, headers: Mapping[str, str]) -> Priority:
+    """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
+    name = options.priority or headers.get(PRIORITY_HEADER)
+    if name:
+        try:
+            return Priority[name.upper()]
+        except KeyError:
+            raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r}", param="priority") from None
+    return Priority.BACKGROUND if request.service_tier == "flex" else Priority.INTERACTIVE
+
+
+def _check_stop(request: Request) -> None:
+    param = "stop_sequences" if request.api == "messages" else "stop"
+    if len(request.stop) > MAX_STOPS:
+        raise RequestError(f"{param}: at most {MAX_STOPS} are taken", param=param)
+    for i, text in enumerate(request.stop):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            place = param if len(request.stop) == 1 and param == "stop" else f"{param}[{i}]"
+            raise RequestError(f"{place}: expected a text of 1 to {MAX_STOP_CHARS} characters", param=place)
+
+
+def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise RequestError(f"{param}: the model has no token {token_id}", param=param)
