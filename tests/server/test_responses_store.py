@@ -77,7 +77,7 @@ def test_only_what_has_ended_well_is_continued() -> None:
     store = ResponseStore()
     store.start(make_run("running"))
     cancelled = make_run("cancelled")
-    cancelled.composer.break_off(Cancelled())
+    cancelled.composer.stop(Cancelled())
     settle(store, cancelled)
     for response_id in ("running", "cancelled"):
         with pytest.raises(RequestError, match="cannot be continued"):

@@ -38,12 +38,12 @@ class Account:
     causes: tuple[Cause, ...] = ()
 
     @property
-    def num_again(self) -> int:
+    def num_recomputed(self) -> int:
         return sum(cause.num_tokens for cause in self.causes if cause.reason != "cold")
 
     @property
     def num_new(self) -> int:
-        return self.num_prompt - self.num_cached - self.num_again
+        return self.num_prompt - self.num_cached - self.num_recomputed
 
     @property
     def num_block(self) -> int:

@@ -58,7 +58,7 @@ ROUTES = (
 
 def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = None) -> Starlette:
     """The whole API over one started engine. `app.state.service` is what its endpoints share."""
-    service = Service.build(engine, config, tracer or NullTracer())
+    service = Service(engine, config, tracer or NullTracer())
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:

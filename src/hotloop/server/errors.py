@@ -60,9 +60,6 @@ class Cancelled(HttpError):
 class UnknownResponse(RequestError):
     """Never made here or not stored, deleted, or so long unused that it had to make room."""
 
-    def __init__(self, response_id: str, *, param: str | None = None) -> None:
-        super().__init__(f"there is no response {response_id!r:.100}, or no longer", param=param)
-
 
 class UnknownPrevious(UnknownResponse):
     """The response that another one was to continue."""
@@ -71,16 +68,9 @@ class UnknownPrevious(UnknownResponse):
 class UnknownExplanation(RequestError):
     """Never asked here, not ended yet, of others, or so long ago that it had to make room."""
 
-    def __init__(self, answer_id: str, *, is_off: bool = False) -> None:
-        unknown = f"nothing is known about the reading of {answer_id!r:.100}, or no longer"
-        super().__init__("explanations are switched off" if is_off else unknown)
-
 
 class ThreadUnsupported(RequestError):
-    """The client wants the conversation kept here. Told so in these words, it sends all of it with every turn."""
-
-    def __init__(self) -> None:
-        super().__init__("thread: no conversation is kept here: send all of it, without thread", param="thread")
+    """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
 
 class Kind(NamedTuple):

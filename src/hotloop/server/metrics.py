@@ -135,7 +135,7 @@ class Metrics:
         """A prompt was read; of several choices, by the first."""
         self._explained.labels("cached").inc(account.num_cached)
         self._explained.labels("new").inc(account.num_new)
-        self._explained.labels("again").inc(account.num_again)
+        self._explained.labels("again").inc(account.num_recomputed)
         for cause in account.causes:
             if cause.reason != "cold":
                 for counter in self._recomputed:

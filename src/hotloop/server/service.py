@@ -3,13 +3,12 @@
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.formats import ToolFormat, choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
-from hotloop.core.config import CacheIsolation, ServerConfig, parse_bytes
+from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel
 from hotloop.core.session import name_session
 from hotloop.core.version import __version__
@@ -28,24 +27,32 @@ from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.request import Request
 
 
-@dataclass(frozen=True, slots=True)
 class Service:
     """One engine, served."""
 
-    engine: Engine
-    model: str
-    metrics: Metrics
-    bridge: EventBridge
-    tool_format: ToolFormat
-    prompts: Prompts
-    keeper: Keeper
-    explainer: Explainer
-    recorder: RequestRecorder
-    strict_tools: bool
-    cache_isolation: CacheIsolation
-    fingerprint: str
-    max_body_bytes: int
-    started_at: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, engine: Engine, config: ServerConfig, tracer: Tracer) -> None:
+        if engine.kv_events and config.cache_isolation == "key":
+            raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
+        self.engine = engine
+        self.model = config.served_name or engine.name
+        self.metrics = Metrics(engine, self.model, tracer)
+        self.tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
+        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, _rules(config))
+        self.bridge = EventBridge(engine, self.metrics, self.prompts)
+        self.keeper = Keeper(engine)
+        self.explainer = Explainer(
+            engine.tokenizer,
+            self.metrics,
+            block_size=engine.block_size,
+            level=config.explanations,
+            memory_tokens=config.explain_memory_tokens,
+        )
+        self.recorder = RequestRecorder(tracer, self.explainer, self.model)
+        self.strict_tools = config.strict_tools
+        self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
+        self.started_at = int(time.time())
+        self._isolation = config.cache_isolation
+        self._max_body_bytes = parse_bytes(config.max_body)
 
     @classmethod
     def of(cls, http: HttpRequest) -> "Service":
@@ -53,41 +60,9 @@ class Service:
         assert isinstance(service, cls)
         return service
 
-    @classmethod
-    def build(cls, engine: Engine, config: ServerConfig, tracer: Tracer) -> "Service":
-        if engine.kv_events and config.cache_isolation == "key":
-            raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
-        model = config.served_name or engine.name
-        metrics = Metrics(engine, model, tracer)
-        tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
-        prompts = Prompts(engine.template, engine.tokenizer, tool_format, _rules(config))
-        explainer = Explainer(
-            engine.tokenizer,
-            metrics,
-            block_size=engine.block_size,
-            level=config.explanations,
-            memory_tokens=config.explain_memory_tokens,
-        )
-        digest = hashlib.sha256(f"{__version__} {engine.name}".encode()).hexdigest()
-        return cls(
-            engine=engine,
-            model=model,
-            metrics=metrics,
-            bridge=EventBridge(engine, metrics, prompts),
-            tool_format=tool_format,
-            prompts=prompts,
-            keeper=Keeper(engine),
-            explainer=explainer,
-            recorder=RequestRecorder(tracer, explainer, model),
-            strict_tools=config.strict_tools,
-            cache_isolation=config.cache_isolation,
-            fingerprint=f"fp_{digest[:10]}",
-            max_body_bytes=parse_bytes(config.max_body),
-        )
-
     async def read(self, http: HttpRequest) -> Json:
         """The body. A model that is not named is the one there is."""
-        data = await read_json(http, self.max_body_bytes)
+        data = await read_json(http, self._max_body_bytes)
         if self.recorder.tracer.keeps_content:
             http.state.body = data
         body = decode(data)
@@ -100,7 +75,7 @@ class Service:
 
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
         """With whom a request shares what was computed and remembered."""
-        return name_scope(headers, cache_salt, self.cache_isolation)
+        return name_scope(headers, cache_salt, self._isolation)
 
     def caller(self, http: HttpRequest, request: Request, options: Options) -> Caller:
         return Caller(

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -55,10 +56,18 @@ def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
 
 
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """What is bytes already is sent as it is."""
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+
 class StreamWriter(Protocol):
     """Renders one answer as server-sent events, in the shape of one API."""
 
-    def write(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+    def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
         """What a step gave, each piece with its choice."""
         ...
 
@@ -66,7 +75,7 @@ class StreamWriter(Protocol):
         """The last words of a stream that went well."""
         ...
 
-    def fail(self, error: HotloopError, request_id: str) -> bytes:
+    def break_off(self, error: HotloopError, request_id: str) -> bytes:
         """The last words of one that failed after it began."""
         ...
 
@@ -90,10 +99,10 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
             try:
                 while outputs.has_more:
-                    if data := writer.write(pieces):
+                    if data := writer.send(pieces):
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     pieces = await outputs.take()
-                last = writer.write(pieces) + writer.close(outputs.usages)
+                last = writer.send(pieces) + writer.close(outputs.usages)
             except HotloopError as error:
-                last = writer.fail(error, self._request_id)
+                last = writer.break_off(error, self._request_id)
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.wire.field import Json
+from hotloop.wire.field import Json, present
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,13 @@ class Usage:
     """What a hotloop server tells beyond the API."""
 
     def render_chat(self) -> Json:
-        thought = {"completion_tokens_details": {"reasoning_tokens": self.num_thought}} if self.num_thought else {}
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_prompt + self.num_output,
             "prompt_tokens_details": self._prompt_details,
-            **thought,
-            **self._own,
+            **self._thoughts("completion_tokens_details", "reasoning_tokens"),
+            **present(hotloop=self.hotloop),
         }
 
     def render_response(self) -> Json:
@@ -43,28 +42,26 @@ class Usage:
             "output_tokens": self.num_output,
             "output_tokens_details": {"reasoning_tokens": self.num_thought},
             "total_tokens": self.num_prompt + self.num_output,
-            **self._own,
+            **present(hotloop=self.hotloop),
         }
 
     def render_message(self) -> Json:
-        thought = {"output_tokens_details": {"thinking_tokens": self.num_thought}} if self.num_thought else {}
         num_cached = self.num_cached or 0
         return {
             "input_tokens": max(self.num_prompt - num_cached - self.num_written, 0),
             "cache_creation_input_tokens": self.num_written,
             "cache_read_input_tokens": num_cached,
             "output_tokens": self.num_output,
-            **thought,
-            **self._own,
+            **self._thoughts("output_tokens_details", "thinking_tokens"),
+            **present(hotloop=self.hotloop),
         }
 
     @property
     def _prompt_details(self) -> Json:
         return {"cached_tokens": self.num_cached or 0, "cache_write_tokens": self.num_written}
 
-    @property
-    def _own(self) -> Json:
-        return {} if self.hotloop is None else {"hotloop": self.hotloop}
+    def _thoughts(self, details: str, name: str) -> Json:
+        return {details: {name: self.num_thought}} if self.num_thought else {}
 
 
 def read_usage(given: object) -> Usage | None:

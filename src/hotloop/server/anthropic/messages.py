@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hotloop.core.errors import RequestError
-from hotloop.server.anthropic.render import EventWriter, Frame, render_message
+from hotloop.server.anthropic.render import MessageStream
 from hotloop.server.calling import parse_calling
 from hotloop.server.errors import ThreadUnsupported
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options
 from hotloop.server.service import Service
-from hotloop.server.stream import EventStream, submit
+from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.turns import parse_conversed
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
@@ -41,19 +41,19 @@ async def messages(http: HttpRequest) -> Response:
     service = Service.of(http)
     body = await service.read(http)
     request, job = await asyncio.to_thread(_make_job, body, http)
-    frame = Frame(f"msg_{secrets.token_hex(12)}", service.model, request, job)
-    outputs = submit(http, job, frame.id)
+    answer = MessageStream(f"msg_{secrets.token_hex(12)}", service.model, request, job)
+    outputs = submit(http, job, answer.id)
     if job.is_stream:
-        return EventStream(outputs, EventWriter(frame), http.state.request_id)
+        return EventStream(outputs, answer, http.state.request_id)
     async with outputs.attended(http.receive):
         [(_, piece)] = await outputs.take_all()
-    return Response(render_message(frame, piece), media_type="application/json")
+    return JsonResponse(answer.render(piece))
 
 
 async def count_tokens(http: HttpRequest) -> Response:
     body = await Service.of(http).read(http)
     num_tokens = await asyncio.to_thread(_count_tokens, body, http)
-    return JSONResponse({"input_tokens": num_tokens})
+    return JsonResponse({"input_tokens": num_tokens})
 
 
 def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
@@ -61,7 +61,8 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
     request = parse_request(body, Notes())
     options = parse_options(request, MessageOptions)
     if options.thread is not None:
-        raise ThreadUnsupported
+        reason = "thread: no conversation is kept here: send all of it, without thread"
+        raise ThreadUnsupported(reason, param="thread")
     if request.turns[-1].role == "assistant":
         reason = "messages: the last turn is the assistant's, and cannot be continued here"
         raise RequestError(reason, param="messages")

@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A prompt that was read."""
+    """A prompt that was prefilled."""
 
     account: Account
     compared_with: str | None
@@ -88,7 +88,7 @@ class Inquiry:
         named: str | None = None,
     ) -> None:
         self._explainer = explainer
-        self._asker = caller
+        self._caller = caller
         self._questions = questions
         self._named = named
         self._requests: Sequence[Request] = ()
@@ -103,22 +103,24 @@ class Inquiry:
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         """The requests of the answer: as many for each prompt, next to each other."""
-        if self._explainer and self._asker and self._questions:
-            self._explainer.open(answer_id, self._asker)
+        if self._explainer and self._caller and self._questions:
+            self._explainer.open(answer_id, self._caller)
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._questions)]
 
     def finish(self, request: Request) -> None:
         """A request of the answer has ended. To be told before the client can come back."""
-        if not self._explainer or not self._asker or not self._questions:
+        if not self._explainer or not self._caller or not self._questions:
             return
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])
-            self._explainer.past.add(Reading(self._answer_id, self._asker, token_ids, request.num_prompt))
+            self._explainer.past.add(Reading(self._answer_id, self._caller, token_ids, request.num_prompt))
         self._num_open -= 1
         if not self._num_open and self._is_read:
+            pairs = zip(self._questions, self.accounts(), strict=True)
+            parts = [_explain(question, account) for question, account in pairs]
             prompts = tuple(question.prompt for question in self._questions)
-            self._explainer.keep(Explanation(self._answer_id, self._asker, self._explain(), prompts))
+            self._explainer.keep(Explanation(self._answer_id, self._caller, tuple(parts), prompts))
 
     def accounts(self) -> list[Account]:
         """Where the tokens of each prompt came from; nothing before all of them were read."""
@@ -148,22 +150,11 @@ class Inquiry:
         if is_changed and (num_missed or comparison.num_common < question.earlier.num_prompt):
             spot = question.spot or Spot("template", None, 0)
             return Diagnosis("changed", spot.kind, spot.index, num_missed, comparison.num_common)
-        return Diagnosis("unavailable" if account.num_again > account.num_block else "same")
+        return Diagnosis("unavailable" if account.num_recomputed > account.num_block else "same")
 
     @property
     def _is_read(self) -> bool:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
-
-    def _explain(self) -> tuple[Explained, ...]:
-        return tuple(
-            Explained(
-                account,
-                question.earlier.answer_id if question.earlier else None,
-                question.prompt.changes,
-                question.prompt.num_exact,
-            )
-            for question, account in zip(self._questions, self.accounts(), strict=True)
-        )
 
 
 NOTHING_ASKED = Inquiry()
@@ -224,7 +215,8 @@ class Explainer:
         for kind in ("answer", "request"):
             if found := self._kept.get((caller.scope, kind, answer_id)):
                 return replace(found, prompts=self._prompts.get(found.answer_id) or ())
-        raise UnknownExplanation(answer_id, is_off=self.level == "off")
+        unknown = f"nothing is known about the prompt of {answer_id!r:.100}, or no longer"
+        raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 
     def name_beneficiary(self, request_id: str, scope: str) -> str | None:
         """The answer a request belongs to, for those who share with it."""
@@ -242,6 +234,11 @@ class Explainer:
         parting = comparison.parting if is_named else None
         spot = find_spot(parting, prompt, self.spell) if parting else None
         return Question(prompt, earlier, comparison, spot, is_named)
+
+
+def _explain(question: Question, account: Account) -> Explained:
+    prompt, earlier = question.prompt, question.earlier
+    return Explained(account, earlier.answer_id if earlier else None, prompt.changes, prompt.num_exact)
 
 
 def unix_time(engine_time: float) -> float:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.server.account import Account, Cause
 from hotloop.server.explain.inquiry import Explainer, Explanation, Inquiry, unix_time
 from hotloop.server.tenants import Caller
-
-Json = dict[str, Any]
+from hotloop.wire.field import Json
 
 
 def render_reading(inquiry: Inquiry) -> Json:
@@ -54,7 +52,7 @@ def render_explanation(explanation: Explanation, viewer: Caller, explainer: Expl
 
 
 def _render_counts(accounts: Sequence[Account]) -> Json:
-    num_recomputed = sum(account.num_again for account in accounts)
+    num_recomputed = sum(account.num_recomputed for account in accounts)
     return {
         "new_tokens": sum(account.num_new for account in accounts),
         "recomputed_tokens": num_recomputed,

@@ -21,7 +21,7 @@ from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_error
 from hotloop.server.job import Job
 from hotloop.server.service import Service
-from hotloop.server.stream import EventStream, submit
+from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.usage import answer_usage, render_diagnosis
 from hotloop.wire.field import Json
 from hotloop.wire.sse import DONE
@@ -73,8 +73,7 @@ async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer, *, has
     async with outputs.attended(http.receive):
         pieces = sorted(await outputs.take_all(), key=lambda pair: pair[0])
     choices = [renderer.whole(index, piece) for index, piece in pieces]
-    answer = {**envelope, "choices": choices, "usage": render_usage(outputs.usages, job)}
-    return Response(_encode(answer), media_type="application/json")
+    return JsonResponse({**envelope, "choices": choices, "usage": render_usage(outputs.usages, job)})
 
 
 def render_usage(usages: Sequence[Usage], job: Job) -> Json:
@@ -100,7 +99,7 @@ class ChunkWriter:
         self._job = job
         self._frames: dict[int, list[bytes]] = {}  # head and tail of a chunk of text, by its choice
 
-    def write(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
+    def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
         return b"".join(self._write(index, piece) for index, piece in pieces)
 
     def close(self, usages: Sequence[Usage]) -> bytes:
@@ -109,7 +108,7 @@ class ChunkWriter:
             return DONE
         return self._head + b'[],"usage":' + _encode(render_usage(usages, self._job)) + b"}\n\n" + DONE
 
-    def fail(self, error: HotloopError, request_id: str) -> bytes:
+    def break_off(self, error: HotloopError, request_id: str) -> bytes:
         """A failure after the stream began; nothing follows it."""
         return b"data: " + _encode(render_error(error, request_id)) + b"\n\n"
 

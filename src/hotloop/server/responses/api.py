@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -23,10 +23,10 @@ from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
 from hotloop.server.options import Options, TopLogprobs, parse_options
 from hotloop.server.responses.items import Item, parse_items, render_items
-from hotloop.server.responses.render import Composer, ResponseWriter, render_head
+from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse
 from hotloop.server.service import Service
-from hotloop.server.stream import EventStream, submit
+from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.policy import Notes
@@ -73,7 +73,7 @@ async def create(http: HttpRequest) -> Response:
         return ResponseStream(run, store, http.state.request_id)
     if options.background:
         run.task = asyncio.create_task(_finish(run, store))
-        return _json(run.encode())
+        return JsonResponse(run.encode())
     return await _answer(run, store, http.receive)
 
 
@@ -111,7 +111,7 @@ def _check(request: Request, options: ResponseOptions) -> None:
 async def show(http: HttpRequest) -> Response:
     if http.query_params.get("stream") == "true":
         raise RequestError("stream: a response is streamed only while it is made", param="stream")
-    return _json(_find(http).encode())
+    return JsonResponse(_find(http).encode())
 
 
 async def delete(http: HttpRequest) -> Response:
@@ -122,23 +122,23 @@ async def delete(http: HttpRequest) -> Response:
         run.outputs.fail(Cancelled())
     else:
         store.delete(response_id, owner)
-    return JSONResponse({"id": response_id, "object": "response.deleted", "deleted": True})
+    return JsonResponse({"id": response_id, "object": "response.deleted", "deleted": True})
 
 
 async def cancel(http: HttpRequest) -> Response:
     """End it within a step of the engine. One that has ended already is answered as it is."""
     run = _store(http).find_running(http.path_params["id"], name_owner(http.headers))
     if not run:
-        return _json(_find(http).encode())
+        return JsonResponse(_find(http).encode())
     run.outputs.fail(Cancelled())
     is_cancelled = isinstance(run.outputs.failure, Cancelled)
-    return JSONResponse({**run.composer.render(), **({"status": "cancelled"} if is_cancelled else {})})
+    return JsonResponse({**run.composer.render(), **({"status": "cancelled"} if is_cancelled else {})})
 
 
 async def input_items(http: HttpRequest) -> Response:
     page = convert(dict(http.query_params), PageQuery, strict=False)
     items = render_items(_find(http).items, http.path_params["id"])
-    return JSONResponse(_render_page(items, page))
+    return JsonResponse(_render_page(items, page))
 
 
 ROUTES = (
@@ -154,7 +154,8 @@ class ResponseStream(EventStream):
     """A response as server-sent events. What fails before the first of them never was a response."""
 
     def __init__(self, run: RunningResponse, store: ResponseStore, request_id: str) -> None:
-        super().__init__(run.outputs, ResponseWriter(run.composer, lambda: store.settle(run)), request_id)
+        run.composer.on_end = partial(store.settle, run)
+        super().__init__(run.outputs, run.composer, request_id)
         self._forget = partial(store.forget, run)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,10 +171,10 @@ async def _answer(run: RunningResponse, store: ResponseStore, receive: Receive) 
         async with run.outputs.attended(receive):
             await _compose(run)
     except Cancelled as error:
-        run.composer.break_off(error)
+        run.composer.stop(error)
     finally:
         store.forget(run)
-    return _json(store.settle(run))
+    return JsonResponse(store.settle(run))
 
 
 async def _finish(run: RunningResponse, store: ResponseStore) -> None:
@@ -181,7 +182,7 @@ async def _finish(run: RunningResponse, store: ResponseStore) -> None:
     try:
         await _compose(run)
     except HotloopError as error:
-        run.composer.break_off(error)
+        run.composer.stop(error)
     finally:
         store.settle(run)
 
@@ -212,7 +213,3 @@ def _render_page(items: list[Json], page: PageQuery) -> Json:
     shown = ordered[: page.limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": "", "last_id": ""}
     return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > len(shown)}
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

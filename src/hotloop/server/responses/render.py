@@ -26,31 +26,37 @@ Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"
 class Composer(wire.ResponsesWriter):
     """One response while it is written. It ends once, and knows neither a socket nor the store.
 
-    Every method that changes something returns the events which tell of it.
+    `on_end` is called before the last event of a stream is handed out: who hears of the end may ask for the response
+    at once.
     """
 
     def __init__(
         self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NOTHING_ASKED, tools: Iterable[Tool | Opaque] = ()
     ) -> None:
         super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools)
+        self.id: str = head["id"]
+        self.on_end: Callable[[], object] = lambda: None
         self._tokenizer = tokenizer
         self._inquiry = inquiry
         self._is_cut = False
-
-    @property
-    def id(self) -> str:
-        return str(self._response["id"])
 
     @property
     def status(self) -> Status:
         status: Status = self._response["status"]
         return status
 
-    def begin(self) -> list[Json]:
-        return [*self.tell(Begun())]
+    def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
+        begun = [] if self._has_begun else [*self.tell(Begun())]
+        return b"".join(self.number(begun + self.add(pieces)))
+
+    def close(self, usages: Sequence[Usage]) -> bytes:
+        return self._end_stream(self.finish(usages[0]))
+
+    def break_off(self, error: HotloopError, request_id: str) -> bytes:
+        return self._end_stream(self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
-        """What one step gave."""
+        """What one step gave; returns the events that tell of it."""
         told: list[Json] = []
         for _, piece in pieces:
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
@@ -68,7 +74,7 @@ class Composer(wire.ResponsesWriter):
         ended = Ended("length" if self._is_cut else "stop", None, answer_usage([usage], self._inquiry))
         return [*told, *self.tell(ended)]
 
-    def break_off(self, error: HotloopError) -> list[Json]:
+    def stop(self, error: HotloopError) -> list[Json]:
         """It will not be finished. OpenAI has no event for one that was cancelled; its status tells it from others."""
         if isinstance(error, Cancelled | Disconnected):
             self._response["status"] = "cancelled"
@@ -77,32 +83,9 @@ class Composer(wire.ResponsesWriter):
             self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         return [self._tell("response.failed")]
 
-
-class ResponseWriter:
-    """Turns what the composer tells into server-sent events.
-
-    `on_end` is called before the last of them is handed out: who hears of the end may ask for the response at once.
-    """
-
-    def __init__(self, composer: Composer, on_end: Callable[[], object]) -> None:
-        self._composer = composer
-        self._on_end = on_end
-        self._has_begun = False
-
-    def write(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
-        begun = [] if self._has_begun else self._composer.begin()
-        self._has_begun = True
-        return b"".join(self._composer.number(begun + self._composer.add(pieces)))
-
-    def close(self, usages: Sequence[Usage]) -> bytes:
-        return self._end(self._composer.finish(usages[0]))
-
-    def fail(self, error: HotloopError, request_id: str) -> bytes:
-        return self._end(self._composer.break_off(error))
-
-    def _end(self, told: Iterable[Json]) -> bytes:
-        self._on_end()
-        return b"".join(self._composer.number(told))
+    def _end_stream(self, told: list[Json]) -> bytes:
+        self.on_end()
+        return b"".join(self.number(told))
 
 
 def render_head(body: Json, request: Request, response_id: str, *, is_strict: bool) -> Json:

@@ -100,8 +100,8 @@ class ResponseStore:
         param = "previous_response_id"
         try:
             found = self.find(response_id, owner)
-        except UnknownResponse:
-            raise UnknownPrevious(response_id, param=param) from None
+        except UnknownResponse as error:
+            raise UnknownPrevious(str(error), param=param) from None
         if isinstance(found, RunningResponse) or found.status in ("failed", "cancelled"):
             reason = "is still being written" if isinstance(found, RunningResponse) else f"was {found.status}"
             raise RequestError(f"{param}: {response_id!r:.100} {reason}, and cannot be continued", param=param)
@@ -119,7 +119,7 @@ class ResponseStore:
     def _find_ended(self, response_id: str, owner: str) -> EndedResponse:
         ended = self._ended.get(response_id)
         if not ended or ended.owner != owner:
-            raise UnknownResponse(response_id)
+            raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
         self._ended.move_to_end(response_id)
         return ended
 

@@ -13,7 +13,7 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import read_arguments, tidy_id
-from hotloop.wire.field import Json
+from hotloop.wire.field import Json, present
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
@@ -46,9 +46,11 @@ _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 def render_request(request: Request, target: Target) -> Json:
     rest = _render_rest(request, target)
+    if request.max_tokens is None:
+        target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
     rendered: Json = {
         "model": request.model,
-        "max_tokens": _max_tokens(request, target),
+        "max_tokens": DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
         **_render_turns(request, target),
         **_render_tools(request, target),
         **_render_sampling(request, target),
@@ -73,13 +75,6 @@ def _render_rest(request: Request, target: Target) -> Json:
     return {}
 
 
-def _max_tokens(request: Request, target: Target) -> int:
-    if request.max_tokens is None:
-        target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
-        return DEFAULT_MAX_TOKENS
-    return request.max_tokens
-
-
 def _render_turns(request: Request, target: Target) -> Json:
     """`system`, if there is one, and `messages`."""
     turns = request.turns
@@ -88,7 +83,7 @@ def _render_turns(request: Request, target: Target) -> Json:
     messages = _join(turns[num_system:], request, target)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
-    return {**({"system": system} if system else {}), "messages": messages}
+    return {**present(system=system or None), "messages": messages}
 
 
 def _join(turns: Iterable[Turn], request: Request, target: Target) -> list[Json]:
@@ -137,10 +132,13 @@ def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Ta
         case Text():
             return {"type": "text", "text": part.text}
         case Image():
-            source = _render_data(part) or {"type": "url", "url": part.url}
-            return {"type": "image", "source": source}
+            return {"type": "image", "source": _render_data(part) or {"type": "url", "url": part.url}}
         case File():
-            return _render_file(part)
+            text = {"type": "text", "media_type": "text/plain", "data": part.text}
+            source = _render_data(part) if part.url else text
+            if source is None:
+                raise part.refuse("expected a data URL")
+            return {"type": "document", "source": source, **present(title=part.name or None)}
         case Call():
             return _render_call(part, target)
         case Result():
@@ -149,15 +147,6 @@ def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Ta
             return dict(part.value)
         case Opaque():
             return {"type": "text", "text": part.text or ""}
-
-
-def _render_file(part: File) -> Json:
-    source: Json | None = {"type": "text", "media_type": "text/plain", "data": part.text}
-    if part.url:
-        source = _render_data(part)
-    if source is None:
-        raise part.refuse("expected a data URL")
-    return {"type": "document", "source": source, **({"title": part.name} if part.name else {})}
 
 
 def _render_data(part: Image | File) -> Json | None:
@@ -174,13 +163,12 @@ def _render_call(call: Call, target: Target) -> Json:
     value = read_arguments(call.arguments)
     if value is None:
         target.notes.add("arguments that are no JSON object are left out of the calls before")
-    place = call.at.place if call.at else ""
-    return {"type": "tool_use", "id": tidy_id(call.id, f"{place}.id"), "name": call.flat_name, "input": value or {}}
+    call_id = tidy_id(call.id, f"{call.place}.id")
+    return {"type": "tool_use", "id": call_id, "name": call.flat_name, "input": value or {}}
 
 
 def _render_result(result: Result, target: Target) -> Json:
-    place = result.at.place if result.at else ""
-    block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{place}.tool_call_id")}
+    block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{result.place}.tool_call_id")}
     plain = result.parts[0] if result.is_plain and result.parts else None
     block["content"] = plain.text if isinstance(plain, Text) else _render_blocks(result.parts, target)
     return {**block, "is_error": True} if result.is_error else block
@@ -188,10 +176,8 @@ def _render_result(result: Result, target: Target) -> Json:
 
 def _render_tools(request: Request, target: Target) -> Json:
     """`tools` and `tool_choice`, as far as there is something to call."""
-    if request.api == "messages":
-        tools = [_render_own(tool, target) for tool in request.tools]
-    else:
-        tools = [_render_tool(tool, target) for tool in offer_tools(request, target)]
+    given = request.tools if request.api == "messages" else offer_tools(request, target)
+    tools = [_render_tool(tool, target) for tool in given]
     if not tools:
         return {}
     choice = request.choice
@@ -204,32 +190,24 @@ def _render_tools(request: Request, target: Target) -> Json:
     return {"tools": tools} if is_usual else {"tools": tools, "tool_choice": rendered}
 
 
-def _render_own(tool: Tool | Opaque, target: Target) -> Json:
-    if isinstance(tool, Tool):
-        return _render_tool(tool, target)
-    return {**tool.value, **_render_mark(tool.mark, target)}
-
-
-def _render_tool(tool: Tool, target: Target) -> Json:
-    rendered: Json = {"name": tool.name}
-    if tool.description is not None:
-        rendered["description"] = tool.description
-    rendered["input_schema"] = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
-    if tool.is_strict is not None:
-        rendered["strict"] = tool.is_strict
-    return {**rendered, **_render_mark(tool.mark, target)}
+def _render_tool(tool: Tool | Opaque, target: Target) -> Json:
+    mark = _render_mark(tool.mark, target)
+    if isinstance(tool, Opaque):
+        return {**tool.value, **mark}
+    schema = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
+    about = present(name=tool.name, description=tool.description, input_schema=schema, strict=tool.is_strict)
+    return {**about, **mark}
 
 
 def _render_sampling(request: Request, target: Target) -> Json:
-    rendered: Json = {name: value for name in ("top_p", "top_k") if (value := getattr(request, name)) is not None}
-    if request.temperature is not None:
-        rendered["temperature"] = min(request.temperature, 1.0)
-        if request.temperature > 1:
-            target.notes.add(f"temperature: {request.temperature:g} becomes 1, the highest there is")
+    temperature = request.temperature
+    if temperature is not None and temperature > 1:
+        target.notes.add(f"temperature: {temperature:g} becomes 1, the highest there is")
+        temperature = 1.0
     kept = [text for text in request.stop if text.strip()]
     if len(kept) < len(request.stop):
         target.notes.add("stop: white space alone cannot stop an answer there")
-    return rendered | ({"stop_sequences": kept} if kept else {})
+    return present(top_p=request.top_p, top_k=request.top_k, temperature=temperature, stop_sequences=kept or None)
 
 
 def _render_output(request: Request) -> Json:
@@ -273,7 +251,7 @@ def _render_cache(request: Request, target: Target) -> Json:
     retention = options.get("ttl") or cache.retention
     if retention is None and cache.options is None and cache.key is None:
         return {}
-    return _render_mark({"type": "ephemeral", **({"ttl": retention} if retention else {})}, target)
+    return _render_mark(present(type="ephemeral", ttl=retention or None), target)
 
 
 def _render_mark(mark: Json | None, target: Target) -> Json:
@@ -283,7 +261,7 @@ def _render_mark(mark: Json | None, target: Target) -> Json:
     ttl = mark.get("ttl")
     if ttl in _LONGER:
         target.notes.add(f"cache_control: {ttl} becomes 1h, the longest there is")
-    return {"cache_control": {**mark, **({"ttl": _TTLS.get(str(ttl), "5m")} if ttl is not None else {})}}
+    return {"cache_control": {**mark, **present(ttl=ttl and _TTLS.get(str(ttl), "5m"))}}
 
 
 def _limit_marks(body: Json, target: Target) -> Json:
