@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.responses.items import make_messages, parse_items, render_items
+from hotloop.server.responses.store import make_messages, parse_items, render_items
 from hotloop.wire.arguments import unwrap_input, wrap_input
 from hotloop.wire.field import Field, Json
 

@@ -12,9 +12,8 @@ from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
 from hotloop.server.delivery import OutputCollector, PlainText, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, make_messages, parse_items
 from hotloop.server.responses.render import Composer
-from hotloop.server.responses.store import ResponseStore, RunningResponse
+from hotloop.server.responses.store import Item, ResponseStore, RunningResponse, make_messages, parse_items
 from hotloop.wire.field import Field
 
 USAGE = Usage(1, 0, 1)
@@ -35,7 +34,7 @@ def settle(store: ResponseStore, *runs: RunningResponse) -> None:
     for run in runs:
         store.start(run)
         store.settle(run)
-        store.check()
+        store._ended.check()
 
 
 def test_what_was_settled_is_found_by_its_owner_alone() -> None:
@@ -56,7 +55,7 @@ def test_a_chain_needs_nothing_but_its_last_response() -> None:
     settle(store, make_run("a", "one", items=parse_items(Field("1"))))
     settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *parse_items(Field("2")))))
     store.delete("a", "me")
-    store.check()
+    store._ended.check()
     said = [message.content for message in make_messages(store.find_previous("b", "me"))]
     assert said == ["1", "one", "2", "two"]
 
@@ -106,5 +105,5 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, bool]]) ->
     for i, (name, size, is_deleted) in enumerate(steps):
         settle(store, make_run(f"{name}{i}", "x" * size))
         if is_deleted and len(store):
-            store.delete(next(iter(store._ended)), "me")
-        store.check()
+            store.delete(next(iter(store._ended._items)), "me")
+        store._ended.check()

@@ -65,21 +65,18 @@ class Piece(NamedTuple):
 
 def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
     """The next piece of a choice, whose parser this is."""
-    parts = parser.push(event.text)
-    if event.finish_reason:
+    _, _, text, usage, logprobs, reason, stop_match, _ = event
+    parts = parser.push(text)
+    if reason:
         parts += parser.finish()
-    logprobs, reason = event.logprobs, event.finish_reason
-    return Piece(event.text, tuple(parts), parser.num_calls, event.usage, logprobs, reason, event.stop_match)
+    return Piece(text, tuple(parts), parser.num_calls, usage, logprobs, reason, stop_match)
 
 
 class OutputCollector:
     """The requests behind one answer, and what they produced that nobody has taken yet. Lives on the event loop."""
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        abort: Callable[..., None],
-        parser: Callable[[], CallParser] = PlainText,
+        self, requests: Sequence[Request], abort: Callable[..., None], parser: Callable[[], CallParser] = PlainText
     ) -> None:
         self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
         self.calls: list[list[CallOpened]] = [[] for _ in requests]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.requests import Request as HttpRequest
 
-from hotloop.chat.formats import ToolFormat, choose_format
+from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel

@@ -4,7 +4,7 @@ Bodies are untrusted and only partly known, so they are walked rather than parse
 `null` always means "not given".
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
@@ -127,8 +127,19 @@ def present(**fields: Any) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def split_fields(body: Field, read: Set[str], own: Set[str]) -> tuple[Json, Json]:
-    """What is not read: the fields that mean something to the body's own API only, and those that nobody knows."""
-    rest = {name: value for name, value in body.object().items() if value is not None and name not in read}
-    unknown = {name: value for name, value in rest.items() if name not in own}
-    return {name: value for name, value in rest.items() if name in own}, unknown
+class Body(dict[str, Any]):
+    """The fields of a body. It knows which of them were asked for, and so which are left."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._read.add(name)
+        return super().get(name, default)
+
+    def split_rest(self, own: Set[str]) -> tuple[Json, Json]:
+        """What nobody asked for: the fields that mean something to the body's own API only, and those not known."""
+        rest = {name: value for name, value in self.items() if value is not None and name not in self._read}
+        unknown = {name: value for name, value in rest.items() if name not in own}
+        return {name: value for name, value in rest.items() if name in own}, unknown

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
-_ENTRY_COST = 16  # what an entry costs beside its item, so that empty ones are not free
+ENTRY_COST = 16  # what an entry costs beside its item, so that empty ones are not free
 
 
 class Shelf(Generic[Key, Item]):
@@ -30,13 +30,13 @@ class Shelf(Generic[Key, Item]):
 
     def put(self, key: Key, item: Item, cost: int) -> None:
         """Keep an item, in place of what had its key."""
-        self._drop(key)
-        self._items[key] = item, cost + _ENTRY_COST
-        self.cost += cost + _ENTRY_COST
+        self.drop(key)
+        self._items[key] = item, cost + ENTRY_COST
+        self.cost += cost + ENTRY_COST
         while self._items and self.cost > self._max_cost:
-            self._drop(next(iter(self._items)))
+            self.drop(next(iter(self._items)))
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
         if entry := self._items.pop(key, None):
             self.cost -= entry[1]
 

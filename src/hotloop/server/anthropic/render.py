@@ -9,8 +9,8 @@ from hotloop.core.stream import CallOpened
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
+from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
-from hotloop.server.usage import answer_usage
 from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json

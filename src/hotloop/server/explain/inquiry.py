@@ -45,23 +45,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """A prompt that was prefilled."""
-
-    account: Account
-    compared_with: str | None
-    changes: tuple[str, ...]
-    num_exact: int
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
-    """All prompts of an answer."""
+    """What is known about the prompts of an answer, once they were prefilled."""
 
     answer_id: str
     caller: Caller
-    parts: tuple[Explained, ...]
-    prompts: tuple[Prompt, ...] = ()
+    accounts: Sequence[Account]
+    compared_with: str | None
+    changes: Sequence[str]
+    num_exact: int
+    prompts: Sequence[Prompt] = ()
     """The prompts themselves, if something in them is to be found and they are still here."""
 
 
@@ -117,10 +110,18 @@ class Inquiry:
             self._explainer.past.add(Reading(self._answer_id, self._caller, token_ids, request.num_prompt))
         self._num_open -= 1
         if not self._num_open and self._is_read:
-            pairs = zip(self._questions, self.accounts(), strict=True)
-            parts = [_explain(question, account) for question, account in pairs]
-            prompts = tuple(question.prompt for question in self._questions)
-            self._explainer.keep(Explanation(self._answer_id, self._caller, tuple(parts), prompts))
+            compared = [question.earlier.answer_id for question in self._questions if question.earlier]
+            prompts = [question.prompt for question in self._questions]
+            explanation = Explanation(
+                self._answer_id,
+                self._caller,
+                self.accounts(),
+                compared[0] if compared else None,
+                self.changes,
+                sum(prompt.num_exact for prompt in prompts),
+                prompts,
+            )
+            self._explainer.keep(explanation)
 
     def accounts(self) -> list[Account]:
         """Where the tokens of each prompt came from; nothing before all of them were read."""
@@ -175,7 +176,7 @@ class Explainer:
         self._metrics = metrics
         self._block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
-        self._prompts: Shelf[str, tuple[Prompt, ...]] = Shelf(memory_tokens // _PROMPT_SHARE)
+        self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
         self._scopes: OrderedDict[str, str] = OrderedDict()
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
@@ -201,9 +202,9 @@ class Explainer:
 
     def keep(self, explanation: Explanation) -> None:
         """An answer has ended, and can be asked about."""
-        for part in explanation.parts:
-            self._metrics.count_reading(part.account)
-        if any(cause.parting for part in explanation.parts for cause in part.account.causes):
+        for account in explanation.accounts:
+            self._metrics.count_reading(account)
+        if any(cause.parting for account in explanation.accounts for cause in account.causes):
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
         caller, kept = explanation.caller, replace(explanation, prompts=())
@@ -234,11 +235,6 @@ class Explainer:
         parting = comparison.parting if is_named else None
         spot = find_spot(parting, prompt, self.spell) if parting else None
         return Question(prompt, earlier, comparison, spot, is_named)
-
-
-def _explain(question: Question, account: Account) -> Explained:
-    prompt, earlier = question.prompt, question.earlier
-    return Explained(account, earlier.answer_id if earlier else None, prompt.changes, prompt.num_exact)
 
 
 def unix_time(engine_time: float) -> float:

@@ -19,10 +19,10 @@ from hotloop.core.stream import TextDelta
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_error
+from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.job import Job
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.server.usage import answer_usage, render_diagnosis
 from hotloop.wire.field import Json
 from hotloop.wire.sse import DONE
 

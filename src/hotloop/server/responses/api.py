@@ -22,9 +22,15 @@ from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
 from hotloop.server.options import Options, TopLogprobs, parse_options
-from hotloop.server.responses.items import Item, parse_items, render_items
 from hotloop.server.responses.render import Composer, render_head
-from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse
+from hotloop.server.responses.store import (
+    EndedResponse,
+    Item,
+    ResponseStore,
+    RunningResponse,
+    parse_items,
+    render_items,
+)
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner

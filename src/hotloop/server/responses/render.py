@@ -11,8 +11,8 @@ from hotloop.server.calling import LEFT_OUT
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.explain.inquiry import NOTHING_ASKED, Inquiry
+from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
-from hotloop.server.usage import answer_usage, render_diagnosis
 from hotloop.wire.event import Begun, Ended
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque

@@ -6,18 +6,12 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
-from hotloop.wire.field import Field, Json, present, read_flag, read_number, read_object, read_text, split_fields
+from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 from hotloop.wire.thoughts import parse_block
 
-_READ = {
-    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
-    *("temperature", "top_p", "top_k", "stop", "stream", "stream_options", "response_format", "reasoning_effort"),
-    *("thinking", "verbosity", "user", "service_tier", "cache_control", "prompt_cache_key", "prompt_cache_retention"),
-    "prompt_cache_options",
-}
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
@@ -27,19 +21,20 @@ _MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
-    return _parse_fields(given, parse_messages(given, notes))
+    given = Body(body)
+    return _parse_fields(given, parse_messages(Field(given), notes))
 
 
 def parse_completion(body: Mapping[str, Any]) -> Request:
     """A plain completion says all that a chat does, but for the messages: its prompt is among the fields not known."""
-    return _parse_fields(Field(dict(body)), ())
+    return _parse_fields(Body(body), ())
 
 
-def _parse_fields(given: Field, turns: tuple[Turn, ...]) -> Request:
-    options, limit = given.get("stream_options"), given.get("max_completion_tokens") or given.get("max_tokens")
-    own, fields = split_fields(given, _READ, _OWN)
-    return Request(
+def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> Request:
+    given = Field(body)
+    options, older = given.get("stream_options"), given.get("max_tokens")
+    limit = given.get("max_completion_tokens") or older
+    request = Request(
         api="chat",
         model=given.need("model").text(),
         turns=turns,
@@ -52,10 +47,9 @@ def _parse_fields(given: Field, turns: tuple[Turn, ...]) -> Request:
         effort=read_text(given, "reasoning_effort"),
         thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
-        own=own,
-        fields=fields,
         **parse_common(given),
     )
+    return request.with_rest(body, _OWN)
 
 
 def parse_common(given: Field) -> Json:

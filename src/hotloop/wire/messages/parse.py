@@ -6,16 +6,12 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
-from hotloop.wire.field import Field, Json, read_flag, read_number, read_object, read_text, split_fields
+from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 from hotloop.wire.thoughts import parse_block
 
-_READ = {
-    *("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "temperature"),
-    *("top_p", "top_k", "metadata", "thinking", "output_config", "service_tier", "cache_control"),
-}
 _OWN = {
     *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),
     *("workspace_id", "betas", "fallbacks", "thread"),
@@ -29,17 +25,16 @@ _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
+    fields = Body(body)
+    given = Field(fields)
     if not given.need("messages").each():
         raise RequestError("messages: there is nothing to answer", param="messages")
     metadata, config = given.get("metadata"), given.get("output_config")
-    own, fields = split_fields(given, _READ, _OWN)
-    if metadata:
-        own |= {f"metadata.{name}": value for name, value in metadata.object().items() if name != "user_id"}
+    labels = metadata.object() if metadata else {}
     tier, top_k = read_text(given, "service_tier"), given.get("top_k")
     if thinking := given.get("thinking"):
         thinking.kind()
-    return Request(
+    request = Request(
         api="messages",
         model=given.need("model").text(),
         turns=parse_turns(given),
@@ -57,9 +52,9 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         user=read_text(metadata, "user_id"),
         service_tier=_SERVICE_TIERS.get(tier, tier) if tier else None,
         cache=Cache(read_object(given, "cache_control")),
-        own=own,
-        fields=fields,
+        own={f"metadata.{name}": value for name, value in labels.items() if name != "user_id"},
     )
+    return request.with_rest(fields, _OWN)
 
 
 def parse_turns(given: Field) -> tuple[Turn, ...]:

@@ -11,17 +11,12 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.chat.parse import parse_choice_with, parse_common, parse_mode, parse_shape, parse_stop
-from hotloop.wire.field import Field, present, read_flag, read_object, read_text, split_fields
+from hotloop.wire.field import Body, Field, present, read_flag, read_object, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Choice, Request, Tool
 from hotloop.wire.thoughts import open_thought
 
-_READ = {
-    *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "stream"),
-    *("stream_options", "text", "reasoning", "temperature", "top_p", "top_k", "stop", "user", "service_tier"),
-    *("cache_control", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-}
 _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
     *("top_logprobs", "max_tool_calls", "context_management"),
@@ -44,7 +39,9 @@ _TEXTS = ("input_text", "output_text", "text")
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
+    fields = Body(body)
+    given = Field(fields)
+    given.get("stream_options")  # how the stream is obscured: nobody else does that
     instructions, limit, reasoning, text = (
         given.get(name) for name in ("instructions", "max_output_tokens", "reasoning", "text")
     )
@@ -53,9 +50,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
     if not turns:
         raise RequestError("input: there is nothing to answer", param="input")
-    own, fields = split_fields(given, _READ, _OWN)
-    own |= present(**{"reasoning.summary": read_text(reasoning, "summary")})
-    return Request(
+    request = Request(
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
@@ -66,10 +61,10 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         stop=parse_stop(given.get("stop")),
         effort=read_text(reasoning, "effort"),
         verbosity=read_text(text, "verbosity"),
-        own=own,
-        fields=fields,
+        own=present(**{"reasoning.summary": read_text(reasoning, "summary")}),
         **parse_common(given),
     )
+    return request.with_rest(fields, _OWN)
 
 
 def check_portable(request: Request) -> None:
