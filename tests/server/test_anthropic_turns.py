@@ -6,7 +6,7 @@ import pytest
 
 from hotloop.core.message import Message, ToolCall
 from hotloop.server.breakpoints import CacheHint
-from hotloop.server.turns import Conversed, parse_conversed
+from hotloop.server.turns import Transcript, parse_transcript
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
 
@@ -22,9 +22,9 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
 
 
-def parse(*messages: tuple[str, Any], **fields: Any) -> Conversed:
+def parse(*messages: tuple[str, Any], **fields: Any) -> Transcript:
     turns = [{"role": role, "content": content} for role, content in messages]
-    return parse_conversed(parse_request({"model": "m", "max_tokens": 1, "messages": turns, **fields}, Notes()))
+    return parse_transcript(parse_request({"model": "m", "max_tokens": 1, "messages": turns, **fields}, Notes()))
 
 
 def test_texts_are_joined() -> None:

@@ -31,8 +31,6 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The tokens of one prompt."""
-
     num_prompt: int
     num_cached: int
     causes: tuple[Cause, ...] = ()

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -62,7 +63,9 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
-        middleware.append(_cors(config.cors_origins))
+        cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
+        shown = (REQUEST_ID_HEADER, "retry-after")
+        middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
     if config.api_key:
         middleware.append(Middleware(KeyCheck, api_key=config.api_key))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
@@ -70,16 +73,6 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
     app.state.service = service
     app.state.responses = ResponseStore()
     return app
-
-
-def _cors(origins: tuple[str, ...]) -> Middleware:
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=("GET", "POST", "DELETE"),
-        allow_headers=("*",),
-        expose_headers=(REQUEST_ID_HEADER, "retry-after"),
-    )
 
 
 _MAX_JOBS = 32  # prompts and grammars in the making

@@ -47,8 +47,6 @@ class RequestIds:
 
 
 class KeyCheck:
-    """Lets in only who carries the key."""
-
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = api_key.encode()

@@ -62,7 +62,6 @@ def find_pins(
 
 
 def _find_end(hint: CacheHint, messages: Sequence[Message], prompt: Prompt, tokenizer: Tokenizer) -> int:
-    """The number of tokens before a breakpoint."""
     tools = [span for span in prompt.spans if span.kind == "tool"]
     if hint.part == "tools":
         return max((span.end for span in tools if span.index in range(hint.index + 1)), default=0)

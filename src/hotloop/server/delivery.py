@@ -64,7 +64,6 @@ class Piece(NamedTuple):
 
 
 def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
-    """The next piece of a choice, whose parser this is."""
     _, _, text, usage, logprobs, reason, stop_match, _ = event
     parts = parser.push(text)
     if reason:
@@ -185,8 +184,6 @@ OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
 
 @dataclass(slots=True)
 class _Route:
-    """Where the events of one request go."""
-
     outputs: OutputCollector
     index: int
     request: Request

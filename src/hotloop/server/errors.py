@@ -51,8 +51,6 @@ class Disconnected(HttpError):
 
 
 class Cancelled(HttpError):
-    """Somebody asked for a response to be cancelled."""
-
     def __init__(self) -> None:
         super().__init__(CLIENT_GONE, "the response was cancelled")
 
@@ -149,7 +147,6 @@ def _message_status(error: HotloopError) -> int:
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """Starlette's hook: whatever an endpoint or the routing raises becomes a response here."""
     return error_response(_as_hotloop(request, error), request.state.request_id, request.url.path)
 
 

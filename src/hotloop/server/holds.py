@@ -48,7 +48,6 @@ class ToolGaps:
         self._recent: OrderedDict[str, deque[float]] = OrderedDict()
 
     def leave(self, call_id: str, tool_name: str) -> None:
-        """A call was given out now."""
         with self._lock:
             self._open[_key(call_id)] = tool_name, self._clock()
             if len(self._open) > _MAX_OPEN:
@@ -87,8 +86,6 @@ def _key(call_id: str) -> str:
 
 
 class Keeper:
-    """The way to the engine's holds."""
-
     def __init__(self, engine: Engine) -> None:
         self.gaps = ToolGaps()
         self._engine = engine
@@ -103,7 +100,6 @@ class Keeper:
         self._hold(request, Hold(HoldKind.PINNED, time.monotonic() + pin.ttl_s, pin.ttl_s), pin.num_tokens)
 
     def open_gap(self, request: Request, calls: Sequence[CallOpened]) -> None:
-        """The tools of these calls run now."""
         for call in calls:
             self.gaps.leave(call.id, call.name)
         patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)

@@ -18,7 +18,7 @@ from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
-from hotloop.server.turns import Conversed, parse_conversed
+from hotloop.server.turns import Transcript, parse_transcript
 from hotloop.wire.field import Json
 from hotloop.wire.request import Request
 
@@ -35,9 +35,9 @@ def make_job(
     """`is_silent`: the prompt is prefilled and not answered. The engine cannot say nothing: it says one token, to
     nobody."""
     calling = parse_calling(request, is_strict=service.strict_tools)
-    conversed = parse_conversed(request)
+    transcript = parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
-    prompt = make_prompt(request, options, conversed, calling, service, caller.scope)
+    prompt = make_prompt(request, options, transcript, calling, service, caller.scope)
     max_tokens, sampling = _max_tokens(request, prompt, service), SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -48,8 +48,8 @@ def make_job(
             logprobs=logprobs,
             keep_special=calling.is_possible and service.tool_format.keep_special,
         )
-    pins = _find_pins(options, conversed, prompt, service)
-    messages = () if is_silent else conversed.messages  # what is only prefilled has neither come back nor ended
+    pins = _find_pins(options, transcript, prompt, service)
+    messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
         prompt_param=request.turns_param,
@@ -69,12 +69,12 @@ def make_job(
 
 
 def make_prompt(
-    request: Request, options: Options, conversed: Conversed, calling: Calling, service: Service, scope: str
+    request: Request, options: Options, transcript: Transcript, calling: Calling, service: Service, scope: str
 ) -> Prompt:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
-    is_continued = request.api == "messages" and conversed.messages[-1].role == "assistant"
+    is_continued = request.api == "messages" and transcript.messages[-1].role == "assistant"
     conversation = Conversation(
-        messages=conversed.messages,
+        messages=transcript.messages,
         tools=calling.tools,
         is_answer_next=not is_continued and getattr(options, "generate", None) is not False,
         extra=template_variables(request, options),
@@ -101,10 +101,10 @@ def _max_tokens(request: Request, prompt: Prompt, service: Service) -> int | Non
     return min(request.max_tokens, service.engine.max_context - num_prompt)
 
 
-def _find_pins(options: Options, conversed: Conversed, prompt: Prompt, service: Service) -> tuple[Pin, ...]:
+def _find_pins(options: Options, transcript: Transcript, prompt: Prompt, service: Service) -> tuple[Pin, ...]:
     """OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it."""
     whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
-    return find_pins(conversed.hints, conversed.messages, prompt, service.engine.tokenizer) + whole
+    return find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
 
 
 def _make_parser(calling: Calling, service: Service) -> CallParser:

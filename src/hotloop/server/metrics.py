@@ -170,8 +170,6 @@ class _GapCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """The engine's own totals, read when somebody asks."""
-
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine = engine
         self._model = model

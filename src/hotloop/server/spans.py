@@ -90,7 +90,6 @@ class RequestTrace:
     _num_over: int = 0
 
     def finish(self, request: Request) -> None:
-        """A request is over, and accounted for."""
         self._num_over += 1
         if self._num_over == len(self._requests):
             ended_at = time.monotonic()
@@ -100,7 +99,6 @@ class RequestTrace:
                 self._record(ended_at)
 
     def refuse(self, error: HotloopError) -> None:
-        """The engine did not take it."""
         clock = Clock()
         start_ns, end_ns = clock.unix_ns(self._began_at), clock.unix_ns(time.monotonic())
         self._recorder.tracer.record(self._span(names.REQUEST, start_ns, end_ns, self._facts(), str(error)))

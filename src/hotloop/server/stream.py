@@ -65,19 +65,15 @@ class JsonResponse(Response):
 
 
 class StreamWriter(Protocol):
-    """Renders one answer as server-sent events, in the shape of one API."""
+    """Renders one answer as server-sent events, in the shape of one API: what a step gave, each piece with its choice,
+    and the last words of a stream that went well, or failed after it began.
+    """
 
-    def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
-        """What a step gave, each piece with its choice."""
-        ...
+    def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes: ...
 
-    def close(self, usages: Sequence[Usage]) -> bytes:
-        """The last words of a stream that went well."""
-        ...
+    def close(self, usages: Sequence[Usage]) -> bytes: ...
 
-    def break_off(self, error: HotloopError, request_id: str) -> bytes:
-        """The last words of one that failed after it began."""
-        ...
+    def break_off(self, error: HotloopError, request_id: str) -> bytes: ...
 
 
 class EventStream(Response):

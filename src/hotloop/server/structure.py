@@ -67,7 +67,6 @@ def answer_grammar(asked: Constraint | None, calling: Calling, service: Service)
 def constrain(
     asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> Constraint | None:
-    """Calls, what the request asks for, or either of them."""
     if not calling.is_possible:
         return asked
     if asked is None or calling.is_certain:

@@ -23,7 +23,7 @@ _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
 DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
 
 
-class Conversed(NamedTuple):
+class Transcript(NamedTuple):
     """The messages of a request, and the breakpoints between them."""
 
     messages: tuple[Message, ...]
@@ -32,8 +32,6 @@ class Conversed(NamedTuple):
 
 @dataclass(slots=True)
 class _Draft:
-    """A message that is still being put together."""
-
     role: Role
     content: str = ""
     name: str | None = None
@@ -48,22 +46,22 @@ class _Draft:
         return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
 
 
-def parse_conversed(request: Request) -> Conversed:
+def parse_transcript(request: Request) -> Transcript:
     """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
     messages, hints = parse_turns(request.turns, request.api)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
-        return Conversed(messages, [])
+        return Transcript(messages, [])
     marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
     of_tools = [parse_hint(mark, f"tools[{i}].cache_control", "tools", i) for mark, i in marks]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(parse_hint(request.cache.mark, "cache_control", "messages", *end))
-    return Conversed(messages, [*of_tools, *hints])
+    return Transcript(messages, [*of_tools, *hints])
 
 
-def parse_turns(turns: Iterable[Turn], api: Api) -> Conversed:
+def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
     """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
     drafts: list[_Draft] = []
     hints: list[CacheHint] = []
@@ -95,7 +93,7 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Conversed:
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
                 hints.append(parse_hint(part.mark, f"{part.place}.cache_control", "messages", *end))
-    return Conversed(tuple(draft.finish() for draft in drafts), hints)
+    return Transcript(tuple(draft.finish() for draft in drafts), hints)
 
 
 def _result_text(result: Result) -> str:

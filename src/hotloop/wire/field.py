@@ -5,13 +5,14 @@ Bodies are untrusted and only partly known, so they are walked rather than parse
 """
 
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from hotloop.core.errors import RequestError
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +36,6 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return f"{around}.{self.name}" if around else self.name
 
     def get(self, name: str) -> "Field | None":
-        """One of its fields, if it is given."""
         value = (self.value if type(self.value) is dict else self.object()).get(name)
         return None if value is None else Field(value, self, name)
 
@@ -57,9 +57,7 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return found.each() if found else []
 
     def each(self) -> "list[Field]":
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        return [Field(value, self, i) for i, value in enumerate(self.value)]
+        return [Field(value, self, i) for i, value in enumerate(self._expect(list, "a list"))]
 
     def object(self) -> Json:
         if not isinstance(self.value, dict):
@@ -67,14 +65,10 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return self.value
 
     def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("a text")
-        return self.value
+        return self._expect(str, "a text")
 
     def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
-        return self.value
+        return self._expect(bool, "true or false")
 
     def count(self, least: int = 0) -> int:
         if not isinstance(self.value, int) or isinstance(self.value, bool) or not least <= self.value < 2**31:
@@ -82,17 +76,19 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return self.value
 
     def number(self) -> float:
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise self.wrong("a number")
-        return self.value
+        return self.value if type(self.value) is int else self._expect(float, "a number")
 
     @property
     def is_text(self) -> bool:
         return isinstance(self.value, str)
 
     def kind(self) -> str:
-        """What it says it is."""
         return self.need_text("type")
+
+    def _expect(self, kind: type[T], expected: str) -> T:
+        if not isinstance(self.value, kind):
+            raise self.wrong(expected)
+        return self.value
 
     def wrong(self, expected: str) -> RequestError:
         what = type(self.value).__name__

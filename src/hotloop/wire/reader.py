@@ -57,8 +57,6 @@ class Nesting:
 
 
 class OpenCall:
-    """One call of an answer."""
-
     def __init__(self, index: int, call_id: str, name: str = "") -> None:
         self.id = call_id
         self.name = name
@@ -71,7 +69,6 @@ class OpenCall:
 
     @property
     def is_empty(self) -> bool:
-        """Whether an empty object is all it has."""
         return bool(self._empty)
 
     def open(self) -> Iterator[Event]:

@@ -112,5 +112,4 @@ class Request:
 
     @property
     def turns_param(self) -> str:
-        """Where in the body the turns are."""
         return "input" if self.api == "responses" else "messages"

@@ -24,7 +24,6 @@ def parse_block(block: Field) -> Thought:
 
 
 def sign_thought(text: str, signature: str) -> Thought:
-    """A thinking block."""
     if signature.startswith(_RESPONSES):
         return Thought("", signature.removeprefix(_RESPONSES), maker="responses", summary=text)
     return Thought(text, signature, maker="messages" if signature else "")

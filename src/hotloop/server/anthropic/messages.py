@@ -17,7 +17,7 @@ from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.server.turns import parse_conversed
+from hotloop.server.turns import parse_transcript
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
@@ -78,4 +78,4 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
     options = parse_options(request, MessageOptions)
     calling = parse_calling(request, is_strict=service.strict_tools)
     scope = service.scope(http.headers, options.cache_salt)
-    return len(make_prompt(request, options, parse_conversed(request), calling, service, scope).token_ids)
+    return len(make_prompt(request, options, parse_transcript(request), calling, service, scope).token_ids)

@@ -30,7 +30,6 @@ class MessageStream(MessagesWriter):
         self._last: Piece | None = None
 
     def render(self, piece: Piece) -> Json:
-        """The answer at once; the piece holds all of it."""
         return self.whole([*self._events(piece), self._end(piece, piece.usage)])
 
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:

@@ -33,8 +33,6 @@ _MAX_SCOPES = 4096  # answers of which it is known who shares with them
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and what it was compared with."""
-
     prompt: Prompt
     earlier: Reading | None = None
     comparison: Comparison | None = None
@@ -91,7 +89,6 @@ class Inquiry:
 
     @property
     def changes(self) -> list[str]:
-        """What was done to the prompts."""
         return [*dict.fromkeys(change for question in self._questions for change in question.prompt.changes)]
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
@@ -195,13 +192,11 @@ class Explainer:
         )
 
     def open(self, answer_id: str, caller: Caller) -> None:
-        """An answer begins; others may have to make room for it."""
         self._scopes[answer_id] = caller.scope
         if len(self._scopes) > _MAX_SCOPES:
             self._scopes.popitem(last=False)
 
     def keep(self, explanation: Explanation) -> None:
-        """An answer has ended, and can be asked about."""
         for account in explanation.accounts:
             self._metrics.count_reading(account)
         if any(cause.parting for account in explanation.accounts for cause in account.causes):
@@ -238,5 +233,4 @@ class Explainer:
 
 
 def unix_time(engine_time: float) -> float:
-    """A moment on the engine's clock, as others date it."""
     return round(time.time() - (time.monotonic() - engine_time), 3)

@@ -62,7 +62,6 @@ class _Windows:
         return cls(np.unique(hashes) if is_short else sample, keys, is_short)
 
     def count_shared(self, other: "_Windows") -> int:
-        """About how many windows two prompts have in common."""
         if not len(self.hashes) or not len(other.hashes):
             return 0
         places = np.searchsorted(other.hashes, self.hashes).clip(max=len(other.hashes) - 1)
@@ -86,8 +85,8 @@ class Past:
         self._num_added = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._by_answer: dict[str, _Entry] = {}
-        self._by_window: dict[int, list[int]] = {}
-        self._by_session: dict[tuple[str, str, str], list[int]] = {}
+        self._by_window: dict[int, deque[int]] = {}
+        self._by_session: dict[tuple[str, str, str], deque[int]] = {}
         self._news: deque[Reading] = deque(maxlen=_MAX_NEWS)
         self._lock = threading.Lock()
 
@@ -95,7 +94,6 @@ class Past:
         self._news.append(reading)
 
     def find(self, answer_id: str, caller: Caller) -> Reading | None:
-        """What this caller was answered under that id."""
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
@@ -157,9 +155,9 @@ class Past:
         self._entries[entry.number] = self._by_answer[reading.answer_id] = entry
         self._cost += reading.cost
         for key in entry.windows.keys:
-            _note(self._by_window.setdefault(key, []), entry.number)
+            self._by_window.setdefault(key, deque(maxlen=_MAX_HOLDERS)).append(entry.number)
         for session in _sessions(reading.caller):
-            _note(self._by_session.setdefault(session, []), entry.number)
+            self._by_session.setdefault(session, deque(maxlen=_MAX_HOLDERS)).append(entry.number)
         while self._entries and self._cost > self._max_tokens:
             self._drop(next(iter(self._entries)))
 
@@ -185,13 +183,7 @@ def _sessions(caller: Caller) -> Iterable[tuple[str, str, str]]:
     return {(caller.owner, caller.scope, session_id) for session_id in (caller.session_id, "")}
 
 
-def _note(numbers: list[int], number: int) -> None:
-    numbers.append(number)
-    if len(numbers) > _MAX_HOLDERS:
-        del numbers[0]
-
-
-def _strike(shelf: dict[Key, list[int]], key: Key, number: int) -> None:
+def _strike(shelf: dict[Key, deque[int]], key: Key, number: int) -> None:
     numbers = shelf.get(key)
     if numbers and number in numbers:
         numbers.remove(number)

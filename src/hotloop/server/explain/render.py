@@ -67,7 +67,6 @@ def render_diagnosis(diagnosis: Diagnosis) -> Json:
 
 
 def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
-    """How the tokens of all choices came about, and those of their prompts."""
     work = {name: sum(getattr(usage, field) for usage in usages) for name, field in _WORK.items()}
     waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
     waits_ms = {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
@@ -75,7 +74,6 @@ def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
 
 
 def _render_prompts(inquiry: Inquiry) -> Json:
-    """Nothing if nothing is known."""
     accounts = inquiry.accounts()
     if not accounts:
         return {}

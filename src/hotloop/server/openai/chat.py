@@ -60,8 +60,6 @@ def check_stream(request: Request) -> None:
 
 
 class ChatRenderer:
-    """A choice is a message from the assistant."""
-
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"

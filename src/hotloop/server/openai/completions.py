@@ -101,8 +101,6 @@ def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: 
 
 
 class CompletionRenderer:
-    """A choice is text that goes on where its prompt ended."""
-
     id_prefix = "cmpl"
     object = "text_completion"
     chunk_object = "text_completion"

@@ -34,27 +34,19 @@ _MARK = "\0the text\0"
 
 
 class ChoiceRenderer(Protocol):
-    """How one endpoint renders its choices."""
+    """How one endpoint renders a choice: at once, or what its stream begins with, gains, and ends with."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
-    def whole(self, index: int, piece: Piece) -> Json:
-        """The choice of an answer given at once; the piece holds all of it."""
-        ...
+    def whole(self, index: int, piece: Piece) -> Json: ...
 
-    def opening(self, index: int) -> Json | None:
-        """What a choice's stream begins with, before any text."""
-        ...
+    def opening(self, index: int) -> Json | None: ...
 
-    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
-        """What a choice has gained, in as many pieces as that takes."""
-        ...
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]: ...
 
-    def closing(self, index: int, piece: Piece) -> Json:
-        """The choice's last words: why it ended."""
-        ...
+    def closing(self, index: int, piece: Piece) -> Json: ...
 
 
 async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer, *, has_usage: bool) -> Response:
@@ -103,13 +95,11 @@ class ChunkWriter:
         return b"".join(self._write(index, piece) for index, piece in pieces)
 
     def close(self, usages: Sequence[Usage]) -> bytes:
-        """The usage, if it was asked for, and the end of the stream."""
         if not self._has_usage:
             return DONE
         return self._head + b'[],"usage":' + _encode(render_usage(usages, self._job)) + b"}\n\n" + DONE
 
     def break_off(self, error: HotloopError, request_id: str) -> bytes:
-        """A failure after the stream began; nothing follows it."""
         return b"data: " + _encode(render_error(error, request_id)) + b"\n\n"
 
     def _write(self, index: int, piece: Piece) -> bytes:

@@ -60,8 +60,6 @@ class ResponseOptions(Options, kw_only=True):
 
 
 class PageQuery(msgspec.Struct, kw_only=True):
-    """Which of a response's items to list."""
-
     order: Literal["asc", "desc"] = "desc"
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: str | None = None
@@ -184,7 +182,6 @@ async def _answer(run: RunningResponse, store: ResponseStore, receive: Receive) 
 
 
 async def _finish(run: RunningResponse, store: ResponseStore) -> None:
-    """Write a response that nobody waits for."""
     try:
         await _compose(run)
     except HotloopError as error:

@@ -18,7 +18,6 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import Request, Tool
 from hotloop.wire.responses import writer as wire
-from hotloop.wire.responses.output import TextItem
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -46,7 +45,7 @@ class Composer(wire.ResponsesWriter):
         return status
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        begun = [] if self._has_begun else [*self.tell(Begun())]
+        begun = [] if self._has_begun else self.tell(Begun())
         return b"".join(self.number(begun + self.add(pieces)))
 
     def close(self, usages: Sequence[Usage]) -> bytes:
@@ -56,7 +55,6 @@ class Composer(wire.ResponsesWriter):
         return self._end_stream(self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
-        """What one step gave; returns the events that tell of it."""
         told: list[Json] = []
         for _, piece in pieces:
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
@@ -65,14 +63,13 @@ class Composer(wire.ResponsesWriter):
         return told
 
     def finish(self, usage: Usage) -> list[Json]:
-        """The model has ended its answer, or was cut off."""
-        told = [] if self._items else [*self._begin_item(TextItem(*self._next()))]
+        told = [] if self._items else self._continue(wire.TextItem)[1]
         if diagnosis := self._inquiry.diagnose():
             self._response["prompt_cache_diagnostics"] = render_diagnosis(diagnosis)
         if not self._is_cut:
             self._response["completed_at"] = int(time.time())
         ended = Ended("length" if self._is_cut else "stop", None, answer_usage([usage], self._inquiry))
-        return [*told, *self.tell(ended)]
+        return told + self.tell(ended)
 
     def stop(self, error: HotloopError) -> list[Json]:
         """It will not be finished. OpenAI has no event for one that was cancelled; its status tells it from others."""

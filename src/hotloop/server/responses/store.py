@@ -90,7 +90,6 @@ class ResponseStore:
         return body
 
     def forget(self, run: RunningResponse) -> None:
-        """It is no longer written, if it was."""
         self._running.pop(run.composer.id, None)
 
     def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:

@@ -1,7 +1,6 @@
 """The body of `/v1/chat/completions` as a `Request`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hotloop.core.errors import RequestError
@@ -228,25 +227,18 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     )
 
 
-def parse_choice(given: Field) -> Choice:
-    return parse_choice_with(given, _parse_named_choice)
-
-
-def parse_choice_with(given: Field, parse_named: Callable[[Field], Choice]) -> Choice:
-    """Both of OpenAI's APIs say it alike, but for how a choice names its tools."""
-    found, choice = Choice(), given.get("tool_choice")
-    if choice:
-        found = Choice(parse_mode(choice)) if choice.is_text else parse_named(choice)
-    return replace(found, is_parallel=read_flag(given, "parallel_tool_calls"))
-
-
-def _parse_named_choice(choice: Field) -> Choice:
-    match choice.kind():
-        case "function":
-            return Choice("required", choice.need("function").need("name").text())
-        case "allowed_tools":
-            allowed = choice.need("allowed_tools")
-            names = [tool.need("function").need("name").text() for tool in allowed.need("tools").each()]
-            mode = allowed.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names))
-    raise choice.need("type").refuse("expected function or allowed_tools")
+def parse_choice(
+    given: Field, kinds: Collection[str] = ("function",), name_of: Callable[[Field], str] | None = None
+) -> Choice:
+    """Both of OpenAI's APIs say it alike, but for which tools can be named, and how."""
+    choice, is_parallel = given.get("tool_choice"), read_flag(given, "parallel_tool_calls")
+    name_of = name_of or (lambda named: named.need("function").need("name").text())
+    if choice is None or choice.is_text:
+        return Choice(parse_mode(choice) if choice else None, is_parallel=is_parallel)
+    if choice.kind() in kinds:
+        return Choice("required", name_of(choice), is_parallel=is_parallel)
+    if choice.kind() != "allowed_tools":
+        raise choice.need("type").refuse(f"expected {', '.join(kinds)} or allowed_tools")
+    among = choice.get("allowed_tools") or choice
+    mode, names = among.get("mode"), tuple(name_of(tool) for tool in among.need("tools").each())
+    return Choice(parse_mode(mode) if mode else "auto", allowed=names, is_parallel=is_parallel)

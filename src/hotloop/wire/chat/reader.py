@@ -52,8 +52,6 @@ class CallPiece(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """A message, or what it has gained."""
-
     content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -87,8 +85,6 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """A whole answer, or a chunk of one."""
-
     id: Any = None
     model: Any = None
     choices: list[Choice] | None = None
@@ -117,7 +113,10 @@ class ChatReader(Reader):
             yield from self._finish()
             return
         if event.name == "error":
-            raise read_event_failure(_decode_any(text))
+            try:
+                raise read_event_failure(msgspec.json.decode(text))
+            except (msgspec.DecodeError, RecursionError):
+                raise read_event_failure(text) from None
         completion = _decode(text)
         yield from self._begin(completion.id, completion.model)
         self.usage = read_usage(completion.usage) or self.usage
@@ -226,10 +225,3 @@ def _decode(data: bytes | str) -> Completion:
     if completion.error:
         raise read_event_failure({"error": completion.error})
     return completion
-
-
-def _decode_any(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text

@@ -47,7 +47,6 @@ def render_rest(request: Request, target: Target, home: Api) -> Json:
 
 
 def render_common(request: Request, target: Target) -> Json:
-    """What both of OpenAI's APIs say in the same words."""
     rendered = present(
         temperature=request.temperature,
         top_p=request.top_p,

@@ -58,7 +58,6 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
 
 
 def parse_turns(given: Field) -> tuple[Turn, ...]:
-    """The system prompt and the messages of a body."""
     return (*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in given.need("messages").each()))
 
 
@@ -100,10 +99,8 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
     match kind:
         case "text":
             return Text(block.need_text("text"), at=block)
-        case "image":
-            return _parse_image(block)
-        case "document":
-            return _parse_document(block)
+        case "image" | "document":
+            return _parse_source(block, kind)
         case "search_result":
             words = [block.need(name).text() for name in ("title", "source")]
             return Opaque(
@@ -120,28 +117,21 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
 
 
-def _parse_image(block: Field) -> Image | Opaque:
-    source = block.need("source")
-    match source.kind():
-        case "base64":
+def _parse_source(block: Field, kind: str) -> Image | File | Opaque:
+    source, title, text = block.need("source"), read_text(block, "title"), None
+    match kind, source.kind():
+        case "image", "base64":
             return Image(_data_url(source), at=block)
-        case "url":
+        case "image", "url":
             return Image(source.need("url").text(), at=block)
-    return Opaque("messages", "image", _unmarked(block), at=block)
-
-
-def _parse_document(block: Field) -> File | Opaque:
-    source, title = block.need("source"), read_text(block, "title")
-    match source.kind():
-        case "text":
+        case "document", "text":
             return File(text=source.need("data").text(), name=title, at=block)
-        case "base64":
+        case "document", "base64":
             return File(_data_url(source), name=title, at=block)
-        case "content":
+        case "document", "content":
             content = source.need("content")
             text = content.text() if content.is_text else _join_texts(content)
-            return Opaque("messages", "document", _unmarked(block), text, at=block)
-    return Opaque("messages", "document", _unmarked(block), at=block)
+    return Opaque("messages", kind, _unmarked(block), text, at=block)
 
 
 def _unmarked(block: Field) -> Json:

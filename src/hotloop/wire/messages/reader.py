@@ -52,8 +52,6 @@ class Message(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """Of a block, or of the message."""
-
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None

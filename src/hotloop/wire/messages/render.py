@@ -76,7 +76,6 @@ def _render_rest(request: Request, target: Target) -> Json:
 
 
 def _render_turns(request: Request, target: Target) -> Json:
-    """`system`, if there is one, and `messages`."""
     turns = request.turns
     num_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system = [block for turn in turns[:num_system] for block in _render_blocks(turn.parts, target)]
@@ -175,7 +174,6 @@ def _render_result(result: Result, target: Target) -> Json:
 
 
 def _render_tools(request: Request, target: Target) -> Json:
-    """`tools` and `tool_choice`, as far as there is something to call."""
     given = request.tools if request.api == "messages" else offer_tools(request, target)
     tools = [_render_tool(tool, target) for tool in given]
     if not tools:

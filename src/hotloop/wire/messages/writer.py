@@ -103,7 +103,6 @@ class MessagesWriter:
         return write_event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
     def render_frame(self, begun: Begun) -> Json:
-        """A message before its first word."""
         return {
             "id": f"msg_{answer_stem(begun.id)}",
             "type": "message",

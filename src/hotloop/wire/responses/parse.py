@@ -10,11 +10,11 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_choice_with, parse_common, parse_mode, parse_shape, parse_stop
+from hotloop.wire.chat.parse import parse_choice, parse_common, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_flag, read_object, read_text
 from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Choice, Request, Tool
+from hotloop.wire.request import Request, Tool
 from hotloop.wire.thoughts import open_thought
 
 _OWN = {
@@ -55,7 +55,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         model=given.need("model").text(),
         turns=tuple(turns),
         tools=parse_tools(given),
-        choice=parse_choice(given),
+        choice=parse_choice(given, ("function", "custom"), _name),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
@@ -176,21 +176,6 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         )
     else:
         yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
-
-
-def parse_choice(given: Field) -> Choice:
-    return parse_choice_with(given, _parse_named_choice)
-
-
-def _parse_named_choice(choice: Field) -> Choice:
-    match choice.kind():
-        case "function" | "custom":
-            return Choice("required", _name(choice))
-        case "allowed_tools":
-            allowed = tuple(_name(tool) for tool in choice.need("tools").each())
-            mode = choice.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed)
-    raise choice.need("type").refuse("expected function, custom or allowed_tools")
 
 
 def _name(choice: Field) -> str:

@@ -27,8 +27,6 @@ _CALLS = ("function_call", "custom_tool_call")
 
 
 class Piece(msgspec.Struct):
-    """Of a message's content, or of a thought's text or summary."""
-
     text: str | None = None
     refusal: str | None = None
 
