@@ -42,7 +42,7 @@ def event(text: str, finish: FinishReason | None = None) -> TokenEvent:
 
 
 async def run(outputs: OutputCollector, meanwhile: dict[int, Callable[[], None]]) -> Wire:
-    writer = ChunkWriter({"id": "cmpl-1"}, CompletionRenderer(TOKENIZER, [""]), make_job(), has_usage=False)
+    writer = ChunkWriter({"id": "cmpl-1"}, CompletionRenderer(TOKENIZER, [""]), make_job())
     wire = Wire(meanwhile)
     await EventStream(outputs, writer, "req")({"type": "http"}, wire.receive, wire.send)
     return wire

@@ -52,12 +52,7 @@ class Account:
 
 
 def account_for(
-    comparison: Comparison | None,
-    *,
-    num_prompt: int,
-    num_cached: int,
-    block_size: int,
-    eviction: Eviction | None = None,
+    comparison: Comparison | None, num_prompt: int, num_cached: int, block_size: int, eviction: Eviction | None = None
 ) -> Account:
     """`comparison` is with the earlier prompt that is most like this one, if there is one."""
     if comparison is None:

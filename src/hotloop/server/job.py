@@ -34,6 +34,8 @@ class Job:
     parser: Callable[[], CallParser] = PlainText
     """What makes the parser of a choice's text."""
     is_stream: bool = False
+    has_usage: bool = False
+    """Whether a stream of chunks ends with the usage."""
     is_silent: bool = False
     """Whether there is no answer: the prompt was only to be prefilled."""
 

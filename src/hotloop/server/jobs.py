@@ -64,6 +64,7 @@ def make_job(
         num_choices=options.num_choices,
         parser=Silence if is_silent else partial(_make_parser, calling, service),
         is_stream=request.is_stream,
+        has_usage=request.has_usage,
         is_silent=is_silent,
     )
 

@@ -113,6 +113,8 @@ _SAMPLING = (
 
 
 def parse_options(request: Request, kind: type[OptionsKind]) -> OptionsKind:
+    if request.has_usage and not request.is_stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
     cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
     return convert({**request.own, **request.fields, **cache}, kind)
 

@@ -1,5 +1,6 @@
 """What turns are made of. A part remembers where in a body it came from, for error messages; equality ignores that."""
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 import msgspec
@@ -118,6 +119,15 @@ class Turn(_Placed, frozen=True, eq=False):
     @property
     def texts(self) -> list[str]:
         return [part.text for part in self.parts if isinstance(part, Text)]
+
+
+def parse_content(content: Field | None, parse_part: Callable[[Field], Part]) -> tuple[Part, ...]:
+    """A bare text, or a list of parts."""
+    if content is None:
+        return ()
+    if content.is_text:
+        return (Text(content.text(), at=content),)
+    return tuple(parse_part(part) for part in content.each())
 
 
 def text_of(part: Part) -> str | None:

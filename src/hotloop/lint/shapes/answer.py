@@ -11,9 +11,8 @@ from hotloop.lint.part import Json, Part, listing, mapping
 from hotloop.lint.shapes.chat import message_parts
 from hotloop.lint.shapes.messages import turn_parts
 from hotloop.lint.shapes.responses import item_parts
-from hotloop.wire.answer import gather
 from hotloop.wire.chat.writer import ChatWriter
-from hotloop.wire.event import Event
+from hotloop.wire.event import Event, gather
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.messages.writer import MessagesWriter
 from hotloop.wire.part import Api

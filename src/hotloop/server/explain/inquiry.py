@@ -124,8 +124,11 @@ class Inquiry:
         """Where the tokens of each prompt came from; nothing before all of them were read."""
         if self._accounts or not self._explainer or not self._is_read:
             return self._accounts
-        pairs = zip(self._questions, self._requests, strict=True)
-        accounts = [self._explainer.account(question, request) for question, request in pairs]
+        size = self._explainer.block_size
+        accounts = [
+            account_for(asked.comparison, request.num_prompt, request.num_cached, size, request.eviction)
+            for asked, request in zip(self._questions, self._requests, strict=True)
+        ]
         if not self._num_open:
             self._accounts = accounts
         return accounts
@@ -171,7 +174,7 @@ class Explainer:
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
-        self._block_size = block_size
+        self.block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
         self._scopes: OrderedDict[str, str] = OrderedDict()
@@ -181,15 +184,6 @@ class Explainer:
         if self.level == "off":
             return Inquiry(named=named)
         return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
-
-    def account(self, question: Question, request: Request) -> Account:
-        return account_for(
-            question.comparison,
-            num_prompt=request.num_prompt,
-            num_cached=request.num_cached,
-            block_size=self._block_size,
-            eviction=request.eviction,
-        )
 
     def open(self, answer_id: str, caller: Caller) -> None:
         self._scopes[answer_id] = caller.scope

@@ -15,12 +15,11 @@ from hotloop.server.jobs import make_job
 from hotloop.server.openai.render import generate, render_logprobs
 from hotloop.server.options import Options, TopLogprobs, parse_options
 from hotloop.server.service import Service
-from hotloop.wire.answer import gather
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.chat.writer import render_delta, render_message
+from hotloop.wire.event import gather
 from hotloop.wire.field import Json
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Request
 
 
 class ChatOptions(Options, kw_only=True):
@@ -33,16 +32,14 @@ class ChatOptions(Options, kw_only=True):
 async def chat_completions(http: HttpRequest) -> Response:
     body = await Service.of(http).read(http)
     # A long history takes a while to tokenize, a schema to compile: the other streams should not wait for it.
-    request, job = await asyncio.to_thread(_make_job, body, http)
-    renderer = ChatRenderer(Service.of(http).engine.tokenizer, job)
-    return await generate(http, job, renderer, has_usage=request.has_usage)
+    job = await asyncio.to_thread(_make_job, body, http)
+    return await generate(http, job, ChatRenderer(Service.of(http).engine.tokenizer, job))
 
 
-def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
+def _make_job(body: Json, http: HttpRequest) -> Job:
     service = Service.of(http)
     request = parse_request(body, Notes())
     options = parse_options(request, ChatOptions)
-    check_stream(request)
     if options.top_logprobs and not options.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     is_silent = options.generate is False
@@ -51,12 +48,7 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
         raise RequestError(reason, param="stream" if request.is_stream else "n")
     logprobs = options.top_logprobs or 0 if options.logprobs else None
     caller = service.caller(http, request, options)
-    return request, make_job(request, options, service, caller, logprobs=logprobs, is_silent=is_silent)
-
-
-def check_stream(request: Request) -> None:
-    if request.has_usage and not request.is_stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options")
+    return make_job(request, options, service, caller, logprobs=logprobs, is_silent=is_silent)
 
 
 class ChatRenderer:

@@ -14,14 +14,12 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
-from hotloop.server.openai.chat import check_stream
 from hotloop.server.openai.render import clamp, generate
 from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.wire.chat.parse import parse_completion
 from hotloop.wire.field import Json
-from hotloop.wire.request import Request
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 512
@@ -40,15 +38,13 @@ class CompletionOptions(Options, kw_only=True):
 
 async def completions(http: HttpRequest) -> Response:
     body = await Service.of(http).read(http)
-    request, job, renderer = await asyncio.to_thread(_make_job, body, http)
-    return await generate(http, job, renderer, has_usage=request.has_usage)
+    return await generate(http, *await asyncio.to_thread(_make_job, body, http))
 
 
-def _make_job(body: Json, http: HttpRequest) -> "tuple[Request, Job, CompletionRenderer]":
+def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]":
     service = Service.of(http)
     request = parse_completion(body)
     options = parse_options(request, CompletionOptions)
-    check_stream(request)
     caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
@@ -65,9 +61,10 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Request, Job, CompletionR
         inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
         caller=caller,
         is_stream=request.is_stream,
+        has_usage=request.has_usage,
     )
     echoes = [prompt.text if options.echo else "" for prompt in prompts for _ in range(options.num_choices)]
-    return request, job, CompletionRenderer(tokenizer, echoes)
+    return job, CompletionRenderer(tokenizer, echoes)
 
 
 def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> list[Prompt]:

@@ -49,7 +49,7 @@ class ChoiceRenderer(Protocol):
     def closing(self, index: int, piece: Piece) -> Json: ...
 
 
-async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer, *, has_usage: bool) -> Response:
+async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer) -> Response:
     service = Service.of(http)
     answer_id = f"{renderer.id_prefix}-{secrets.token_hex(12)}"
     envelope: Json = {
@@ -61,7 +61,7 @@ async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer, *, has
     }
     outputs = submit(http, job, answer_id)
     if job.is_stream:
-        return EventStream(outputs, ChunkWriter(envelope, renderer, job, has_usage=has_usage), http.state.request_id)
+        return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id)
     async with outputs.attended(http.receive):
         pieces = sorted(await outputs.take_all(), key=lambda pair: pair[0])
     choices = [renderer.whole(index, piece) for index, piece in pieces]
@@ -83,10 +83,9 @@ class ChunkWriter:
     | head                                                  | each time | tail                                   |
     """
 
-    def __init__(self, envelope: Json, renderer: ChoiceRenderer, job: Job, *, has_usage: bool) -> None:
+    def __init__(self, envelope: Json, renderer: ChoiceRenderer, job: Job) -> None:
         self._head = b"data: " + _encode(envelope).removesuffix(b"}") + b',"choices":'
-        self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
-        self._has_usage = has_usage
+        self._tail = b',"usage":null}\n\n' if job.has_usage else b"}\n\n"
         self._renderer = renderer
         self._job = job
         self._frames: dict[int, list[bytes]] = {}  # head and tail of a chunk of text, by its choice
@@ -95,7 +94,7 @@ class ChunkWriter:
         return b"".join(self._write(index, piece) for index, piece in pieces)
 
     def close(self, usages: Sequence[Usage]) -> bytes:
-        if not self._has_usage:
+        if not self._job.has_usage:
             return DONE
         return self._head + b'[],"usage":' + _encode(render_usage(usages, self._job)) + b"}\n\n" + DONE
 

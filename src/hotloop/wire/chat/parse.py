@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 from hotloop.wire.thoughts import parse_block
@@ -16,7 +16,7 @@ _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "u
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
 """What an answer may have beside its content and its calls, and mostly has not."""
-_MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
+_MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "required": "required"}
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
@@ -89,38 +89,31 @@ def check_portable(request: Request) -> None:
 
 def parse_shape(form: Field | None, within: str | None) -> Shape | None:
     """`within` is the field that holds the schema and what is said about it, if it does not stand beside the type."""
-    match form.kind() if form else "text":
-        case "text":
-            return None
-        case "json_object":
-            return Shape()
-        case "json_schema":
-            assert form
-            holder = form.need(within) if within else form
-            holder.need_text("name")
-            schema = holder.get("schema")
-            about = {name: value for name, value in holder.object().items() if name not in ("type", "schema")}
-            about = {name: value for name, value in about.items() if value is not None}
-            return Shape(schema.object() if schema else {}, about)
-    assert form
-    raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
+    if form is None or form.kind() == "text":
+        return None
+    if form.kind() == "json_object":
+        return Shape()
+    if form.kind() != "json_schema":
+        raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
+    holder = form.need(within) if within else form
+    holder.need_text("name")
+    about = {name: value for name, value in present(**holder.object()).items() if name not in ("type", "schema")}
+    return Shape(read_object(holder, "schema") or {}, about)
 
 
-def parse_mode(mode: Field) -> ChoiceMode:
-    found = next((known for known in _MODES if known == mode.text()), None)
-    if found is None:
+def parse_mode(mode: Field | None) -> ChoiceMode:
+    found: ChoiceMode | None = _MODES.get(mode.text()) if mode else "auto"
+    if mode and found is None:
         raise mode.refuse("expected auto, none or required")
-    return found
+    return found or "auto"
 
 
 def parse_mark(given: Field) -> Json | None:
     """The `cache_control` that gateways' clients put into a chat, or OpenAI's own word for it."""
     if not _MARKS & given.object().keys():
         return None
-    if control := read_object(given, "cache_control"):
-        return control
-    breakpoint_ = given.get("prompt_cache_breakpoint")
-    return present(type="ephemeral", ttl=read_text(breakpoint_, "ttl")) if breakpoint_ else None
+    control, breakpoint_ = read_object(given, "cache_control"), given.get("prompt_cache_breakpoint")
+    return control or (present(type="ephemeral", ttl=read_text(breakpoint_, "ttl")) if breakpoint_ else None)
 
 
 def parse_stop(stop: Field | None) -> tuple[str, ...]:
@@ -136,23 +129,18 @@ def _parse_message(message: Field, notes: Notes) -> Turn:
     if role not in _ROLES:
         raise message.need("role").refuse("expected system, developer, user, assistant or tool")
     content = message.get("content")
-    parts = parse_content(content)
+    parts = parse_content(content, _parse_part)
     if role == "assistant":
-        has_more = not _BESIDE.isdisjoint(message.object())
-        parts = [*_parse_thoughts(message), *parts, *_parse_beside(message)] if has_more else parts
-        parts += [_parse_call(call) for call in message.items("tool_calls")]
-    if (mark := parse_mark(message)) and not _mark_last(parts, mark):
-        notes.add("cache_control left out where there is nothing to keep")
+        if not _BESIDE.isdisjoint(message.object()):
+            parts = (*_parse_thoughts(message), *parts, *_parse_beside(message))
+        parts += tuple(_parse_call(call) for call in message.items("tool_calls"))
+    if mark := parse_mark(message):  # some clients put it on the message: it is behind its last part
+        if not parts or isinstance(parts[-1], Thought):
+            notes.add("cache_control left out where there is nothing to keep")
+        else:
+            parts = (*parts[:-1], parts[-1].marked(mark))
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role], tuple(parts), is_plain, read_text(message, "name"), at=message)
-
-
-def _mark_last(parts: list[Part], mark: Json) -> bool:
-    """Some clients put the mark on the message: it is behind its last part."""
-    if not parts or isinstance(parts[-1], Thought):
-        return False
-    parts[-1] = parts[-1].marked(mark)
-    return True
+    return Turn(_ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
 
 
 def _parse_thoughts(message: Field) -> list[Thought]:
@@ -181,15 +169,7 @@ def _parse_call(call: Field) -> Call:
 def _parse_result(message: Field) -> Result:
     content = message.get("content")
     is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
-    return Result(call_id, tuple(parse_content(content)), is_plain, mark=parse_mark(message), at=message)
-
-
-def parse_content(content: Field | None) -> list[Part]:
-    if content is None:
-        return []
-    if content.is_text:
-        return [Text(content.text(), at=content)]
-    return [_parse_part(part) for part in content.each()]
+    return Result(call_id, parse_content(content, _parse_part), is_plain, mark=parse_mark(message), at=message)
 
 
 def _parse_part(part: Field) -> Part:
@@ -217,14 +197,12 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     if kind != "function":
         return Opaque("chat", kind, tool.object(), at=tool)
     function = tool.need("function")
-    return Tool(
-        function.need("name").text(),
-        read_text(function, "description"),
-        read_object(function, "parameters"),
-        read_flag(function, "strict"),
-        mark=parse_mark(tool) or parse_mark(function),
-        at=tool,
-    )
+    return parse_function(function, mark=parse_mark(tool) or parse_mark(function), at=tool)
+
+
+def parse_function(function: Field, **more: Any) -> Tool:
+    name, description = function.need("name").text(), read_text(function, "description")
+    return Tool(name, description, read_object(function, "parameters"), read_flag(function, "strict"), **more)
 
 
 def parse_choice(
@@ -240,5 +218,5 @@ def parse_choice(
     if choice.kind() != "allowed_tools":
         raise choice.need("type").refuse(f"expected {', '.join(kinds)} or allowed_tools")
     among = choice.get("allowed_tools") or choice
-    mode, names = among.get("mode"), tuple(name_of(tool) for tool in among.need("tools").each())
-    return Choice(parse_mode(mode) if mode else "auto", allowed=names, is_parallel=is_parallel)
+    names = tuple(name_of(tool) for tool in among.need("tools").each())
+    return Choice(parse_mode(among.get("mode")), allowed=names, is_parallel=is_parallel)

@@ -12,11 +12,10 @@ from typing import Any
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.answer import Answer, gather
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.chat.render import render_call
 from hotloop.wire.errors import render_chat_failure
-from hotloop.wire.event import Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Answer, Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Call
 from hotloop.wire.sse import DONE, write_data

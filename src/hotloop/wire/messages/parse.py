@@ -7,7 +7,7 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
 from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 from hotloop.wire.thoughts import parse_block
@@ -68,22 +68,15 @@ def check_portable(request: Request) -> None:
 
 
 def _parse_system(system: Field | None) -> list[Turn]:
-    parts, is_plain = _parse_content(system) if system else ((), False)
-    return [Turn("system", parts, is_plain, at=system)] if parts and parts != (Text(""),) else []
+    parts = parse_content(system, _parse_block) if system and system.value != "" else ()
+    return [Turn("system", parts, bool(system and system.is_text), at=system)] if parts else []
 
 
 def _parse_turn(turn: Field) -> Turn:
     role, content = turn.need_text("role"), turn.need("content")
     if role not in _ROLES:
         raise turn.need("role").refuse("expected user, assistant or system")
-    parts, is_plain = _parse_content(content)
-    return Turn(_ROLES[role], parts, is_plain, at=turn)
-
-
-def _parse_content(content: Field) -> tuple[tuple[Part, ...], bool]:
-    if content.is_text:
-        return (Text(content.text(), at=content),), True
-    return tuple(_parse_block(block) for block in content.each()), False
+    return Turn(_ROLES[role], parse_content(content, _parse_block), content.is_text, at=turn)
 
 
 def _parse_block(block: Field) -> Part:
@@ -111,7 +104,7 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
             return Call(block.need_text("id"), block.need_text("name"), arguments, at=block)
         case "tool_result":
             content = block.get("content")
-            parts, is_plain = _parse_content(content) if content else ((), True)
+            parts, is_plain = parse_content(content, _parse_block), content is None or content.is_text
             is_error = bool(read_flag(block, "is_error"))
             return Result(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)

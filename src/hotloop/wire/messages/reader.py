@@ -30,6 +30,8 @@ _REASONS: dict[str, EndReason] = {
 
 
 class Block(msgspec.Struct):
+    """A block of the content, or what it or the message has gained."""
+
     type: str = ""
     text: str | None = None
     thinking: str | None = None
@@ -38,6 +40,9 @@ class Block(msgspec.Struct):
     id: str | None = None
     name: str | None = None
     input: Any = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
 
 
 class Message(msgspec.Struct):
@@ -51,21 +56,12 @@ class Message(msgspec.Struct):
     error: Any = None
 
 
-class Delta(msgspec.Struct):
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    partial_json: str | None = None
-    stop_reason: str | None = None
-    stop_sequence: str | None = None
-
-
 class MessageEvent(msgspec.Struct):
     type: str
     index: int = 0
     message: Message | None = None
     content_block: Block | None = None
-    delta: Delta | None = None
+    delta: Block | None = None
     usage: Any = None
     error: Any = None
 
@@ -78,7 +74,7 @@ class MessagesReader(Reader):
     def __init__(self, *, name_call: NameCall = name_call) -> None:
         super().__init__(name_call=name_call)
         self._counts: Json = {}  # of the usage, as far as it was told
-        self._stop: Delta | None = None
+        self._stop: Block | None = None
         self._open_calls: dict[int, tuple[OpenCall, Any]] = {}  # by their block, with the input it began with
         self._thoughts: dict[int, Thought] = {}  # by their block
 
@@ -114,7 +110,7 @@ class MessagesReader(Reader):
         for i, block in enumerate(message.content or ()):
             yield from self._begin_block(i, block)
             yield from self._end_block(i, is_whole=True)
-        self._stop = Delta(stop_reason=message.stop_reason or "end_turn", stop_sequence=message.stop_sequence)
+        self._stop = Block(stop_reason=message.stop_reason or "end_turn", stop_sequence=message.stop_sequence)
         yield from self.finish()
 
     def _start(self, message: Message) -> Iterator[Event]:
@@ -154,7 +150,7 @@ class MessagesReader(Reader):
                 self._open_calls[index] = call, block.input
                 yield from call.open()
 
-    def _grow(self, index: int, delta: Delta) -> Iterator[Event]:
+    def _grow(self, index: int, delta: Block) -> Iterator[Event]:
         if found := self._open_calls.get(index):
             yield from self._hold(found[0].add(delta.partial_json or ""))
         elif thought := self._thoughts.get(index):

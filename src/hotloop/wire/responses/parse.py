@@ -10,9 +10,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_choice, parse_common, parse_shape, parse_stop
-from hotloop.wire.field import Body, Field, present, read_flag, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
+from hotloop.wire.chat.parse import parse_choice, parse_common, parse_function, parse_shape, parse_stop
+from hotloop.wire.field import Body, Field, present, read_object, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request, Tool
 from hotloop.wire.thoughts import open_thought
@@ -106,7 +106,8 @@ def _parse_item(item: Field) -> Turn:
         case "function_call_output" | "custom_tool_call_output":
             output, call_id = item.need("output"), item.need("call_id").text()
             is_custom = kind == "custom_tool_call_output"
-            result = Result(call_id, tuple(_parse_content(output)), output.is_text, is_custom=is_custom, at=item)
+            parts = parse_content(output, _parse_part)
+            result = Result(call_id, parts, output.is_text, is_custom=is_custom, at=item)
             return Turn("user", (result,), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
@@ -116,7 +117,7 @@ def _parse_message(item: Field) -> Turn:
     role, content = item.need("role"), item.need("content")
     if role.text() not in _ROLES:
         raise role.refuse("expected user, assistant, system or developer")
-    parts = tuple(_parse_content(content))
+    parts = parse_content(content, _parse_part)
     if role.text() == "assistant" and not parts:
         parts = (Text("", at=item),)  # it was its turn, even if it said nothing
     return Turn(_ROLES[role.text()], parts, content.is_text, at=item)
@@ -132,12 +133,6 @@ def _parse_call(item: Field, *, is_custom: bool) -> Call:
     call_id, name, namespace = item.need("call_id").text(), item.need("name").text(), read_text(item, "namespace")
     arguments = wrap_input(item.need("input").text()) if is_custom else item.need("arguments").text()
     return Call(call_id, name, arguments, namespace, is_custom, at=item)
-
-
-def _parse_content(content: Field) -> list[Part]:
-    if content.is_text:
-        return [Text(content.text(), at=content)]
-    return [_parse_part(part) for part in content.each()]
 
 
 def _parse_part(part: Field) -> Part:
@@ -164,16 +159,8 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         for inner in tool.need("tools").each():
             yield from _parse_tool(inner, tool.need("name").text())
     elif kind in ("function", "custom"):
-        yield Tool(
-            tool.need("name").text(),
-            read_text(tool, "description"),
-            read_object(tool, "parameters"),
-            read_flag(tool, "strict"),
-            namespace,
-            is_custom=kind == "custom",
-            form=read_object(tool, "format"),
-            at=tool,
-        )
+        form = read_object(tool, "format")
+        yield parse_function(tool, namespace=namespace, is_custom=kind == "custom", form=form, at=tool)
     else:
         yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
 

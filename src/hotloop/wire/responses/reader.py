@@ -45,10 +45,6 @@ class Item(msgspec.Struct):
     status: str | None = None
 
 
-class Details(msgspec.Struct):
-    reason: str | None = None
-
-
 class ResponseObject(msgspec.Struct):
     id: Any = None
     model: Any = None
@@ -56,7 +52,7 @@ class ResponseObject(msgspec.Struct):
     output: list[Item] | None = None
     usage: Any = None
     error: Any = None
-    incomplete_details: Details | None = None
+    incomplete_details: dict[str, Any] | None = None
 
 
 class ResponseEvent(msgspec.Struct):
@@ -162,6 +158,5 @@ class ResponsesReader(Reader):
                 yield from self._begin_item(i, item)
                 yield from self._end_item(i, item)
         self.usage = read_usage(response.usage)
-        details = response.incomplete_details or Details()
-        is_cut = response.status == "incomplete"
-        yield from self._end(_REASONS.get(details.reason or "", "length") if is_cut else "stop")
+        why = str((response.incomplete_details or {}).get("reason"))
+        yield from self._end(_REASONS.get(why, "length") if response.status == "incomplete" else "stop")
