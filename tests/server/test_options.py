@@ -1,5 +1,6 @@
 """How the fields all endpoints share are read."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from hotloop.core.message import Message, Thought
 from hotloop.core.request import Priority
 from hotloop.core.session import name_session
-from hotloop.server.jobs import template_variables
+from hotloop.server.calling import Calling
+from hotloop.server.jobs import make_conversation
 from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
-from hotloop.server.turns import parse_turns
+from hotloop.server.turns import parse_transcript, parse_turns
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request
@@ -97,12 +99,17 @@ def test_what_a_model_thought_is_not_dropped(name: str) -> None:
     assert (message.content, message.thoughts) == ("Hi.", (Thought("Hm."),))
 
 
+def template_variables(**fields: Any) -> Mapping[str, Any]:
+    request, options = read(**fields)
+    return make_conversation(request, options, Calling(), parse_transcript(request)).extra
+
+
 @pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])
 def test_thinking_can_be_forbidden(kind: str) -> None:
-    variables = template_variables(*read(thinking={"type": kind, "budget_tokens": 1024}))
+    variables = template_variables(thinking={"type": kind, "budget_tokens": 1024})
     assert variables == ({"enable_thinking": False} if kind == "disabled" else {})
 
 
 def test_a_template_is_told_what_the_request_says() -> None:
-    variables = template_variables(*read(thinking={"type": "disabled"}, chat_template_kwargs={"a": 1}))
+    variables = template_variables(thinking={"type": "disabled"}, chat_template_kwargs={"a": 1})
     assert variables == {"enable_thinking": False, "a": 1}

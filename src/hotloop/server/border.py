@@ -4,8 +4,6 @@ Pure ASGI: nothing here buffers a response or stands between a stream and its cl
 """
 
 import time
-from collections.abc import MutableMapping
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -32,18 +30,15 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._mark(message, request_id, scope["path"])
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if is_message_path(scope["path"]):
+                    headers[MESSAGES_REQUEST_ID] = request_id
+                if message["status"] >= 400:
+                    self._metrics.count_http_error(message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
-
-    def _mark(self, start: MutableMapping[str, Any], request_id: str, path: str) -> None:
-        headers = MutableHeaders(scope=start)
-        headers[REQUEST_ID_HEADER] = request_id
-        if is_message_path(path):
-            headers[MESSAGES_REQUEST_ID] = request_id
-        if start["status"] >= 400:
-            self._metrics.count_http_error(start["status"])
 
 
 class KeyCheck:

@@ -3,7 +3,7 @@
 Everything here is about the request: what a tool call looks like to the model is the tool format's business.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hotloop.chat.tools import ToolChoice, check_tools
@@ -48,21 +48,15 @@ def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
     `is_strict` is for the tools that do not say themselves whether their schema must be followed.
     """
     choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
-    tools = make_tools(request.tools, is_strict=is_strict)
+    left_out = LEFT_OUT if request.api == "responses" else ()
+    given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or tool.kind not in left_out]
+    tools = tuple(_make_tool(tool, is_strict) for tool in given)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
     check_tools(tools, chosen, schema_field=schema_field)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
-    known = [tool for tool in request.tools if isinstance(tool, wire.Tool)]
+    known = [tool for tool in given if isinstance(tool, wire.Tool)]
     return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in known})
-
-
-def make_tools(tools: Iterable[wire.Tool | Opaque], *, is_strict: bool) -> tuple[Tool, ...]:
-    return tuple(_make_tool(tool, is_strict) for tool in tools if not _is_left_out(tool))
-
-
-def _is_left_out(tool: wire.Tool | Opaque) -> bool:
-    return isinstance(tool, Opaque) and tool.api == "responses" and tool.kind in LEFT_OUT
 
 
 def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:

@@ -96,21 +96,15 @@ class Keeper:
         self.gaps.come_back(returned)
         return Turn(self, pins, has_results=bool(returned), is_only=num_choices == 1)
 
-    def pin(self, request: Request, pin: Pin) -> None:
-        self._hold(request, Hold(HoldKind.PINNED, time.monotonic() + pin.ttl_s, pin.ttl_s), pin.num_tokens)
-
     def open_gap(self, request: Request, calls: Sequence[CallOpened]) -> None:
         for call in calls:
             self.gaps.leave(call.id, call.name)
         patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)
         if patience_s:
             until = time.monotonic() + patience_s
-            self._hold(request, Hold(HoldKind.TOOL_GAP, until, rank=request.priority), request.num_tokens)
+            self.hold(request, Hold(HoldKind.TOOL_GAP, until, rank=request.priority), request.num_tokens)
 
-    def let_go(self, request: Request) -> None:
-        self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
-
-    def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
+    def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
         self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.line)
 
 
@@ -128,10 +122,11 @@ class Turn:
         if request.finish_reason is FinishReason.ERROR:
             return
         for pin in self._pins:
-            self._keeper.pin(request, pin)
+            until = time.monotonic() + pin.ttl_s
+            self._keeper.hold(request, Hold(HoldKind.PINNED, until, pin.ttl_s), pin.num_tokens)
         if request.finish_reason is not FinishReason.STOP or not self.is_only or calls is None:
             return
         if calls:
             self._keeper.open_gap(request, calls)
         elif self.has_results:
-            self._keeper.let_go(request)
+            self._keeper.hold(request, Hold(HoldKind.FINISHED), request.num_tokens)

@@ -7,32 +7,31 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hotloop.chat.prompt import Conversation, Prompt
+from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
-from hotloop.server.calling import make_tools
+from hotloop.server.calling import parse_calling
 from hotloop.server.decoding import convert
 from hotloop.server.explain.render import render_explanation
+from hotloop.server.jobs import make_conversation
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.options import TokenId
+from hotloop.server.options import Options, TokenId
 from hotloop.server.service import Service
 from hotloop.server.tenants import Caller, name_owner
-from hotloop.server.turns import parse_turns
-from hotloop.wire.chat.parse import parse_messages, parse_tools
-from hotloop.wire.field import Field, Json
+from hotloop.server.turns import parse_transcript
+from hotloop.wire.chat.parse import parse_request
+from hotloop.wire.field import Json
 from hotloop.wire.policy import Notes
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """A text or a conversation, as vLLM takes them."""
+    """What is said about a text or a conversation beside itself, as vLLM takes it."""
 
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: list[Any] | None = None
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -80,16 +79,16 @@ async def explain(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = convert(await service.read(request), TokenizeBody)
-    prompt = await asyncio.to_thread(_parse_prompt, body, service, service.scope(request.headers))
-    answer: Json = {
+    body = await service.read(request)
+    options = convert(body, TokenizeBody)
+    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request.headers))
+    spell = service.engine.tokenizer.token_text
+    answer = {
         "count": len(prompt.token_ids),
         "max_model_len": service.engine.max_context,
         "tokens": list(prompt.token_ids),
-        "token_strs": None,
+        "token_strs": [*map(spell, prompt.token_ids)] if options.return_token_strs else None,
     }
-    if body.return_token_strs:
-        answer["token_strs"] = [service.engine.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
     return JSONResponse(answer)
 
 
@@ -99,18 +98,17 @@ async def detokenize(request: Request) -> Response:
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 
-def _parse_prompt(body: TokenizeBody, service: Service, scope: str) -> Prompt:
-    if body.prompt is not None and body.messages is None:
-        return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False, scope=scope)
-    if body.messages is None or body.prompt is not None:
+def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str) -> Prompt:
+    is_chat = body.get("messages") is not None
+    if is_chat == (options.prompt is not None):
         raise RequestError("give either prompt or messages", param="prompt")
-    given = Field({"messages": body.messages, "tools": body.tools})
-    conversation = Conversation(
-        messages=parse_turns(parse_messages(given, Notes()), "chat").messages,
-        tools=make_tools(parse_tools(given), is_strict=service.strict_tools),
-        is_answer_next=body.add_generation_prompt is not False,
-        extra=body.chat_template_kwargs or {},
-    )
+    if options.prompt is not None:
+        return service.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
+    request = parse_request(body, Notes())
+    calling = parse_calling(request, is_strict=service.strict_tools)
+    is_silent = options.add_generation_prompt is False
+    given, transcript = Options(chat_template_kwargs=options.chat_template_kwargs), parse_transcript(request)
+    conversation = make_conversation(request, given, calling, transcript, is_silent=is_silent)
     return service.prompts.chat(conversation, scope=scope)
 
 

@@ -3,6 +3,7 @@
 Tokenizing a long history and compiling a schema take a while, so jobs are made off the event loop.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from hotloop.chat.prompt import Conversation, Prompt
@@ -19,7 +20,6 @@ from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
 from hotloop.server.turns import Transcript, parse_transcript
-from hotloop.wire.field import Json
 from hotloop.wire.request import Request
 
 
@@ -34,10 +34,10 @@ def make_job(
 ) -> Job:
     """`is_silent`: the prompt is prefilled and not answered. The engine cannot say nothing: it says one token, to
     nobody."""
-    calling = parse_calling(request, is_strict=service.strict_tools)
-    transcript = parse_transcript(request)
+    calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
-    prompt = make_prompt(request, options, transcript, calling, service, caller.scope)
+    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    prompt = service.prompts.chat(conversation, scope=caller.scope)
     max_tokens, sampling = _max_tokens(request, prompt, service), SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -48,7 +48,12 @@ def make_job(
             logprobs=logprobs,
             keep_special=calling.is_possible and service.tool_format.keep_special,
         )
-    pins = _find_pins(options, transcript, prompt, service)
+    # OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it.
+    whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
+    pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
+    parser: Callable[[], CallParser] = Silence if is_silent else PlainText
+    if calling.is_possible and not is_silent:
+        parser = partial(service.prompts.parser, calling.allowed)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
@@ -62,31 +67,26 @@ def make_job(
         calling=calling,
         pins=pins,
         num_choices=options.num_choices,
-        parser=Silence if is_silent else partial(_make_parser, calling, service),
+        parser=parser,
         is_stream=request.is_stream,
         has_usage=request.has_usage,
         is_silent=is_silent,
     )
 
 
-def make_prompt(
-    request: Request, options: Options, transcript: Transcript, calling: Calling, service: Service, scope: str
-) -> Prompt:
-    """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
-    is_continued = request.api == "messages" and transcript.messages[-1].role == "assistant"
-    conversation = Conversation(
-        messages=transcript.messages,
+def make_conversation(
+    request: Request, options: Options, calling: Calling, transcript: Transcript, *, is_silent: bool = False
+) -> Conversation:
+    """Tools that may not be called stay in the prompt, so that what is cached of it is still good. Models that can
+    think are told when they should not; what else is said about thinking is up to the model.
+    """
+    messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
+    return Conversation(
+        messages=messages,
         tools=calling.tools,
-        is_answer_next=not is_continued and getattr(options, "generate", None) is not False,
-        extra=template_variables(request, options),
+        is_answer_next=messages[-1].role != "assistant" if request.api == "messages" else not is_silent,
+        extra={**({"enable_thinking": False} if is_off else {}), **(options.chat_template_kwargs or {})},
     )
-    return service.prompts.chat(conversation, scope=scope)
-
-
-def template_variables(request: Request, options: Options) -> Json:
-    """Models that can think are told when they should not. What else is said about thinking is up to the model."""
-    is_off = (request.thinking or {}).get("type") == "disabled"
-    return {**({"enable_thinking": False} if is_off else {}), **(options.chat_template_kwargs or {})}
 
 
 def _max_tokens(request: Request, prompt: Prompt, service: Service) -> int | None:
@@ -100,14 +100,3 @@ def _max_tokens(request: Request, prompt: Prompt, service: Service) -> int | Non
     if num_prompt > max_prompt:
         raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_prompt} maximum", param="messages")
     return min(request.max_tokens, service.engine.max_context - num_prompt)
-
-
-def _find_pins(options: Options, transcript: Transcript, prompt: Prompt, service: Service) -> tuple[Pin, ...]:
-    """OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it."""
-    whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
-    return find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
-
-
-def _make_parser(calling: Calling, service: Service) -> CallParser:
-    """Without tools to call, all of an answer is text."""
-    return service.prompts.parser(calling.allowed) if calling.is_possible else PlainText()

@@ -25,6 +25,9 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
 
 
+NOBODY = Caller("", "")
+
+
 def find_key(headers: Mapping[str, str]) -> str:
     """The API key a request carries, by either header; empty if it carries none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -13,7 +13,7 @@ from hotloop.server.anthropic.render import MessageStream
 from hotloop.server.calling import parse_calling
 from hotloop.server.errors import ThreadUnsupported
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job, make_prompt
+from hotloop.server.jobs import make_conversation, make_job
 from hotloop.server.options import Options, parse_options
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
@@ -77,5 +77,6 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
     request = parse_request({"max_tokens": 1, **body}, Notes())
     options = parse_options(request, MessageOptions)
     calling = parse_calling(request, is_strict=service.strict_tools)
+    conversation = make_conversation(request, options, calling, parse_transcript(request))
     scope = service.scope(http.headers, options.cache_salt)
-    return len(make_prompt(request, options, parse_transcript(request), calling, service, scope).token_ids)
+    return len(service.prompts.chat(conversation, scope=scope).token_ids)

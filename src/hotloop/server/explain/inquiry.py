@@ -24,7 +24,7 @@ from hotloop.server.account import Account, account_for
 from hotloop.server.errors import UnknownExplanation
 from hotloop.server.explain.past import Past, Reading
 from hotloop.server.metrics import Metrics
-from hotloop.server.tenants import Caller
+from hotloop.server.tenants import NOBODY, Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
@@ -73,7 +73,7 @@ class Inquiry:
     def __init__(
         self,
         explainer: "Explainer | None" = None,
-        caller: Caller | None = None,
+        caller: Caller = NOBODY,
         questions: Sequence[Question] = (),
         *,
         named: str | None = None,
@@ -93,14 +93,14 @@ class Inquiry:
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         """The requests of the answer: as many for each prompt, next to each other."""
-        if self._explainer and self._caller and self._questions:
+        if self._explainer:
             self._explainer.open(answer_id, self._caller)
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._questions)]
 
     def finish(self, request: Request) -> None:
         """A request of the answer has ended. To be told before the client can come back."""
-        if not self._explainer or not self._caller or not self._questions:
+        if not self._explainer:
             return
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])

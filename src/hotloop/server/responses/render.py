@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
@@ -18,8 +17,6 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import Request, Tool
 from hotloop.wire.responses import writer as wire
-
-Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class Composer(wire.ResponsesWriter):
@@ -38,11 +35,6 @@ class Composer(wire.ResponsesWriter):
         self._tokenizer = tokenizer
         self._inquiry = inquiry
         self._is_cut = False
-
-    @property
-    def status(self) -> Status:
-        status: Status = self._response["status"]
-        return status
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
         begun = [] if self._has_begun else self.tell(Begun())

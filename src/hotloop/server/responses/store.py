@@ -16,7 +16,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
-from hotloop.server.responses.render import Composer, Status
+from hotloop.server.responses.render import Composer
 from hotloop.server.turns import DROPPED, parse_turns
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.parse import parse_input
@@ -53,7 +53,7 @@ class EndedResponse:
     owner: str
     items: tuple[Item, ...]
     output: tuple[Item, ...]
-    status: Status
+    status: str
     body: bytes
 
     def encode(self) -> bytes:
@@ -82,10 +82,10 @@ class ResponseStore:
     def settle(self, run: RunningResponse) -> bytes:
         """The response has ended; keep it if it is one to keep. Returns the object as it is to be sent."""
         self.forget(run)
-        body = run.encode()
+        response = run.composer.render()
+        body = msgspec.json.encode(response)
         if run.is_stored:
-            output = keep_items(run.composer.render()["output"])
-            ended = EndedResponse(run.owner, run.items, output, run.composer.status, body)
+            ended = EndedResponse(run.owner, run.items, keep_items(response["output"]), response["status"], body)
             self._ended.put(run.composer.id, ended, max(ended.num_bytes, self._min_bytes - ENTRY_COST))
         return body
 
