@@ -17,8 +17,8 @@ from hotloop.chat.assembly.spans import PromptSpan
 from hotloop.chat.prompt import Prompt
 from hotloop.core.message import Message
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.decoding import convert
 from hotloop.server.holds import Pin
+from hotloop.server.options import convert
 from hotloop.wire.field import Json
 
 MAX_BREAKPOINTS = 4

@@ -12,13 +12,11 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import NamedTuple
 
 from starlette.types import Receive
 
-from hotloop.chat.prompt import Prompts
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
@@ -77,10 +75,11 @@ class OutputCollector:
     def __init__(
         self, requests: Sequence[Request], abort: Callable[..., None], parser: Callable[[], CallParser] = PlainText
     ) -> None:
+        self.requests = requests
+        self.last_event_at = [0.0] * len(requests)
         self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
         self.calls: list[list[CallOpened]] = [[] for _ in requests]
         self.failure: HotloopError | None = None
-        self._request_ids = [request.id for request in requests]
         self._abort = abort
         self._num_open = len(requests)
         self._parsers = [parser() for _ in requests]
@@ -136,7 +135,7 @@ class OutputCollector:
         self.failure = error
         self._has_news.set()
         self._has_ended.set()
-        self._abort(*self._request_ids)
+        self._abort(*[request.id for request in self.requests])
 
     @asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
@@ -182,34 +181,19 @@ OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
 """Told of a request that has ended, and of the calls in its answer; None if nobody heard it."""
 
 
-@dataclass(slots=True)
-class _Route:
-    outputs: OutputCollector
-    index: int
-    request: Request
-    endpoint: str
-    on_finish: OnFinish
-    last_event_at: float | None = None
-
-
 class EventBridge:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, prompts: Prompts) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._prompts = prompts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, tuple[OutputCollector, int, OnFinish]] = {}  # where the events of a request go
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
     def submit(
-        self,
-        requests: Sequence[Request],
-        endpoint: str,
-        on_finish: OnFinish = lambda request, calls: None,
-        parser: Callable[[], CallParser] = PlainText,
+        self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
     ) -> OutputCollector:
         """All of the requests or none. Raises what `Engine.submit` raises.
 
@@ -217,19 +201,18 @@ class EventBridge:
         """
         self._loop = asyncio.get_running_loop()
         outputs = OutputCollector(requests, self._engine.abort, parser)
-        routes = {request.id: _Route(outputs, i, request, endpoint, on_finish) for i, request in enumerate(requests)}
-        self._routes |= routes
+        self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}
         try:
             self._engine.submit(requests, self._post)
         except HotloopError:
-            for request_id in routes:
-                del self._routes[request_id]
+            for request in requests:
+                del self._routes[request.id]
             raise
         return outputs
 
     def abort_all(self) -> None:
-        for route in [*self._routes.values()]:
-            route.outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
+        for outputs, _, _ in [*self._routes.values()]:
+            outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
     def _post(self, event: TokenEvent) -> None:
         """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
@@ -247,19 +230,12 @@ class EventBridge:
         gaps: Counter[tuple[float, int]] = Counter()
         while self._pending:
             event = self._pending.popleft()
-            route = self._routes[event.request_id]
-            if route.last_event_at:
-                gaps[now - route.last_event_at, len(event.token_ids)] += 1
-            route.last_event_at = now
-            route.outputs.add(route.index, event)
+            outputs, index, on_finish = self._routes[event.request_id]
+            if last_event_at := outputs.last_event_at[index]:
+                gaps[now - last_event_at, len(event.token_ids)] += 1
+            outputs.last_event_at[index] = now
+            outputs.add(index, event)
             if event.finish_reason:
-                self._settle(route, event.finish_reason)
+                del self._routes[event.request_id]
+                on_finish(outputs.requests[index], None if outputs.failure else outputs.calls[index])
         self._metrics.observe_gaps(gaps)
-
-    def _settle(self, route: _Route, finish_reason: FinishReason) -> None:
-        request = route.request
-        del self._routes[request.id]
-        self._metrics.observe_finish(request, route.endpoint, finish_reason)
-        self._prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
-        outputs = route.outputs
-        route.on_finish(request, None if outputs.failure else outputs.calls[route.index])

@@ -11,11 +11,10 @@ from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
 from hotloop.server.calling import parse_calling
-from hotloop.server.decoding import convert
 from hotloop.server.explain.render import render_explanation
 from hotloop.server.jobs import make_conversation
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.options import Options, TokenId
+from hotloop.server.options import Options, TokenId, convert
 from hotloop.server.service import Service
 from hotloop.server.tenants import Caller, name_owner
 from hotloop.server.turns import parse_transcript

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from hotloop.chat.prompt import Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import Request, SamplingParams
-from hotloop.core.stream import CallOpened
+from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
@@ -38,8 +37,3 @@ class Job:
     """Whether a stream of chunks ends with the usage."""
     is_silent: bool = False
     """Whether there is no answer: the prompt was only to be prefilled."""
-
-    def finish(self, request: Request, calls: Sequence[CallOpened] | None) -> None:
-        """The engine is done with a request of this job. To be told before anybody who waits for its events."""
-        self.turn.finish(request, calls)
-        self.inquiry.finish(request)

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from hotloop.border.trace_metrics import TraceCollector
-from hotloop.core.request import FinishReason, Priority, Request
+from hotloop.core.request import Priority, Request
 from hotloop.core.version import __version__
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
@@ -121,8 +121,8 @@ class Metrics:
         for (gap_s, num_tokens), num_streams in gaps.items():
             self._gap.observe(gap_s / max(num_tokens, 1), num_tokens * num_streams)
 
-    def observe_finish(self, request: Request, endpoint: str, reason: FinishReason) -> None:
-        self._requests.labels(endpoint, reason.value).inc()
+    def observe_finish(self, request: Request, endpoint: str) -> None:
+        self._requests.labels(endpoint, request.finish_reason or "").inc()
         self._request.observe(time.monotonic() - request.arrived_at)
         if request.first_scheduled_at is not None:
             self._queue.observe(request.first_scheduled_at - request.arrived_at)

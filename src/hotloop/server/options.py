@@ -4,6 +4,7 @@ A field of the wrong type is refused by name; an unknown one is ignored, since c
 "not given". Ranges that the core checks are not repeated here.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,7 +14,7 @@ from msgspec import Meta
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, SamplingParams
 from hotloop.core.session import PRIORITY_HEADER
-from hotloop.server.decoding import convert
+from hotloop.wire.field import Json
 from hotloop.wire.request import Request
 
 MAX_STOPS = 16
@@ -24,6 +25,10 @@ MAX_CHOICES = 10_000
 
 # Kept in memory, so no longer than an hour, whatever is asked for.
 _RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
+
+_body = msgspec.json.Decoder(Json)
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -103,6 +108,7 @@ class Options(msgspec.Struct, kw_only=True):
         return _RETENTIONS_S[asked] if asked else None
 
 
+Body = TypeVar("Body", bound=msgspec.Struct)
 OptionsKind = TypeVar("OptionsKind", bound=Options)
 
 # Sampling parameters that have the same name on the wire and in the engine.
@@ -171,3 +177,44 @@ def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None
     for token_id in token_ids:
         if token_id >= vocab_size:
             raise RequestError(f"{param}: the model has no token {token_id}", param=param)
+
+
+def decode(data: bytes) -> Json:
+    try:
+        return _body.decode(data)
+    except msgspec.ValidationError as error:
+        raise RequestError(_explain(str(error))[0]) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+
+
+def convert(value: Json, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
+    """A body, or the part of one at `place`. Raises RequestError that names the field at fault.
+
+    Not `strict`: numbers may be written as texts, as a query has them.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=strict, str_keys=True)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), within=place)
+        raise RequestError(message, param=param) from None
+
+
+def _explain(complaint: str, within: str = "") -> tuple[str, str | None]:
+    """Msgspec's complaint as a sentence about a field, and the field.
+
+    Expected `int`, got `str` - at `$.stop[0]`  ->  stop[0]: expected int, got str
+    """
+    complaint = " ".join(complaint.split())  # it quotes names as they came
+    place = _PLACE.search(complaint)
+    path = ".".join(filter(None, (within, place["path"] if place else "")))
+    what = complaint[: place.start()] if place else complaint
+    if missing := _MISSING.search(what):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return f"{path} is missing", path
+    what = what.replace("`", "")
+    return (f"{path}: {what[0].lower()}{what[1:]}", path) if path else (what, None)

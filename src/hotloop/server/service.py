@@ -14,12 +14,11 @@ from hotloop.core.session import name_session
 from hotloop.core.version import __version__
 from hotloop.engine.engine import Engine
 from hotloop.server.border import read_json
-from hotloop.server.decoding import decode
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
 from hotloop.server.metrics import Metrics
-from hotloop.server.options import Options, parse_priority
+from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
 from hotloop.server.tenants import Caller, name_owner, name_scope
 from hotloop.trace.tracer import Tracer
@@ -38,7 +37,7 @@ class Service:
         self.metrics = Metrics(engine, self.model, tracer)
         self.tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
         self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, _rules(config))
-        self.bridge = EventBridge(engine, self.metrics, self.prompts)
+        self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(
             engine.tokenizer,

@@ -35,12 +35,15 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     trace = service.recorder.open(http, job, answer_id, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
-        job.finish(request, calls)
+        service.metrics.observe_finish(request, job.endpoint)
+        service.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
+        job.turn.finish(request, calls)
+        job.inquiry.finish(request)
         if trace:
             trace.finish(request)
 
     try:
-        outputs = service.bridge.submit(requests, job.endpoint, finish, job.parser)
+        outputs = service.bridge.submit(requests, finish, job.parser)
     except HotloopError as error:
         if trace:
             trace.refuse(error)

@@ -17,11 +17,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, RequestError
-from hotloop.server.decoding import convert
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
-from hotloop.server.options import Options, TopLogprobs, parse_options
+from hotloop.server.options import Options, TopLogprobs, convert, parse_options
 from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import (
     EndedResponse,

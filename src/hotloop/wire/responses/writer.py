@@ -68,8 +68,7 @@ class OutputItem(ABC):
     def _tell_more(self, text: str) -> list[Json]: ...
 
     @abstractmethod
-    def _tell_end(self) -> list[Json]:
-        """That its content is whole."""
+    def _tell_end(self) -> list[Json]: ...
 
 
 class ReasoningItem(OutputItem):
