@@ -17,7 +17,7 @@ from tests.server.serving import HELLO, MODEL, Serving, until
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority
 from hotloop.core.session import name_session
-from hotloop.server.anthropic.messages import MessageOptions
+from hotloop.server.messages import MessageOptions
 from hotloop.server.options import parse_options, parse_priority
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes

@@ -28,8 +28,7 @@ from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import info
-from hotloop.server.anthropic import messages as anthropic
+from hotloop.server import info, messages
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
 from hotloop.server.openai.chat import chat_completions
@@ -42,8 +41,8 @@ from hotloop.trace.tracer import NullTracer, Tracer
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/messages", anthropic.messages, methods=["POST"]),
-    Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    Route("/v1/messages", messages.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     *responses.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),

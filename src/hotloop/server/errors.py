@@ -147,7 +147,12 @@ def _message_status(error: HotloopError) -> int:
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    return error_response(_as_hotloop(request, error), request.state.request_id, request.url.path)
+    if isinstance(error, ClientDisconnect):
+        error = Disconnected()
+    elif isinstance(error, HTTPException):
+        error = HttpError(error.status_code, _http_message(request, error), headers=error.headers)
+    assert isinstance(error, HotloopError)
+    return error_response(error, request.state.request_id, request.url.path)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
@@ -157,18 +162,6 @@ async def on_bug(request: Request, error: Exception) -> Response:
     response = error_response(mistake, request_id, request.url.path)
     response.headers["x-request-id"] = request_id
     return response
-
-
-def _as_hotloop(request: Request, error: Exception) -> HotloopError:
-    match error:
-        case HotloopError():
-            return error
-        case ClientDisconnect():
-            return Disconnected()
-        case HTTPException():
-            return HttpError(error.status_code, _http_message(request, error), headers=error.headers)
-        case _:
-            raise error
 
 
 def _http_message(request: Request, error: HTTPException) -> str:

@@ -59,7 +59,10 @@ class ToolGaps:
             for call_id in call_ids:
                 if opened := self._open.pop(_key(call_id), None):
                     tool_name, left_at = opened
-                    self._note(tool_name, self._clock() - left_at)
+                    self._recent.setdefault(tool_name, deque(maxlen=_MAX_RECENT)).append(self._clock() - left_at)
+                    self._recent.move_to_end(tool_name)
+            while len(self._recent) > _MAX_TOOLS:
+                self._recent.popitem(last=False)
 
     def patience_s(self, tool_names: Iterable[str], turnover_s: float) -> float:
         """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
@@ -72,12 +75,6 @@ class ToolGaps:
         assert len(self._open) <= _MAX_OPEN
         assert len(self._recent) <= _MAX_TOOLS
         assert all(0 < len(recent) <= _MAX_RECENT for recent in self._recent.values())
-
-    def _note(self, tool_name: str, duration_s: float) -> None:
-        self._recent.setdefault(tool_name, deque(maxlen=_MAX_RECENT)).append(duration_s)
-        self._recent.move_to_end(tool_name)
-        if len(self._recent) > _MAX_TOOLS:
-            self._recent.popitem(last=False)
 
 
 def _key(call_id: str) -> str:

@@ -10,7 +10,6 @@ from hotloop.chat.prompt import Conversation, Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
-from hotloop.server.breakpoints import find_pins
 from hotloop.server.calling import Calling, parse_calling
 from hotloop.server.delivery import PlainText, Silence
 from hotloop.server.holds import Pin
@@ -19,7 +18,7 @@ from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
-from hotloop.server.turns import Transcript, parse_transcript
+from hotloop.server.turns import Transcript, find_pins, parse_transcript
 from hotloop.wire.request import Request
 
 

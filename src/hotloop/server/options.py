@@ -119,8 +119,7 @@ _SAMPLING = (
 
 
 def parse_options(request: Request, kind: type[OptionsKind]) -> OptionsKind:
-    if request.has_usage and not request.is_stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options")
+    refuse_if(("stream_options", request.has_usage and not request.is_stream, "needs stream: true"))
     cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
     return convert({**request.own, **request.fields, **cache}, kind)
 
@@ -150,6 +149,13 @@ def parse_sampling(
         logprobs=logprobs,
         keep_special=keep_special,
     )
+
+
+def refuse_if(*refusals: tuple[str, object, str]) -> None:
+    """Refuse what would otherwise be lost without a word: the field, whether it is wrong, and what is."""
+    for param, is_wrong, reason in refusals:
+        if is_wrong:
+            raise RequestError(f"{param} {reason}", param=param)
 
 
 def parse_priority(request: Request, options: Options, headers: Mapping[str, str]) -> Priority:

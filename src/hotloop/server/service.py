@@ -36,7 +36,14 @@ class Service:
         self.model = config.served_name or engine.name
         self.metrics = Metrics(engine, self.model, tracer)
         self.tool_format = choose_format(engine.template, engine.tokenizer, config.tool_format)
-        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, _rules(config))
+        rules = PromptRules(
+            exact_turns=config.exact_turns,
+            memory_tokens=config.prompt_memory_tokens,
+            canonical_tools=config.canonical_tools,
+            move_nonces=config.move_nonces,
+            word_late_system=config.word_late_system,
+        )
+        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(
@@ -84,13 +91,3 @@ class Service:
             http.state.request_id,
             parse_priority(request, options, http.headers),
         )
-
-
-def _rules(config: ServerConfig) -> PromptRules:
-    return PromptRules(
-        exact_turns=config.exact_turns,
-        memory_tokens=config.prompt_memory_tokens,
-        canonical_tools=config.canonical_tools,
-        move_nonces=config.move_nonces,
-        word_late_system=config.word_late_system,
-    )

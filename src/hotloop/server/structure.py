@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from hotloop.chat.formats import ToolFormat
@@ -56,11 +55,17 @@ def answer_grammar(asked: Constraint | None, calling: Calling, service: Service)
     tool_format, tokenizer = service.tool_format, service.engine.tokenizer
     try:
         ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
-        return _compile(constrain(asked, ordered, tool_format, tokenizer), service)
+        constraint = constrain(asked, ordered, tool_format, tokenizer)
+        if constraint:
+            with _blaming(constraint.param):
+                service.engine.grammars.prepare(constraint.grammar)
+        return constraint.grammar if constraint else None
     except RequestError:
-        if calling.is_possible:
-            for constraint in islice(_each_tool(calling, tool_format, tokenizer), _MAX_BLAMED):
-                _compile(constraint, service)
+        for tool in calling.allowed[:_MAX_BLAMED] if calling.is_possible else ():
+            with _blaming(calling.places[tool.name]):
+                grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
+                assert grammar, "calls that must come have a grammar"
+                service.engine.grammars.prepare(grammar)
         raise
 
 
@@ -95,24 +100,6 @@ def _blaming(param: str) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"{param}: {error}", param=param) from None
-
-
-def _each_tool(calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer) -> Iterator[Constraint]:
-    """Calls of each tool by itself, under the tool's own place in the body."""
-    for tool in calling.allowed:
-        param = calling.places[tool.name]
-        with _blaming(param):
-            grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
-        assert grammar, "calls that must come have a grammar"
-        yield Constraint(param, grammar)
-
-
-def _compile(constraint: Constraint | None, service: Service) -> Grammar | None:
-    if constraint is None:
-        return None
-    with _blaming(constraint.param):
-        service.engine.grammars.prepare(constraint.grammar)
-    return constraint.grammar
 
 
 def _asked(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:

@@ -5,15 +5,28 @@
 
 Thoughts that somebody signed are dropped: they are another model's. Anything else that is not text is refused, but for
 notes that a hosted tool left for itself, where they are known to be no more than that.
+
+A cache breakpoint (`cache_control`) is a place in the conversation as the prompt is made from it, not in the body:
+blocks are joined there. Before it lies what Anthropic has there, the tools, the system prompt and the messages so far,
+in whatever order the model's template words them.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
+import msgspec
+
+from hotloop.chat.assembly.spans import PromptSpan
+from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, Thought, ToolCall
-from hotloop.server.breakpoints import CacheHint, parse_hint
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.holds import Pin
+from hotloop.server.options import convert
+from hotloop.wire.field import Json
 from hotloop.wire.part import Api, Call, Opaque, Part, Result, Text, Turn
 from hotloop.wire.request import Request
 
@@ -21,6 +34,29 @@ from hotloop.wire.request import Request
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
 # Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
 DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
+
+MAX_BREAKPOINTS = 4
+"""As many as Anthropic takes; of more, the last."""
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """The prompt up to the end of this tool, or up to so many characters of this message, is worth keeping so long."""
+
+    index: int
+    """Of the tool or the message; the system prompt is the first message."""
+    num_chars: int | None
+    """How much of the message's content lies before the breakpoint; None for a tool."""
+    ttl_s: int
+
+
+def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None) -> CacheHint:
+    return CacheHint(index, num_chars, 3600 if convert(mark, CacheControl, place).ttl == "1h" else 300)
 
 
 class Transcript(NamedTuple):
@@ -54,10 +90,10 @@ def parse_transcript(request: Request) -> Transcript:
     if request.api != "messages":
         return Transcript(messages, [])
     marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
-    of_tools = [parse_hint(mark, f"tools[{i}].cache_control", "tools", i) for mark, i in marks]
+    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", i) for mark, i in marks]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
-        hints.append(parse_hint(request.cache.mark, "cache_control", "messages", *end))
+        hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
     return Transcript(messages, [*of_tools, *hints])
 
 
@@ -92,7 +128,7 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
                     raise _unsupported(part, turn)
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
-                hints.append(parse_hint(part.mark, f"{part.place}.cache_control", "messages", *end))
+                hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
     return Transcript(tuple(draft.finish() for draft in drafts), hints)
 
 
@@ -108,3 +144,30 @@ def _unsupported(part: Part, turn: Turn | None = None) -> RequestError:
     kind = "thinking" if isinstance(part, Thought) else at.value.get("type") if at else None
     place = at.place if at else ""
     return RequestError(f"{place}: content of type {kind!r:.100} is not supported here, only text is", param=place)
+
+
+def find_pins(
+    hints: Sequence[CacheHint], messages: Sequence[Message], prompt: Prompt, tokenizer: Tokenizer
+) -> tuple[Pin, ...]:
+    """Which tokens the breakpoints stand for; one whose place the prompt does not tell is left out."""
+    ends = [(_find_end(hint, messages, prompt, tokenizer), hint.ttl_s) for hint in hints[-MAX_BREAKPOINTS:]]
+    return tuple(Pin(end, ttl_s) for end, ttl_s in ends if end)
+
+
+def _find_end(hint: CacheHint, messages: Sequence[Message], prompt: Prompt, tokenizer: Tokenizer) -> int:
+    tools = [span for span in prompt.spans if span.kind == "tool"]
+    if hint.num_chars is None:
+        return max((span.end for span in tools if span.index in range(hint.index + 1)), default=0)
+    own = [span for span in prompt.spans if span.kind in ("system", "message", "call") and span.index == hint.index]
+    if not own:
+        return 0
+    num_after = len(messages[hint.index].content) - hint.num_chars
+    end = _find_token(own[0], num_after, prompt, tokenizer) if num_after else own[-1].end
+    return max(end, *(span.end for span in tools)) if tools else end
+
+
+def _find_token(span: PromptSpan, num_after: int, prompt: Prompt, tokenizer: Tokenizer) -> int:
+    """Where the last characters of a span begin. Counted from its end: what is moved out of a prompt is at its top."""
+    before = prompt.text[span.place.begin : max(span.place.end - num_after, span.place.begin)].encode()
+    sizes = (len(tokenizer.token_bytes(token_id)) for token_id in prompt.token_ids[span.begin : span.end])
+    return span.begin + bisect_right([*accumulate(sizes)], len(before))

@@ -130,13 +130,10 @@ def gather(events: Iterable[Event]) -> Answer:
                 arguments.setdefault(event.index, []).append(event.arguments)
             case CallClosed():
                 open_calls.pop(event.index, None)
-    whole = tuple(_whole(part, arguments) for part in parts)
-    return Answer(begun.id, begun.model, whole, ended, frozenset(open_calls.values()))
-
-
-def _whole(part: Thought | CallOpened | list[str], arguments: dict[int, list[str]]) -> Text | Thought | Call:
-    if isinstance(part, list):
-        return Text("".join(part))
-    if isinstance(part, Thought):
-        return part
-    return Call(part.id, part.name, "".join(arguments.get(part.index, ())))
+    whole: list[Text | Thought | Call] = []
+    for part in parts:
+        if isinstance(part, CallOpened):
+            whole.append(Call(part.id, part.name, "".join(arguments.get(part.index, ()))))
+        else:
+            whole.append(Text("".join(part)) if isinstance(part, list) else part)
+    return Answer(begun.id, begun.model, tuple(whole), ended, frozenset(open_calls.values()))

@@ -64,12 +64,8 @@ class OpenCall:
         self.is_opened = False
         self.is_closed = False
         self._index = index
-        self._empty = ""  # all that was written so far is this empty object
+        self.empty = ""  # all that was written so far is this empty object
         self._nesting = Nesting()
-
-    @property
-    def is_empty(self) -> bool:
-        return bool(self._empty)
 
     def open(self) -> Iterator[Event]:
         """Tell of it, if that was not done: its name is whole."""
@@ -82,12 +78,12 @@ class OpenCall:
 
         But some servers begin with an empty object and then write the arguments: so its end is not believed.
         """
-        if not arguments or self.is_closed or (self._empty and not arguments.lstrip().startswith("{")):
+        if not arguments or self.is_closed or (self.empty and not arguments.lstrip().startswith("{")):
             return
         yield from self.open()
-        self._empty = arguments if not self.has_arguments and arguments.strip() == "{}" else ""
+        self.empty = arguments if not self.has_arguments and arguments.strip() == "{}" else ""
         self.has_arguments = True
-        if self._empty:
+        if self.empty:
             return
         end = self._find_end(arguments)
         yield CallDelta(self._index, arguments[:end])
@@ -98,8 +94,8 @@ class OpenCall:
         yield from self.open()
         if not self.is_closed:
             self.is_closed = True
-            if self._empty:
-                yield CallDelta(self._index, self._empty)
+            if self.empty:
+                yield CallDelta(self._index, self.empty)
             yield CallClosed(self._index)
 
     def _find_end(self, arguments: str) -> int | None:

@@ -50,20 +50,15 @@ def answer_usage(
 
 def render_diagnosis(diagnosis: Diagnosis) -> Json:
     """In OpenAI's words, as its responses have them; where it has none, because nothing was changed, unavailable."""
-    match diagnosis.outcome:
-        case "changed":
-            return {
-                "type": "cache_miss",
-                "reason": "tools_changed" if diagnosis.kind == "tool" else "input_changed",
-                "cache_missed_tokens": diagnosis.num_missed,
-                "comparison_reusable_tokens": diagnosis.num_common,
-            }
-        case "same":
-            return {"type": "cache_hit"}
-        case "unknown":
-            return {"type": "comparison_response_not_found"}
-        case "unavailable":
-            return {"type": "unavailable"}
+    if diagnosis.outcome != "changed":
+        kinds = {"same": "cache_hit", "unknown": "comparison_response_not_found", "unavailable": "unavailable"}
+        return {"type": kinds[diagnosis.outcome]}
+    return {
+        "type": "cache_miss",
+        "reason": "tools_changed" if diagnosis.kind == "tool" else "input_changed",
+        "cache_missed_tokens": diagnosis.num_missed,
+        "comparison_reusable_tokens": diagnosis.num_common,
+    }
 
 
 def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
 from hotloop.server.openai.render import generate, render_logprobs
-from hotloop.server.options import Options, TopLogprobs, parse_options
+from hotloop.server.options import Options, TopLogprobs, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.chat.writer import render_delta, render_message
@@ -40,12 +39,12 @@ def _make_job(body: Json, http: HttpRequest) -> Job:
     service = Service.of(http)
     request = parse_request(body, Notes())
     options = parse_options(request, ChatOptions)
-    if options.top_logprobs and not options.logprobs:
-        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     is_silent = options.generate is False
-    if is_silent and (request.is_stream or options.num_choices > 1):
-        reason = "generate: false answers nothing, so there is nothing to stream and nothing to choose from"
-        raise RequestError(reason, param="stream" if request.is_stream else "n")
+    refuse_if(
+        ("top_logprobs", options.top_logprobs and not options.logprobs, "needs logprobs: true"),
+        ("stream", is_silent and request.is_stream, "has nothing to give where generate is false"),
+        ("n", is_silent and options.num_choices > 1, "has nothing to choose from where generate is false"),
+    )
     logprobs = options.top_logprobs or 0 if options.logprobs else None
     caller = service.caller(http, request, options)
     return make_job(request, options, service, caller, logprobs=logprobs, is_silent=is_silent)

@@ -15,7 +15,7 @@ from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece
 from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
-from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling
+from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.wire.chat.parse import parse_completion
@@ -69,24 +69,20 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
 
 def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> list[Prompt]:
     """One prompt or several: text, texts, tokens, or lists of tokens."""
-    _check_supported(options)
+    num_choices, has_logprobs = options.num_choices, options.logprobs is not None
+    refuse_if(
+        ("suffix", options.suffix, "is not supported"),
+        ("best_of", options.best_of not in (None, num_choices), "is not supported: ask for n"),
+        ("echo", options.echo and has_logprobs, "is not supported together with logprobs"),
+    )
     given = options.prompt
     several = given if isinstance(given, list) and not all(isinstance(part, int) for part in given) else [given]
-    if len(several) * options.num_choices > MAX_CHOICES:
+    if len(several) * num_choices > MAX_CHOICES:
         raise RequestError(f"prompts times n may be at most {MAX_CHOICES}", param="prompt")
     parsed = [_parse_prompt(one, prompts, scope) for one in several]
     if not all(prompt.token_ids for prompt in parsed):
         raise RequestError("a prompt is empty", param="prompt")
     return parsed
-
-
-def _check_supported(options: CompletionOptions) -> None:
-    if options.suffix:
-        raise RequestError("suffix is not supported", param="suffix")
-    if options.best_of not in (None, options.num_choices):
-        raise RequestError("best_of is not supported: ask for n", param="best_of")
-    if options.echo and options.logprobs is not None:
-        raise RequestError("echo is not supported together with logprobs", param="echo")
 
 
 def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: str) -> Prompt:

@@ -20,7 +20,7 @@ from hotloop.core.errors import HotloopError, RequestError
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
-from hotloop.server.options import Options, TopLogprobs, convert, parse_options
+from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
 from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import (
     EndedResponse,
@@ -35,7 +35,6 @@ from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Request
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -88,27 +87,19 @@ def _make_job(
     items = previous + parse_items(Field(body).need("input"))
     request = parse_request({**body, "input": [*items]}, Notes())
     options = parse_options(request, ResponseOptions)
-    _check(request, options)
-    has_logprobs = _LOGPROBS in (options.include or ()) or options.top_logprobs is not None
-    logprobs = options.top_logprobs or 0 if has_logprobs else None
-    caller = service.caller(http, request, options)
-    job = make_job(request, options, service, caller, logprobs=logprobs)
-    head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
-
-
-def _check(request: Request, options: ResponseOptions) -> None:
-    """Refuse what would otherwise be lost without a word."""
-    refusals = (
+    refuse_if(
         ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),
         ("prompt", options.prompt is not None, "is not supported: send the instructions themselves"),
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
         ("background", options.background and request.is_stream, "cannot be given together with stream"),
         ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
     )
-    for param, is_refused, reason in refusals:
-        if is_refused:
-            raise RequestError(f"{param} {reason}", param=param)
+    has_logprobs = _LOGPROBS in (options.include or ()) or options.top_logprobs is not None
+    logprobs = options.top_logprobs or 0 if has_logprobs else None
+    caller = service.caller(http, request, options)
+    job = make_job(request, options, service, caller, logprobs=logprobs)
+    head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
+    return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
 
 
 async def show(http: HttpRequest) -> Response:

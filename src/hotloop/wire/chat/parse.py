@@ -6,10 +6,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_content
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
-from hotloop.wire.thoughts import parse_block
 
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

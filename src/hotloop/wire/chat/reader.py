@@ -18,9 +18,9 @@ from hotloop.wire.arguments import dump
 from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
 from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Field
+from hotloop.wire.part import parse_block
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.thoughts import parse_block
 from hotloop.wire.usage import read_usage
 
 _DONE = "[DONE]"
@@ -195,7 +195,7 @@ class ChatReader(Reader):
         call = self._find(piece, function)
         if call is None:
             for earlier in self._calls:
-                if earlier.is_empty:  # an empty object that nothing has followed
+                if earlier.empty:  # an empty object that nothing has followed
                     yield from earlier.close()
             call = self._begin_call(piece.id)
             self._places[len(self._calls) - 1 if piece.index is None else piece.index] = call

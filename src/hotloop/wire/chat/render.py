@@ -10,10 +10,9 @@ from collections.abc import Iterable
 
 from hotloop.core.message import Thought
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, text_of
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, is_signed, render_block, text_of
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import is_signed, render_block
 
 MAX_USER_CHARS = 64
 """Of `user`, to OpenAI; the hash that stands for a longer one has as many."""
@@ -202,29 +201,30 @@ def _render_tool(tool: Tool, target: Target) -> Json:
 
 
 def _render_sampling(request: Request, target: Target) -> Json:
-    rendered: Json = {}
-    if request.max_tokens is not None:
-        limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
-        if request.max_tokens == 0:
-            target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
-        rendered[limit] = request.max_tokens or 1
+    limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
+    if request.max_tokens == 0:
+        target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
     if request.top_k is not None and target.is_strict:
         target.notes.lose(["top_k"], "the replica's API")
-    elif request.top_k is not None:
-        rendered["top_k"] = request.top_k
-    return rendered | present(stop=[*request.stop] or None)
+    return present(
+        **{limit: None if request.max_tokens is None else max(request.max_tokens, 1)},
+        top_k=None if target.is_strict else request.top_k,
+        stop=[*request.stop] or None,
+    )
 
 
 def _render_output(request: Request, target: Target) -> Json:
-    rendered: Json = {}
-    if request.is_stream:
-        rendered = {"stream": True} | ({} if target.is_plain else {"stream_options": {"include_usage": True}})
-    if request.shape:
-        rendered["response_format"] = {"type": "json_object"}
-        if request.shape.schema is not None:
-            shape = {"name": "answer", "schema": request.shape.schema, **request.shape.about}
-            rendered["response_format"] = {"type": "json_schema", "json_schema": shape}
-    rendered |= present(reasoning_effort=render_effort(request, target), verbosity=request.verbosity)
+    form, shape = None, request.shape
+    if shape:
+        named = {"name": "answer", "schema": shape.schema, **shape.about}
+        form = {"type": "json_object"} if shape.schema is None else {"type": "json_schema", "json_schema": named}
+    rendered = present(
+        stream=request.is_stream or None,
+        stream_options={"include_usage": True} if request.is_stream and not target.is_plain else None,
+        response_format=form,
+        reasoning_effort=render_effort(request, target),
+        verbosity=request.verbosity,
+    )
     return rendered | _render_thinking(request, target)
 
 

@@ -17,9 +17,8 @@ from hotloop.wire.chat.render import render_call
 from hotloop.wire.errors import render_chat_failure
 from hotloop.wire.event import Answer, Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Call
+from hotloop.wire.part import Call, is_signed, render_block
 from hotloop.wire.sse import DONE, write_data
-from hotloop.wire.thoughts import is_signed, render_block
 
 FINISH_REASONS: dict[EndReason, str] = {
     "stop": "stop",

@@ -7,10 +7,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
 from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_content
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
-from hotloop.wire.thoughts import parse_block
 
 _OWN = {
     *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),

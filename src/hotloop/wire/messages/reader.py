@@ -16,9 +16,9 @@ from hotloop.wire.arguments import dump
 from hotloop.wire.errors import broke_off, read_event_failure
 from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Json
+from hotloop.wire.part import sign_thought
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.thoughts import sign_thought
 from hotloop.wire.usage import merge_usage, read_usage
 
 _REASONS: dict[str, EndReason] = {
@@ -168,5 +168,5 @@ class MessagesReader(Reader):
         call, given = self._open_calls.get(index, (None, None))
         if call and not call.has_arguments and isinstance(given, dict) and (given or is_whole):
             yield from self._hold(call.add(dump(given)))
-        elif call and call.is_empty:
+        elif call and call.empty:
             yield from self._hold(call.close())

@@ -14,10 +14,9 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import read_arguments, tidy_id
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, is_signed, render_block
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import is_signed, render_block
 
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic wants to be told; every model of the last years can write as much."""
@@ -209,32 +208,25 @@ def _render_sampling(request: Request, target: Target) -> Json:
 
 
 def _render_output(request: Request) -> Json:
-    rendered: Json = {"stream": True} if request.is_stream else {}
-    config: Json = {}
-    if request.shape and request.shape.schema is not None:
-        config["format"] = {"type": "json_schema", "schema": dict(request.shape.schema)}
-    if request.thinking is not None:
-        rendered["thinking"] = request.thinking
-    if request.effort == "none":
-        rendered["thinking"] = {"type": "disabled"}
-    elif request.effort in _EFFORTS:
-        config["effort"] = _EFFORTS[request.effort]
-    elif request.effort is not None:
+    effort, shape = request.effort, request.shape
+    if effort not in (None, "none", *_EFFORTS):
         param = {"chat": "reasoning_effort", "responses": "reasoning.effort"}.get(request.api, "output_config.effort")
         raise RequestError(f"{param}: expected none, minimal, low, medium, high, xhigh or max", param=param)
-    return {**rendered, "output_config": config} if config else rendered
+    form = {"type": "json_schema", "schema": dict(shape.schema)} if shape and shape.schema is not None else None
+    return present(
+        stream=request.is_stream or None,
+        thinking={"type": "disabled"} if effort == "none" else request.thinking,
+        output_config=present(format=form, effort=_EFFORTS.get(effort or "")) or None,
+    )
 
 
 def _render_service(request: Request, target: Target) -> Json:
-    rendered: Json = {}
     user = request.user if request.user is not None else request.fields.get("safety_identifier")
-    if user is not None:
-        rendered["metadata"] = {"user_id": str(user)}
-    if request.service_tier in _SERVICE_TIERS:
-        rendered["service_tier"] = _SERVICE_TIERS[request.service_tier]
-    elif request.service_tier is not None:
-        target.notes.add(f"service_tier: there is no {request.service_tier} there")
-    return rendered
+    tier = request.service_tier
+    if tier not in (None, *_SERVICE_TIERS):
+        target.notes.add(f"service_tier: there is no {tier} there")
+    metadata = None if user is None else {"user_id": str(user)}
+    return present(metadata=metadata, service_tier=_SERVICE_TIERS.get(tier or ""))
 
 
 def _render_cache(request: Request, target: Target) -> Json:

@@ -12,10 +12,22 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.chat.parse import parse_choice, parse_common, parse_function, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name, parse_content
+from hotloop.wire.part import (
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Result,
+    Role,
+    Text,
+    Turn,
+    flat_name,
+    open_thought,
+    parse_content,
+)
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import open_thought
 
 _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),

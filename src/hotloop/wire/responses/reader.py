@@ -14,10 +14,9 @@ from hotloop.core.stream import TextDelta
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
 from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.part import flat_name
+from hotloop.wire.part import flat_name, open_thought
 from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.thoughts import open_thought
 from hotloop.wire.usage import read_usage
 
 _REASONS: dict[str, EndReason] = {"max_output_tokens": "length", "content_filter": "refusal"}

@@ -8,10 +8,9 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Text, Turn, text_of
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Text, Turn, seal_thought, text_of
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import seal_thought
 
 
 def render_request(request: Request, target: Target) -> Json:

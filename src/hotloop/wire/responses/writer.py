@@ -16,11 +16,10 @@ from hotloop.core.stream import CallDelta, CallOpened, TextDelta
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Opaque
+from hotloop.wire.part import Call, Opaque, seal_thought
 from hotloop.wire.request import Tool
 from hotloop.wire.responses.render import render_call
 from hotloop.wire.sse import write_typed
-from hotloop.wire.thoughts import seal_thought
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
