@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hotloop.chat.assembly.shelf import ENTRY_COST, Shelf
+from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.server.delivery import OutputCollector
@@ -69,9 +69,8 @@ class ResponseStore:
     """Finds responses by id. Every lookup raises UnknownResponse where there is nothing to find."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        self._min_bytes = max_bytes // max_responses  # that each is counted with, so that there are not too many
         self._running: dict[str, RunningResponse] = {}
-        self._ended: Shelf[str, EndedResponse] = Shelf(max_bytes)
+        self._ended: Shelf[str, EndedResponse] = Shelf(max_bytes, max_responses)
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -86,7 +85,7 @@ class ResponseStore:
         body = msgspec.json.encode(response)
         if run.is_stored:
             ended = EndedResponse(run.owner, run.items, keep_items(response["output"]), response["status"], body)
-            self._ended.put(run.composer.id, ended, max(ended.num_bytes, self._min_bytes - ENTRY_COST))
+            self._ended.put(run.composer.id, ended, ended.num_bytes)
         return body
 
     def forget(self, run: RunningResponse) -> None:
