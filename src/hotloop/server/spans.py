@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.core.errors import HotloopError
-from hotloop.core.request import FinishReason, Priority, Request, Usage
+from hotloop.core.request import FinishReason, Priority, Request
 from hotloop.server.account import Cause
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.job import Job
@@ -31,7 +31,7 @@ _PARTS = (names.QUEUE, names.PREFILL, names.DECODE)
 # Counted for every choice; the usage has them under the same names.
 _WORK = (
     *(names.NUM_OUTPUT, names.NUM_FORCED, names.NUM_DRAFTED, names.NUM_ACCEPTED, names.NUM_STEPS),
-    *(names.NUM_RESTORED, names.NUM_FROM_HOST),
+    *(names.NUM_RESTORED, names.NUM_FROM_HOST, names.NUM_SAMPLED),
 )
 _BAD = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
@@ -156,16 +156,20 @@ class RequestTrace:
     def _counts(self) -> Json:
         """As the engine counts them: what the usage says, and for what was only prefilled a token that nobody got."""
         usages = [request.usage for request in self._requests]
-        usage = _add_up(usages, usages[:: self._job.num_choices])
+        prompts = usages[:: self._job.num_choices]  # the choices of a prompt share it
+        num_prompt, num_cached = (
+            sum([usage.num_prompt for usage in prompts]),
+            sum([usage.num_cached for usage in prompts]),
+        )
         accounts = self._job.inquiry.accounts()
         num_recomputed = sum([account.num_recomputed for account in accounts])
         return {
-            names.NUM_PROMPT: usage.num_prompt,
-            names.NUM_CACHED: usage.num_cached,
-            names.NUM_NEW: usage.num_prompt - usage.num_cached - num_recomputed,
+            names.NUM_PROMPT: num_prompt,
+            names.NUM_CACHED: num_cached,
+            names.NUM_NEW: num_prompt - num_cached - num_recomputed,
             names.NUM_AGAIN: num_recomputed,
             names.CAUSES: [_render_cause(cause) for account in accounts for cause in account.causes],
-            **{name: getattr(usage, name) for name in (*_WORK, names.NUM_SAMPLED)},
+            **{name: sum([getattr(usage, name) for usage in usages]) for name in _WORK},
             names.NUM_PREEMPTIONS: sum([request.num_preemptions for request in self._requests]),
             names.WAITS: [
                 {"reason": wait.value, "wait_s": round(wait_s, 4)} for wait, wait_s in usages[0].waits_s.items()
@@ -187,12 +191,3 @@ class RequestTrace:
 def _render_cause(cause: Cause) -> Json:
     place = {"token_index": cause.parting.index} if cause.parting else {}
     return {"reason": cause.reason, "num_tokens": cause.num_tokens, **place}
-
-
-def _add_up(usages: Sequence[Usage], prompts: Sequence[Usage]) -> Usage:
-    """The choices of a prompt share it."""
-    return Usage(
-        num_prompt=sum(usage.num_prompt for usage in prompts),
-        num_cached=sum(usage.num_cached for usage in prompts),
-        **{name: sum(getattr(usage, name) for usage in usages) for name in _WORK},
-    )

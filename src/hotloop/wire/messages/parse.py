@@ -26,7 +26,8 @@ _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     fields = Body(body)
     given = Field(fields)
-    if not given.need("messages").each():
+    messages = given.need("messages").each()
+    if not messages:
         raise RequestError("messages: there is nothing to answer", param="messages")
     metadata, config = given.get("metadata"), given.get("output_config")
     labels = metadata.object() if metadata else {}
@@ -36,7 +37,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
     request = Request(
         api="messages",
         model=given.need("model").text(),
-        turns=parse_turns(given),
+        turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
         tools=parse_tools(given, notes),
         choice=parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
@@ -54,10 +55,6 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         own={f"metadata.{name}": value for name, value in labels.items() if name != "user_id"},
     )
     return request.with_rest(fields, _OWN)
-
-
-def parse_turns(given: Field) -> tuple[Turn, ...]:
-    return (*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in given.need("messages").each()))
 
 
 def check_portable(request: Request) -> None:
