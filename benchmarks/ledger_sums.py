@@ -31,7 +31,6 @@ from rich.table import Table
 
 from benchmarks.agent.recorded import AgentJob, read_agent_jobs
 from benchmarks.twelve_agents import NUM_RECORDED, Company, Ran, make_up_jobs
-from hotloop.agent.model import ModelUsage
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.core.config import DEFAULT_MODEL
@@ -39,6 +38,7 @@ from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import StoreTracer, TraceStore
+from hotloop.wire.usage import Usage
 
 MAX_ERROR = 0.02
 WIDTH = 140
@@ -176,9 +176,7 @@ def _see(spans: Sequence[Span]) -> dict[str, int]:
 
 
 def _row(ran: Ran, root: Span, ledger: RunLedger) -> Row:
-    told = ModelUsage(
-        **{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)}
-    )
+    told = Usage(**{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)})
     client, ours = ran.usage or told, ledger.tokens
     return Row(
         ran.name,
@@ -186,7 +184,7 @@ def _row(ran: Ran, root: Span, ledger: RunLedger) -> Row:
         len(ledger.turns),
         ran.wall_s,
         sum(ledger.parts.values()),
-        (client.num_prompt, client.num_cached, client.num_output),
+        (client.num_prompt, client.num_cached or 0, client.num_output),
         (ours.prompt, ours.cached, ours.output),
     )
 

@@ -17,11 +17,9 @@ import tokenizers
 from cyclopts.types import PositiveInt
 from rich.table import Table
 
-from benchmarks.command import main
+from benchmarks.command import main, show_report
 from hotloop.backends.null import NullBackend
-from hotloop.bench.figures import figures_table
-from hotloop.bench.report import percentile
-from hotloop.cli.output import show_report
+from hotloop.bench.report import figures_table, percentile
 from hotloop.cli.settings import Json
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent

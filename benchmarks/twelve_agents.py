@@ -19,12 +19,13 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
 from hotloop.agent.limits import Limits
-from hotloop.agent.model import Model, ModelUsage
+from hotloop.agent.model import Model
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.trace.tracer import Tracer
+from hotloop.wire.usage import Usage
 
 NUM_RECORDED = 5
 MAX_OUT = 48
@@ -37,7 +38,7 @@ class Ran:
     name: str
     run_id: str
     wall_s: float
-    usage: ModelUsage | None
+    usage: Usage | None
 
 
 async def watch(name: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:

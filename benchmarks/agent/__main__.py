@@ -22,7 +22,6 @@ from benchmarks.agent.tools import run_tools
 from benchmarks.command import main
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.foresight import Foresight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
 from hotloop.cli.loading import pull_model
@@ -148,7 +147,7 @@ def _measure_fleet(flags: AgentFlags) -> list[FleetRun]:
     return runs
 
 
-def _load_jobs(flags: AgentFlags) -> tuple[Sequence[AgentJob], Callable[[], Foresight]]:
+def _load_jobs(flags: AgentFlags) -> tuple[Sequence[AgentJob], Callable[[], SpeculativeForesight]]:
     """The jobs, and foresight that has seen what came before them; a new one for every row."""
     assert flags.data
     jobs = list(islice(read_agent_jobs(flags.data, max_chars=flags.max_chars, skip=flags.learn), flags.jobs))

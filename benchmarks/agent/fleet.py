@@ -15,11 +15,11 @@ from benchmarks.agent.replayed import ReplayedModel
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.limits import Limits
-from hotloop.agent.model import ModelUsage
-from hotloop.agent.tools.foresight import Foresight, NoForesight
+from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
+from hotloop.wire.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class FleetRun:
     """From the beginning of it all to the end of each job."""
     run_times_s: list[float] = field(default_factory=list)
     """From a job's own beginning."""
-    usage: ModelUsage = field(default_factory=ModelUsage)
+    usage: Usage = field(default_factory=Usage)
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -92,13 +92,13 @@ def run_fleet(
     jobs: Sequence[AgentJob],
     patterns: Patterns,
     *,
-    make_foresight: Callable[[], Foresight],
+    make_foresight: Callable[[], SpeculativeForesight],
     latency: Latency,
     max_tokens: int = 64,
     on_job: Callable[[], None] = lambda: None,
 ) -> FleetRun:
     """Start a server, run all jobs against it, stop it."""
-    foresight = make_foresight() if patterns.has_foresight else NoForesight()
+    foresight = make_foresight() if patterns.has_foresight else None
     with ChildServer(patterns.flags) as server:
         fleet = _Fleet(jobs, patterns, foresight, latency, max_tokens, on_job)
         return asyncio.run(fleet.run(f"{server.url}/v1"))
@@ -108,7 +108,7 @@ def run_fleet(
 class _Fleet:
     jobs: Sequence[AgentJob]
     patterns: Patterns
-    foresight: Foresight
+    foresight: SpeculativeForesight | None
     latency: Latency
     max_tokens: int
     on_job: Callable[[], None]
@@ -139,7 +139,7 @@ class _Fleet:
         await model.close()
         return result
 
-    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> ModelUsage:
+    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> Usage:
         answers = [answer for episode in job.episodes for answer in episode.answers]
         agent = Agent(
             ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not self.patterns.is_early),
@@ -151,7 +151,7 @@ class _Fleet:
             temperature=0.0,
         )
         conversation = Conversation()
-        usage = ModelUsage()
+        usage = Usage()
         for episode in job.episodes:
             usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
         return usage

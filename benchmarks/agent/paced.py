@@ -7,10 +7,11 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from hotloop.agent.model import Ask, ModelEvent
+from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, Part, ScriptedModel
 from hotloop.core.message import Message
 from hotloop.core.stream import CallDelta, TextDelta
+from hotloop.wire.event import Event
 
 _CHARS_A_TOKEN = 4
 
@@ -25,7 +26,7 @@ class PacedModel(ScriptedModel):
         self._token_s = 1 / tokens_per_s
         self._ttft_s = ttft_s
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         clock = asyncio.get_running_loop()
         due = clock.time() + self._ttft_s
         async for event in super().stream(ask):
@@ -40,7 +41,7 @@ def _parts(answer: Message) -> list[Part]:
     return [*([answer.content] if answer.content else []), *calls]
 
 
-def _tokens(event: ModelEvent) -> Iterator[ModelEvent]:
+def _tokens(event: Event) -> Iterator[Event]:
     """Pieces as long as a token; how a call opens and closes is taken for a token each."""
     match event:
         case TextDelta():

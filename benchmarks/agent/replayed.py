@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from hotloop.agent.model import Answered, Ask, Model, ModelEvent
+from hotloop.agent.model import Ask, Model
 from hotloop.core.message import Message
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.event import Ended, Event
 
 _CHARS_A_TOKEN = 4
 _PIECE = 12  # characters of the record that are given out at a time
@@ -30,16 +31,16 @@ class ReplayedModel:
         self._is_late = is_late
         """Whether calls are given out only when the answer is whole, as most loops do."""
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         answer = self._answers[sum(message.role == "assistant" for message in ask.messages)]
         events = [*_events(answer)]
         num_tokens = max(8, min(self._max_tokens, _num_chars(answer) // _CHARS_A_TOKEN))
         asked = replace(ask, max_tokens=num_tokens, choice="none", extra={**ask.extra, "ignore_eos": True})
         num_given, num_written = 0, 0.0
-        end = Answered("stop")
+        end = Ended("stop")
         async with aclosing(self._server.stream(asked)) as written:
             async for each in written:
-                if isinstance(each, Answered):
+                if isinstance(each, Ended):
                     end = each
                 elif isinstance(each, TextDelta) and not self._is_late:
                     num_written += max(1.0, len(each.text) / _CHARS_A_TOKEN)
@@ -49,7 +50,7 @@ class ReplayedModel:
                     num_given = max(num_given, num_due)
         for event in events[num_given:]:
             yield event
-        yield Answered("calls" if answer.tool_calls else "stop", end.usage, end.answer_id)
+        yield Ended("calls" if answer.tool_calls else "stop", usage=end.usage)
 
     async def read(self, ask: Ask) -> None:
         if self._server.can_read_ahead:
@@ -59,7 +60,7 @@ class ReplayedModel:
         await self._server.close()
 
 
-def _events(answer: Message) -> Iterator[ModelEvent]:
+def _events(answer: Message) -> Iterator[Event]:
     for i in range(0, len(answer.content), _PIECE):
         yield TextDelta(answer.content[i : i + _PIECE])
     for index, call in enumerate(answer.tool_calls):

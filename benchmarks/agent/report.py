@@ -47,7 +47,7 @@ def report_tables(rows: Sequence[PatternRow], foresight: dict[str, float], fleet
     if fleet:
         table = Table("fleet", "jobs/min", "to everything", "p95 job", "mean run", "cached", box=None)
         for run in fleet:
-            share = run.usage.num_cached / max(1, run.usage.num_prompt)
+            share = (run.usage.num_cached or 0) / max(1, run.usage.num_prompt)
             times = (f"{run.p95_s:.1f} s", f"{run.mean_run_s:.1f} s", f"{share:.0%}")
             table.add_row(run.label, f"{run.jobs_per_min:.1f}", f"{_relative(run, fleet):.2f}", *times)
         tables.append(table)
@@ -62,7 +62,7 @@ def _fleet_json(run: FleetRun, fleet: Sequence[FleetRun]) -> dict[str, Any]:
         "p95_s": round(run.p95_s, 3),
         "mean_run_s": round(run.mean_run_s, 3),
         "prompt_tokens": run.usage.num_prompt,
-        "cached_tokens": run.usage.num_cached,
+        "cached_tokens": run.usage.num_cached or 0,
         "jobs": len(run.job_times_s),
         "failures": run.failures,
     }

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 
 from benchmarks.cache.script import Json
-from hotloop.bench.client import ChatClient, describe_refusal
+from hotloop.bench.client import ChatClient, refused
 from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
 from hotloop.wire.sse import EventReader
@@ -89,7 +89,7 @@ class Wire:
                 "POST", f"{self.url}{path}", json={"model": self._model, **body}, headers=headers
             ) as response:
                 if response.status_code != 200:
-                    raise RemoteError(describe_refusal(self.url, response.status_code, await response.aread()))
+                    raise refused(self.url, response.status_code, await response.aread())
                 reader = EventReader()
                 async for data in response.aiter_bytes():
                     for event in reader.push(data):
@@ -107,7 +107,7 @@ class Wire:
         try:
             response = await self._http.get(f"{self.url}/v1/cache/explain/{answer_id}", params={"cache_salt": salt})
             if response.status_code != 200:
-                raise RemoteError(describe_refusal(self.url, response.status_code, response.content))
+                raise refused(self.url, response.status_code, response.content)
             return msgspec.json.decode(response.content, type=Explanation)
         except httpx.HTTPError as error:
             raise broke_off(self.url, error) from None

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.engines import LentBackend, wait_until_idle
+from benchmarks.gpu.engines import LentBackend, tell, wait_until_idle
 from benchmarks.gpu.vocabularies import write_byte_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import CudaBackend
@@ -344,12 +344,12 @@ def run(
         "requests": ordeal.num_submitted,
         "seconds": round(time.monotonic() - began_at, 1),
         "finished": dict(ordeal.reasons),
-        "output_tokens": stats.num_output_tokens,
+        "output_tokens": stats.usage.num_output,
         "steps": stats.num_steps,
-        "forced": stats.num_forced_tokens,
-        "drafted": stats.num_drafted_tokens,
-        "accepted": stats.num_accepted_tokens,
-        "cached_tokens": stats.num_cached_tokens,
+        "forced": stats.usage.num_forced,
+        "drafted": stats.usage.num_drafted,
+        "accepted": stats.usage.num_accepted,
+        "cached_tokens": stats.usage.num_cached,
         "preempted": stats.num_preemptions,
         "evicted_blocks": stats.num_evicted_blocks,
         "memory": memory,
@@ -390,10 +390,7 @@ def main() -> int:
     model, backend = open_tiny(flags.device)
     report = run(model.tokenizer, backend, num_requests=flags.requests, limit_s=flags.limit, seed=flags.seed)
     backend.close()
-    if flags.json:
-        flags.json.write_text(json.dumps(report))
-    show(report, Console(width=140))
-    return 0 if report["passed"] else 1
+    return tell(report, show, flags.json)
 
 
 if __name__ == "__main__":

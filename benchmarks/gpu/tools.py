@@ -31,14 +31,14 @@ from benchmarks.gpu.models import dummy_folder
 from benchmarks.gpu.vocabularies import write_trained_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
-from hotloop.chat.families import LlamaFormat
+from hotloop.chat.formats import LlamaFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import EngineConfig
 from hotloop.core.grammar import Grammar
 from hotloop.core.message import Tool
 from hotloop.core.request import FinishReason, Request, SamplingParams
 from hotloop.engine.engine import Engine
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.snapshot import EngineStats
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.model import Model, load_model
 from hotloop.models.tokenizer import Tokenizer
@@ -269,10 +269,10 @@ def _timed(seconds: float, before: EngineStats, after: EngineStats, answers: lis
     return Timed(
         seconds,
         after.num_steps - before.num_steps,
-        after.num_output_tokens - before.num_output_tokens,
-        after.num_forced_tokens - before.num_forced_tokens,
-        after.num_drafted_tokens - before.num_drafted_tokens,
-        after.num_accepted_tokens - before.num_accepted_tokens,
+        after.usage.num_output - before.usage.num_output,
+        after.usage.num_forced - before.usage.num_forced,
+        after.usage.num_drafted - before.usage.num_drafted,
+        after.usage.num_accepted - before.usage.num_accepted,
         answers,
     )
 

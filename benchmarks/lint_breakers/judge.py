@@ -12,8 +12,8 @@ from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Finding, Severity, TextPlace
 from hotloop.lint.meter import Meter
-from hotloop.lint.requests import Exchange
-from hotloop.lint.shapes.answer import parse_answer
+from hotloop.lint.parts import parse_answer
+from hotloop.lint.requests import LintedRequest
 
 BREAKERS = (*PREFIXES, *CONTENTS)
 
@@ -54,7 +54,7 @@ def judge_all(
 
 def _lint(done: Sequence[tuple[int, Broken]], *, is_named: bool) -> tuple[Found, dict[int, int]]:
     """What was found in each run, and the number of its first request."""
-    exchanges: list[Exchange] = []
+    exchanges: list[LintedRequest] = []
     owners: list[int] = []
     firsts: dict[int, int] = {}
     for i, each in done:
@@ -67,12 +67,12 @@ def _lint(done: Sequence[tuple[int, Broken]], *, is_named: bool) -> tuple[Found,
     return found, firsts
 
 
-def _exchanges(broken: Broken, session: str) -> list[Exchange]:
+def _exchanges(broken: Broken, session: str) -> list[LintedRequest]:
     """As they would be read from a file."""
     found = []
     for turn in broken.talk:
         body, answer = json.loads(json.dumps(turn.body)), parse_answer(turn.response or turn.answer, broken.api)
-        found.append(Exchange(body=body, api=broken.api, answer=answer, session=session))
+        found.append(LintedRequest(body=body, api=broken.api, answer=answer, session=session))
     return found
 
 

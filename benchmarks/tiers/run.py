@@ -16,10 +16,10 @@ from benchmarks.tiers.questions import TierQuestion
 from hotloop.border.client import open_client
 from hotloop.core.errors import RemoteError
 from hotloop.router.tiers.cascade import cascade
-from hotloop.router.tiers.config import Tier, TiersConfig, Tokens, parse_tiers
+from hotloop.router.tiers.config import Tier, TiersConfig, parse_tiers
 from hotloop.router.tiers.features import Features, look_at
-from hotloop.router.tiers.saved import tokens_of
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.wire.usage import Usage
 
 LARGE, SMALL, RULES, CASCADE = "always large", "always small", "tiers, rules", "tiers, cascade"
 WAYS = (LARGE, SMALL, RULES, CASCADE)
@@ -70,12 +70,12 @@ class Asked:
     question: TierQuestion
     is_right: bool
     latency_s: float
-    spent: tuple[tuple[Tier, Tokens], ...]
+    spent: tuple[tuple[Tier, Usage], ...]
     choice: TierChoice
 
     @property
     def cost(self) -> float:
-        return sum(tier.cost(tokens) for tier, tokens in self.spent)
+        return sum(tier.cost(usage) for tier, usage in self.spent)
 
 
 @dataclass(slots=True)
@@ -161,18 +161,19 @@ class _Asker:
         """None where no answer came."""
         began_at = time.perf_counter()
         body = {**question.body, "cache_salt": way}
-        spent: list[tuple[Tier, Tokens]] = []
+        spent: list[tuple[Tier, Usage]] = []
         choice = self._choose(way, body, question)
         answer = None
         route = self._config.route(way)
         if route and route.cascade:
             cascaded = await cascade(self._config, route.cascade, choice, body, self._servers.ask)
             choice, answer = cascaded.choice, cascaded.answer
-            spent += [(each.tier, tokens_of(each.reply.answer or {})) for each in cascaded.attempts]
+            spent += [(each.tier, each.reply.usage) for each in cascaded.attempts]
         if answer is None:
             tier = self._config.tier(choice.tier)
-            answer = (await self._servers.ask(tier, {**body, "model": choice.model})).answer
-            spent.append((tier, tokens_of(answer or {})))
+            reply = await self._servers.ask(tier, {**body, "model": choice.model})
+            answer = reply.answer
+            spent.append((tier, reply.usage))
         latency_s = time.perf_counter() - began_at
         if answer is None:
             return None

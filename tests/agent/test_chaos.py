@@ -12,8 +12,7 @@ from hotloop.agent.events import Event
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, Part, ScriptedModel
-from hotloop.agent.tools.result import MAX_CHARS
-from hotloop.agent.tools.tool import tool
+from hotloop.agent.tools.tool import MAX_CHARS, tool
 
 NUM_RUNS = 500
 

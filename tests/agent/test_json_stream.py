@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from hotloop.agent.json_stream import ElementReader
+from hotloop.agent.plan.schema import ElementReader
 
 TEXT = st.text(st.sampled_from('a"\\[]{},: é\n'), max_size=5)
 KEY = st.sampled_from(["steps", "other", 'st"eps', ""])

@@ -14,8 +14,7 @@ from hotloop.agent.events import CallFinished, Event, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.record import record, replay
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tape.lines import read_tape
-from hotloop.agent.tape.replaying import RunDeparted
+from hotloop.agent.tape import RunDeparted, read_tape
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
 from hotloop.core.message import Message, ToolCall

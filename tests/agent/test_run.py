@@ -21,16 +21,18 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import LimitReached, Limits
-from hotloop.agent.model import Answered, Ask, ModelEvent, ModelUsage
+from hotloop.agent.limits import LimitReached, Limits, Run
+from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tools.context import Context, Run
-from hotloop.agent.tools.tool import FunctionTool, tool
+from hotloop.agent.tools.tool import Context, FunctionTool, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.core.stream import CallDelta, TextDelta
 from hotloop.core.stream import CallOpened as Opened
+from hotloop.wire.event import Ended
+from hotloop.wire.event import Event as WireEvent
+from hotloop.wire.usage import Usage
 
 
 @tool(read_only=True)
@@ -42,11 +44,11 @@ def double(n: int) -> int:
 class Model(ScriptedModel):
     """Plays events as they are given, and nothing else."""
 
-    def __init__(self, *events: ModelEvent | Exception) -> None:
+    def __init__(self, *events: WireEvent | Exception) -> None:
         super().__init__([])
         self._events = events
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
         for event in self._events:
             if isinstance(event, Exception):
                 raise event
@@ -86,7 +88,7 @@ async def test_a_call_begins_while_the_next_is_being_written() -> None:
         return "first"
 
     class Patient(ScriptedModel):
-        async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
             async for event in super().stream(ask):
                 if isinstance(event, Opened) and event.name == "double":
                     await has_begun.wait()
@@ -219,7 +221,7 @@ async def test_the_limit_of_time_stops_what_runs() -> None:
 
 
 async def test_a_cut_answer_is_told() -> None:
-    cut = Model(TextDelta("The ans"), Answered("length"))
+    cut = Model(TextDelta("The ans"), Ended("length"))
     events = await listen(Agent(cut))
     assert (end_of(events).end, str(end_of(events).error)) == (
         "limit",
@@ -229,7 +231,7 @@ async def test_a_cut_answer_is_told() -> None:
 
 async def test_a_call_that_was_cut_off_is_not_made() -> None:
     conversation = Conversation()
-    cut = Model(Opened(0, "c", "double"), CallDelta(0, '{"n": '), Answered("length", ModelUsage(num_output=9)))
+    cut = Model(Opened(0, "c", "double"), CallDelta(0, '{"n": '), Ended("length", usage=Usage(num_output=9)))
     events = await listen(Agent(cut, [double]), conversation=conversation)
     assert end_of(events).end == "limit"
     assert not of(CallDispatched, events)
@@ -264,7 +266,7 @@ async def test_what_a_broken_turn_has_done_is_in_the_conversation() -> None:
         return "sent"
 
     class Breaking(ScriptedModel):
-        async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+        async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
             async for event in super().stream(ask):
                 if isinstance(event, TextDelta):
                     await has_begun.wait()
@@ -288,10 +290,10 @@ class Watching:
     def open(self, *_: Any) -> "Watching":
         return self
 
-    def look(self, *_: Any) -> None:
+    def begin_turn(self, *_: Any) -> None:
         pass
 
-    hear = claim = settle = look
+    hear = claim = end_turn = begin_turn
 
     async def close(self) -> None:
         self.num_closed += 1

@@ -16,7 +16,7 @@ from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits, tool
-from hotloop.agent.wire.session import session_headers
+from hotloop.agent.wire.served import session_headers
 from hotloop.core.errors import RequestError
 from hotloop.core.prices import Prices
 from hotloop.trace import names

@@ -20,16 +20,15 @@ from tests.agent.runs import end_of, listen, of
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
-from hotloop.agent.model import Ask, ModelEvent
+from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import load_predictor
+from hotloop.agent.predict.predictor import Predictor, load_predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Surroundings, Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
+from hotloop.wire.event import Event as WireEvent
 
 ORDERS = ["W099A0", "W099A1", "W099A2"]
 READS = Traits(read_only=True)
@@ -118,7 +117,7 @@ async def test_a_result_may_be_there_before_the_call_is_written():
     foresight, shop = SpeculativeForesight(taught()), Shop()
 
     class Slow(ScriptedModel):
-        async def stream(self, ask: Ask) -> AsyncIterator[ModelEvent]:
+        async def stream(self, ask: Ask) -> AsyncIterator[WireEvent]:
             if len(ask.messages) == 1:
                 await shop.ended["customer ann_lee_1099"].wait()
             async for event in super().stream(ask):
@@ -169,7 +168,7 @@ async def test_another_argument_is_another_call():
     assert foresight.foreseen.num_hits == 0
 
 
-async def test_a_glimpse_is_given_out_once():
+async def test_an_early_call_is_given_out_once():
     foresight, shop = SpeculativeForesight(taught()), Shop()
     twice = [SCRIPT[0], SCRIPT[0]]
     events = await listen(agent([twice, "Done."], shop, foresight), PROMPT)
@@ -180,13 +179,13 @@ async def test_a_glimpse_is_given_out_once():
 async def test_what_was_read_before_a_write_is_not_used():
     """The model cancels an order and looks at it in one turn: what was read ahead may be what it was before."""
     foresight, shop = SpeculativeForesight(taught()), Shop()
-    vision = foresight.open(shop.tools, Surroundings(), lambda event: None)
-    vision.look(clerk(99, ORDERS)[:3], 1)
+    early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+    early.begin_turn(clerk(99, ORDERS)[:3], 1)
     assert foresight.foreseen.num_started == 1
-    assert vision.claim(ToolCall("a", "cancel_order", json.dumps({"order_id": ORDERS[0]}))) is None
-    assert vision.claim(ToolCall("b", "find_order", json.dumps({"order_id": ORDERS[0]}))) is None
+    assert early.claim(ToolCall("a", "cancel_order", json.dumps({"order_id": ORDERS[0]}))) is None
+    assert early.claim(ToolCall("b", "find_order", json.dumps({"order_id": ORDERS[0]}))) is None
     assert foresight.foreseen.num_wasted == 1
-    await vision.close()
+    await early.close()
 
 
 async def test_after_a_write_nothing_is_guessed_until_the_next_turn():
@@ -248,9 +247,9 @@ def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_ta
 )
 async def test_what_does_not_run_ahead(traits: Traits):
     foresight, shop = SpeculativeForesight(taught()), Shop(find_order=traits)
-    vision = foresight.open(shop.tools, Surroundings(), lambda event: None)
-    vision.look(clerk(99, ORDERS)[:3], 1)
-    await vision.close()
+    early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+    early.begin_turn(clerk(99, ORDERS)[:3], 1)
+    await early.close()
     assert foresight.foreseen.num_started == 0
 
 
@@ -258,18 +257,18 @@ async def test_money_is_risked_if_allowed_and_only_so_much():
     foresight = SpeculativeForesight(taught(), max_money=0.025)
     shop = Shop(find_order=Traits(read_only=True, cost=0.01))
     for _ in range(5):
-        vision = foresight.open(shop.tools, Surroundings(), lambda event: None)
-        vision.look(clerk(99, ORDERS)[:3], 1)
-        await vision.close()
+        early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+        early.begin_turn(clerk(99, ORDERS)[:3], 1)
+        await early.close()
     assert foresight.foreseen.wasted_money == pytest.approx(0.02)
 
 
 async def test_waste_has_a_budget():
     foresight, shop = SpeculativeForesight(taught(), max_waste=0.0), Shop()
     for _ in range(20):
-        vision = foresight.open(shop.tools, Surroundings(), lambda event: None)
-        vision.look(clerk(99, ORDERS)[:3], 1)
-        await vision.close()
+        early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
+        early.begin_turn(clerk(99, ORDERS)[:3], 1)
+        await early.close()
     assert foresight.foreseen.num_wasted == 4
 
 

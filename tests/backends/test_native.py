@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.openvino.attention import Attention, Kernel, NumpyKernel
-from hotloop.backends.openvino.native import library, load_amx, load_portable
+from hotloop.backends.openvino import native
+from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
+from hotloop.backends.openvino.native import load_amx, load_portable
 from hotloop.backends.rotary import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 
@@ -34,7 +35,7 @@ AMX = case("amx", load_amx(), 0.02, needs="a CPU with AMX and a C++ compiler")
 EXACT = (
     case("f16", load_portable("half", 2), 0.004),
     case("f32", load_portable("float", 4), 1e-5),
-    case("numpy", NumpyKernel(np.float32), 1e-5),
+    case("numpy", numpy_kernel(np.float32), 1e-5),
 )
 
 every_kernel = pytest.mark.parametrize(("kernel", "max_error"), [AMX, *EXACT])
@@ -197,12 +198,12 @@ def test_a_row_is_the_same_to_the_bit_however_it_is_computed(kernel: Kernel, max
             assert (rig.run((whole, cut)) == want[cut:]).all(), f"from {cut} on, the rest as it was"
 
 
-@pytest.mark.skipif(library.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(native.compiler() is None, reason="needs a C++ compiler")
 def test_half_a_library_is_compiled_again(tmp_path: Path) -> None:
-    path, source = tmp_path / "portable.so", Path(library.__file__).with_name("portable.cpp")
+    path, source = tmp_path / "portable.so", Path(native.__file__).with_name("portable.cpp")
     path.write_bytes(b"half")
     path.with_suffix(".size").write_text("1000")
-    assert library.load(path, source, "-DKV=float").attention_create
+    assert native.build(path, source, "-DKV=float").attention_create
     assert path.with_suffix(".size").read_text() == str(path.stat().st_size)
 
 

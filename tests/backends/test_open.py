@@ -13,5 +13,5 @@ def test_the_cpu_is_one_device() -> None:
 
 
 def test_several_gpus_are_never_replaced_by_the_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"device cuda cannot be used: |gpus 999 cannot be had: PyTorch finds \d"):
+    with pytest.raises(ConfigError, match="device cuda cannot be used: "):
         choose_device("auto", 999)

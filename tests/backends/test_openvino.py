@@ -14,14 +14,13 @@ from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.int4 import Recipe, write_int4_folder
-from tests.models.tiny import tiny_spec, tiny_weights
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.amx import AmxBackend
-from hotloop.backends.openvino.attention import NumpyKernel
+from hotloop.backends.openvino.attention import numpy_kernel
+from hotloop.backends.openvino.gap import AmxBackend, PortableBackend
 from hotloop.backends.openvino.native import load_amx
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.portable import PortableBackend
 from hotloop.backends.openvino.runner import open_cpu
 from hotloop.backends.openvino.store import failure
 from hotloop.core.config import EngineConfig, Precision, WeightFormat
@@ -29,7 +28,7 @@ from hotloop.core.errors import ConfigError, ModelError
 from hotloop.core.request import Priority, Request
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model, load_model
-from hotloop.models.spec import DictWeights, Family
+from hotloop.models.spec import Family
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 CONFIG = EngineConfig(kv_memory="8MiB")
@@ -150,7 +149,7 @@ def test_no_bit_depends_on_what_else_is_computed(
 def test_without_a_compiler_numpy_attends(family: Family, empty_home: Path) -> None:
     model = tiny_model(family)
     prompt = make_prompt(model, 40)
-    backend = PortableBackend(model, 8 << 20, NumpyKernel(np.float32), weight_format="f32", precision="exact")
+    backend = PortableBackend(model, 8 << 20, numpy_kernel(np.float32), weight_format="f32", precision="exact")
     assert_close(backend.run(batch((prompt[:33], 0, [1, 0]))), expected(model, prompt)[:33])
     kept = backend.read_blocks([1, 0]).wait()
     backend.write_blocks([3, 2], kept)

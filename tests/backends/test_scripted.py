@@ -1,8 +1,8 @@
 """The backend that says what it is told."""
 
+from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import EOS_ID, TOKENIZER
 
-from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import SamplingParams
 from hotloop.engine.engine import Engine

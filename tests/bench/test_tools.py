@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 from tests.bench.fake_tools import Calls, FakeToolServer, first_tool
 
-from hotloop.bench.client import CallPiece, ChatAnswer, ChatClient, Delta, Gathered
-from hotloop.bench.questions import SchemaCheck
-from hotloop.bench.tools import Manner, Measured, learn, measure
+from hotloop.bench.client import ChatClient
+from hotloop.bench.questions import AskOptions, SchemaCheck
+from hotloop.bench.tools import Measured, learn, measure
 from hotloop.bench.tools_report import figures_of, figures_of_all, tools_json
 from hotloop.bench.workflows import generate_workflows
 from hotloop.core.errors import RemoteError
 
-MANNER = Manner()
+MANNER = AskOptions()
 QUESTIONS = generate_workflows(0, num_workflows=2)
 
 
-async def run(server: FakeToolServer, manner: Manner = MANNER) -> Measured:
+async def run(server: FakeToolServer, manner: AskOptions = MANNER) -> Measured:
     async with ChatClient(server.url) as client:
         return await measure(client, QUESTIONS, manner)
 
@@ -35,7 +35,7 @@ async def test_prompts_are_read_first_then_shortcuts_then_none():
 
 
 async def test_manner_reaches_the_wire():
-    manner = Manner(num_agents=3, temperature=1, seed=7, max_tokens=9, tool_choice="auto", is_strict=False)
+    manner = AskOptions(agents=3, temperature=1, seed=7, max_tokens=9, tool_choice="auto", strict=False)
     with FakeToolServer() as server:
         measured = await run(server, manner)
     assert len(measured.pairs) == 8
@@ -47,12 +47,12 @@ async def test_manner_reaches_the_wire():
 async def test_streamed_and_whole_answers_are_the_same():
     calls = [("find_customer", '{"customer_name": "Ada", "city": "Graz"}'), ("get_order", "{}")]
     with FakeToolServer(lambda _: calls) as server:
-        measured = await run(server, Manner(delivery="both"))
+        measured = await run(server, AskOptions(delivery="both"))
     assert all(len(pair.answers) == 4 and pair.is_identical for pair in measured.pairs)
     assert [bool(body.get("stream")) for body in server.bodies[4:20:4]] == [True, True, False, False]
     answer = measured.pairs[0].unstreamed[0]
     assert [(call.name, call.arguments) for call in answer.calls] == calls
-    assert answer.finish_reason == "tool_calls"
+    assert answer.end == "calls"
 
 
 async def test_figures():
@@ -113,27 +113,3 @@ async def test_learning_asks_everything_once_with_shortcuts():
         async with ChatClient(server.url) as client:
             await learn(client, QUESTIONS, MANNER)
     assert [body["shortcuts"] for body in server.bodies] == 8 * [True]
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [CallPiece(0, arguments="{}")],
-        [CallPiece(1, "call_1", "f")],
-        [CallPiece(0, "call_0", "f"), CallPiece(0, "call_0", "f")],
-        [CallPiece(0, "call_0", "f"), CallPiece(1, "call_1", "f"), CallPiece(0, arguments="{}")],
-    ],
-)
-def test_pieces_of_calls_out_of_order_are_refused(pieces: list[CallPiece]):
-    gathered = Gathered()
-    with pytest.raises(RemoteError, match="order"):
-        gathered.add(Delta(calls=tuple(pieces)))
-
-
-def test_an_answer_is_text_when_there_is_no_call():
-    gathered = Gathered()
-    for delta in (Delta("a"), Delta("b"), Delta(finish_reason="stop")):
-        gathered.add(delta)
-    answer = gathered.answer()
-    assert isinstance(answer, ChatAnswer)
-    assert (answer.text, answer.calls, answer.finish_reason) == ("ab", (), "stop")

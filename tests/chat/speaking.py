@@ -8,8 +8,14 @@ from typing import Any
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from hotloop.chat.families import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
-from hotloop.chat.formats import ToolFormat
+from hotloop.chat.formats import (
+    GenericFormat,
+    HermesFormat,
+    LlamaFormat,
+    MistralFormat,
+    QwenCoderFormat,
+    ToolFormat,
+)
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.message import Tool
@@ -41,9 +47,9 @@ FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "generic": (GenericFormat(PLAIN), PLAIN),
     "llama3": (LlamaFormat(LLAMA), LLAMA),
     "llama3_plain": (LlamaFormat(PLAIN), PLAIN),
-    "mistral": (MistralFormat("[TOOL_CALLS] ["), MISTRAL),
-    "mistral_args": (MistralFormat("[TOOL_CALLS]f[ARGS]"), MISTRAL),
-    "mistral_ids": (MistralFormat("[TOOL_CALLS]f[CALL_ID]1[ARGS]"), MISTRAL),
+    "mistral": (MistralFormat(MISTRAL, "[TOOL_CALLS] ["), MISTRAL),
+    "mistral_args": (MistralFormat(MISTRAL, "[TOOL_CALLS]f[ARGS]"), MISTRAL),
+    "mistral_ids": (MistralFormat(MISTRAL, "[TOOL_CALLS]f[CALL_ID]1[ARGS]"), MISTRAL),
     "qwen3_coder": (QwenCoderFormat(QWEN), QWEN),
     "qwen3_coder_special": (QwenCoderFormat(HERMES), HERMES),
 }

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.chat.assembly.merging import merging_tokenizer, spell
 from tests.engine.tiny import TOKENIZER
 
+from hotloop.chat.assembly.spans import speller
 from hotloop.chat.compare import (
     WINDOW,
     Comparison,
@@ -19,7 +20,6 @@ from hotloop.chat.compare import (
     find_spot,
     find_words,
     hash_windows,
-    speller,
     token_array,
 )
 from hotloop.chat.prompt import Conversation, Prompt, Prompts

@@ -7,9 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS, HERMES, PLAIN, Language, hear, join_calls, to_json, write_call, write_fenced
+from tests.chat.speaking import (
+    FORMATS,
+    HERMES,
+    MISTRAL,
+    PLAIN,
+    Language,
+    hear,
+    join_calls,
+    to_json,
+    write_call,
+    write_fenced,
+)
 
-from hotloop.chat.families import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
+from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
@@ -117,7 +128,7 @@ def test_an_answer_that_begins_like_a_llama_call_must_be_one() -> None:
 
 
 def test_a_llama_template_that_refuses_two_calls_is_given_one() -> None:
-    grammar = LlamaFormat(PLAIN, is_single=True).grammar(TOOLS, REQUIRED, PLAIN)
+    grammar = LlamaFormat(PLAIN, "This model only supports single tool-calls at once!").grammar(TOOLS, REQUIRED, PLAIN)
     assert grammar == LlamaFormat(PLAIN).grammar(TOOLS, ONE, PLAIN)
 
 
@@ -326,7 +337,7 @@ def test_mistral_templates_are_given_ids_they_take() -> None:
         Message("tool", "1", tool_call_id="call_0123456789"),
         Message("user", "thanks"),
     )
-    messages, tools = MistralFormat().prepare(history, TOOLS)
+    messages, tools = MistralFormat(MISTRAL).prepare(history, TOOLS)
     short = messages[0].tool_calls[0].id
     assert (len(short), short.isalnum()) == (9, True)
     assert messages[0].tool_calls[1].id == "abcDEF123"

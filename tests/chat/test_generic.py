@@ -2,7 +2,7 @@
 
 import json
 
-from hotloop.chat.generic import word_messages, word_tools
+from hotloop.chat.formats import word_messages, word_tools
 from hotloop.core.message import Message, Tool, ToolCall
 
 TOOL = Tool("f", "Does {this}.", {"type": "object", "properties": {"b": {"type": "null"}, "a": {}}, "required": ["b"]})

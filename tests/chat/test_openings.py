@@ -2,18 +2,22 @@
 
 import pytest
 
-from hotloop.chat.openings import CallOpening
+from hotloop.chat.json_calls import JsonCallParser, JsonMarks
+from hotloop.chat.lark import FENCE
+from hotloop.core.message import Tool
+from hotloop.core.stream import TextDelta
 
 NAMES = ("f", "fg", "a.b-c_1")
 
 
 def num_read(text: str, *, is_fenced: bool = True) -> int | None:
     """After how many characters the opening is whole; None if it never is."""
-    opening = CallOpening(NAMES, is_fenced=is_fenced)
+    parser = JsonCallParser(JsonMarks("<tool_call>", has_fences=True), [Tool(name) for name in NAMES])
+    parser.push(FENCE if is_fenced else "")
     for i, char in enumerate(text, 1):
-        if not opening.push(char):
+        if any(isinstance(event, TextDelta) for event in parser.push(char)):
             return None
-        if opening.is_whole:
+        if parser.num_calls:
             return i
     return None
 
@@ -54,9 +58,3 @@ def test_nothing_else_opens_a_call(text: str) -> None:
 
 def test_the_label_is_the_fences() -> None:
     assert num_read('json{"name": "f", "arguments": {', is_fenced=False) is None
-
-
-def test_nobody_is_called_where_there_are_no_names() -> None:
-    opening = CallOpening((), is_fenced=True)
-    assert not opening.is_whole
-    assert not opening.push("{")

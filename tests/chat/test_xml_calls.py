@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import Heard, hear
 
-from hotloop.chat.xml_calls import XmlCallParser
-from hotloop.chat.xml_values import ValueKind, resolve, to_json, types_of, value_kind
+from hotloop.chat.xml_calls import ValueKind, XmlCallParser, resolve, to_json, types_of, value_kind
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallDelta
 

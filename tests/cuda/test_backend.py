@@ -11,12 +11,13 @@ import triton
 from tests.backends.batches import batch
 from tests.backends.reference import reference_logits
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
-from tests.models.tiny import tiny_spec, tiny_weights
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.backend import Batch, SampleRow, Sampling
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.core.config import EngineConfig
@@ -26,8 +27,9 @@ from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model
-from hotloop.models.spec import DictWeights, Family
+from hotloop.models.spec import Family
 
+SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 CLOSED = {"additionalProperties": False}
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 
@@ -94,9 +96,9 @@ def test_logits_are_those_of_the_definition_however_a_prompt_is_cut(family: Fami
 def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph() -> None:
     long, short = list(range(40)), [7, 8]
     step = batch((long, 0, [1, 2]), (short, 62, [3, 4]), wanted=[39, 41])
-    shape = shape_of(step, 32)
-    assert shape == Shape(num_short=1, num_rows=42, max_short_rows=2, num_long=1, max_long_rows=40)
-    ints = pack(step, 32, shape)
+    shape = shape_of(step, SPLITTING)
+    assert shape == Shape(num_short=1, num_rows=42, max_short_rows=2, num_splits=9, num_long=1, max_long_rows=40)
+    ints = pack(step, SPLITTING, shape)
     slots = ints[: 2 * 42].view(np.int64)
     assert slots[:3].tolist() == [158, 159, 32]
     token_ids, sources, positions, wanted = ints[84:].reshape(-1)[: 4 * 42].reshape(4, 42)
@@ -104,7 +106,7 @@ def test_a_step_is_packed_with_its_short_sequences_first_and_padded_to_a_graph()
     assert (sources == -1).all()
     assert positions[:3].tolist() == [62, 63, 0]
     assert wanted[:2].tolist() == [41, 1]
-    padded = pack(batch((short, 62, [3, 4])), 32, Shape(4, 8, 8))
+    padded = pack(batch((short, 62, [3, 4])), SPLITTING, Shape(4, 8, 8, 12))
     assert padded[: 2 * 8].view(np.int64).tolist() == [158, 159, *[-1] * 6]
     row_begins = padded[16 + 4 * 8 :][:6]
     assert row_begins.tolist() == [0, 2, 2, 2, 2, 2]
@@ -116,9 +118,9 @@ def test_a_mixed_step_keeps_its_two_kinds_of_sequences_apart() -> None:
     them, and the rows themselves lie side by side.
     """
     step = batch((list(range(40)), 0, [1, 2]), ([7, 8], 62, [3, 4]), (list(range(33)), 70, [5, 6, 8, 9]))
-    shape = Shape(4, 128, 8, num_long=3, max_long_rows=128)
-    assert shape.fits(shape_of(step, 32))
-    views = view_parts(torch.from_numpy(pack(step, 32, shape)), shape)
+    shape = Shape(4, 128, 8, 28, num_long=3, max_long_rows=128)
+    assert shape.fits(shape_of(step, SPLITTING))
+    views = view_parts(torch.from_numpy(pack(step, SPLITTING, shape)), shape)
     assert views.row_begins.tolist() == [0, 2, 2, 2, 2, 2, 42, 75, 75]
     assert views.lens.tolist() == [64, 0, 0, 0, 40, 103, 0]
     assert views.block_begins.tolist() == [2, 0, 0, 0, 0, 4, 0]

@@ -15,8 +15,10 @@ from tests.cuda.test_backend import logits_of, make_backend, tiny_model
 from tests.models.tiny import tiny_spec
 
 from hotloop.backends.cuda.flash import Build, Flash, find_flash, first_right
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import pack, shape_of, view_parts
 
+SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 SCHEMA = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor(out!)? out, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
     " Tensor? seqused_k, int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, float? softmax_scale,"
@@ -41,7 +43,7 @@ class Calls:
 def attend(given: dict[str, Any]) -> list[torch.Tensor]:
     """Causal attention over pages, the last row of a sequence at its last key."""
     assert given["is_causal"]
-    assert 1 <= given["num_splits"] <= 4
+    assert 1 <= given["num_splits"] <= 16
     assert (given["window_size_left"], given["window_size_right"], given["cp_world_size"]) == (-1, -1, 1)
     assert given["k_new"] is given["cu_seqlens_k"] is given["pack_gqa"] is None
     q, k, v, out = given["q"], given["k"], given["v"], given["out"]
@@ -92,12 +94,12 @@ def test_a_step_hands_over_its_own_tensors(operator: Any, device: str) -> None:
 
 def test_the_table_is_there_only_for_whoever_wants_it() -> None:
     step = batch((list(range(40)), 0, [1, 2]), ([7], 62, [3, 4]), (list(range(33)), 70, [5, 6, 8, 9]))
-    assert shape_of(step, 32).table_width == 0
-    shape = shape_of(step, 32, has_table=True)
+    assert shape_of(step, SPLITTING).table_width == 0
+    shape = shape_of(step, SPLITTING, has_table=True)
     assert shape.table_width == 4
     for width in (4, 6):
         wide = shape._replace(table_width=width, num_long=3)
-        views = view_parts(torch.from_numpy(pack(step, 32, wide)), wide)
+        views = view_parts(torch.from_numpy(pack(step, SPLITTING, wide)), wide)
         assert views.table[:, :4].tolist() == [[1, 2, 1, 1], [5, 6, 8, 9], [0] * 4]
         assert views.block_ids.tolist() == [1, 2, 3, 4, 5, 6, 8, 9]
 

@@ -1,6 +1,5 @@
 """Which sequences share what, and whether the items cover it exactly once."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +7,11 @@ from tests.backends.batches import batch
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.groups import Group, Plan, Sharing
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 
 BLOCK = 4
+SPLITTING = Splitting(BLOCK, num_programs=4, num_slots=4096)
 SHARING = Sharing(block_size=BLOCK, tile_rows=4, num_programs=6, min_saved=2, split_rows=4096)
 
 
@@ -152,16 +153,20 @@ def test_a_step_carries_its_plan(is_padded: bool) -> None:
     if not is_padded:
         made = batch(([7, 7], 12, tables[0]), ([7] * 40, 0, list(range(50, 60))), ([7], 12, tables[2]))
     groups = SHARING.find(made, 32)
-    exact = shape_of(made, BLOCK, sharing=SHARING, has_groups=True)
-    shape = Shape(8, 16, 4, SHARING.num_items(16)) if is_padded else exact
+    exact = shape_of(made, SPLITTING, sharing=SHARING, has_groups=True)
+    shape = Shape(8, 16, 4, SPLITTING.max_splits(8), SHARING.num_items(16)) if is_padded else exact
     assert shape.fits(exact)
-    ints = pack(made, BLOCK, shape, sharing=SHARING, groups=groups)
+    ints = pack(made, SPLITTING, shape, sharing=SHARING, groups=groups)
     views = view_parts(torch.from_numpy(ints), shape)
-    in_order = [12, 0, 12, 0, 0, 0, 0, 0] if is_padded else [12, 12]
-    assert views.num_skipped.tolist() == in_order
+    own = {(sequence, begin): part_begin for sequence, begin, _, part_begin, _ in views.splits.view(-1, 5).tolist()}
+    assert own[0, 12] == 1, "the first part is of what is shared"
+    assert own[2 if is_padded else 1, 12] == 5
+    assert views.part_begins[:4].tolist() == ([0, 2, 4, 4] if is_padded else [0, 2, 4, 6])
     assert views.folded[:3].tolist() == ([0, 1, 3] if is_padded else [0, 1, 2])
     first, last, block, end, part = views.items[:5].tolist()
     assert (first, last, part) == (0, 3, 0)
     assert views.block_ids[block:end].tolist() == [1, 2, 3]
-    plain = pack(made, BLOCK, shape._replace(num_items=0))
-    assert np.isin(plain, ints).all()
+    apart = shape._replace(num_items=0)
+    plain = view_parts(torch.from_numpy(pack(made, SPLITTING, apart)), apart)
+    assert (plain.splits.view(-1, 5)[:, 1] < 12).all(), "nothing is skipped"
+    assert (plain.block_ids == views.block_ids).all()

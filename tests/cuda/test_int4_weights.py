@@ -13,7 +13,7 @@ from tests.cuda.test_backend import logits_of, make_backend
 from tests.cuda.test_parallel import open_two
 from tests.cuda.test_weights import expected_layer
 from tests.models.int4 import Recipe, write_int4_folder
-from tests.models.tiny import Tensors, spec_config, tiny_spec, tiny_weights, write_json
+from tests.models.tiny import DictWeights, Tensors, spec_config, tiny_spec, tiny_weights, write_json
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
@@ -21,7 +21,7 @@ from hotloop.backends.cuda.weights import load_weights
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.memory import gpu_weight_bytes
 from hotloop.models.model import Model, load_model
-from hotloop.models.spec import DictWeights, ModelSpec
+from hotloop.models.spec import ModelSpec
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 RECIPES = [

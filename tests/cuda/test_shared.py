@@ -14,6 +14,7 @@ from hotloop.backends.cuda.attention import Workspace, decode_attention
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, view_parts
 
 Sizes = list[tuple[int, int, int, int]]
@@ -64,76 +65,74 @@ class SharedCase:
         self.batch = batch(*parts)
         self.sharing = Sharing(BLOCK_SIZE, tile_rows_for(*heads), num_programs=6, min_saved=2, split_rows=4096)
 
-    def run(self, shape: Shape, num_splits: int) -> int:
+    def run(self, shape: Shape, num_programs: int) -> int:
         """Padded to a shape as a graph pads it; returns how many groups there were."""
         q = self.case.q
         groups = self.sharing.find(self.batch, 32)
-        shape = shape._replace(num_items=self.sharing.num_items(shape.num_rows))
-        ints = pack(self.batch, BLOCK_SIZE, shape, sharing=self.sharing, groups=groups)
+        splitting = Splitting(BLOCK_SIZE, num_programs, num_slots=4096)
+        num_items, num_splits = self.sharing.num_items(shape.num_rows), splitting.max_splits(shape.num_short)
+        shape = shape._replace(num_items=num_items, num_splits=num_splits)
+        ints = pack(self.batch, splitting, shape, sharing=self.sharing, groups=groups)
         views = view_parts(torch.from_numpy(ints).to(q.device), shape)
         padded = torch.full((shape.num_rows, *q.shape[1:]), torch.nan, dtype=q.dtype, device=q.device)
         padded[: len(q)] = q
-        out, lse = torch.full_like(padded, torch.nan), torch.full(padded.shape[:2], torch.nan, device=q.device)
-        num_parts = num_splits + self.sharing.max_splits(shape.num_rows)
-        workspace = Workspace.allocate(shape.num_rows, q.shape[1], q.shape[2], num_parts, q.device)
+        out = torch.full_like(padded, torch.nan)
+        workspace = Workspace.allocate(4096, q.shape[1], q.shape[2], q.device)
         workspace.outs.fill_(torch.nan)
         workspace.lses.fill_(torch.nan)
         if groups:
             shared_attention(
-                padded, *self.caches, views.block_ids, views.folded, views.items, workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=SCALE, kv_scales=self.case.kv_scales,
+                padded, *self.caches, views.block_ids, views.folded, views.items, views.part_begins, workspace,
+                scale=SCALE, kv_scales=self.case.kv_scales,
             )  # fmt: skip
         decode_attention(
-            padded, *self.caches, views.row_begins, views.lens, views.block_ids, views.block_begins, out, workspace,
-            num_sequences=shape.num_short, max_rows=shape.max_short_rows, num_splits=num_splits, scale=SCALE, lse=lse,
-            kv_scales=self.case.kv_scales,
-            **{"num_skipped": views.num_skipped, "num_others": views.num_parts, "num_parts": num_parts}
-            if groups
-            else {},
+            padded, *self.caches, views.row_begins, views.lens, views.block_ids, views.block_begins, views.splits,
+            views.part_begins, out, workspace, max_rows=shape.max_short_rows,
+            usual_rows=shape.usual_rows, scale=SCALE, kv_scales=self.case.kv_scales,
         )  # fmt: skip
-        check(self.case, out[: len(q)], lse[: len(q)])
+        check(self.case, out[: len(q)])
         assert out[len(q) :].isnan().all()  # whatever pads the batch is left as it is
         return len(groups)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("num_programs", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_ragged_sequences_behind_one_head(num_splits: int, dtype: torch.dtype, device: str) -> None:
+def test_ragged_sequences_behind_one_head(num_programs: int, dtype: torch.dtype, device: str) -> None:
     """One of another head, one that has less of it than the others, one right at its end, and padding."""
     head = [(1, 16 * 9 + n, 0, 9) for n in (1, 2, 15, 16, 17, 70)]
     sizes = [*head[:3], (1, 50, 1, 0), *head[3:], (1, 16 * 2 + 5, 0, 2)]
     case = SharedCase(sizes, device, (4, 2), 64, dtype)
-    assert case.run(Shape(10, 12, 1), num_splits) == 1
+    assert case.run(Shape(10, 12, 1, 0), num_programs) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_keys_and_values_in_e4m3(dtype: torch.dtype, device: str) -> None:
     sizes = [(1 + i % 2, 16 * 6 + 4 + 9 * i, 0, 6) for i in range(5)] + [(3, 40, 1, 0)]
-    assert SharedCase(sizes, device, (6, 2), 80, dtype, has_fp8_kv=True).run(Shape(8, 16, 4), 2) == 1
+    assert SharedCase(sizes, device, (6, 2), 80, dtype, has_fp8_kv=True).run(Shape(8, 16, 4, 0), 2) == 1
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((7, 1), 64), ((2, 2), 128), ((6, 2), 80)])
 def test_groups_of_heads_and_awkward_sizes(heads: tuple[int, int], head_dim: int, device: str) -> None:
     sizes = [(1, 16 * 5 + 1 + i, 0, 5) for i in range(11)]
-    assert SharedCase(sizes, device, heads, head_dim, torch.float32).run(Shape(11, 11, 1), 2) == 1
+    assert SharedCase(sizes, device, heads, head_dim, torch.float32).run(Shape(11, 11, 1, 0), 2) == 1
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_drafts_are_folded_too(num_splits: int, device: str) -> None:
+@pytest.mark.parametrize("num_programs", [1, 4])
+def test_drafts_are_folded_too(num_programs: int, device: str) -> None:
     """Rows see all of what is shared, and of their own keys those before them; 27 rows are several tiles."""
     sizes = [(1 + i % 4, 16 * 6 + 4 + 9 * i, 0, 6) for i in range(9)] + [(3, 40, 1, 0)]
     case = SharedCase(sizes, device, (8, 1), 64, torch.float32)
-    assert case.run(Shape(12, 40, 8), num_splits) == 1
+    assert case.run(Shape(12, 40, 8, 0), num_programs) == 1
 
 
 def test_several_heads_of_several_lengths(device: str) -> None:
     sizes = [(1, 16 * (3 + 4 * (i % 3)) + 3 + i, i % 3, 3 + 4 * (i % 3)) for i in range(10)]
-    assert SharedCase(sizes, device, (4, 1), 64, torch.float32).run(Shape(12, 12, 1), 1) == 3
+    assert SharedCase(sizes, device, (4, 1), 64, torch.float32).run(Shape(12, 12, 1, 0), 1) == 3
 
 
 def test_nothing_in_common(device: str) -> None:
     sizes = [(1, 40 + i, i, 0) for i in range(3)]
-    assert SharedCase(sizes, device, (4, 2), 64, torch.float32).run(Shape(4, 4, 1), 2) == 0
+    assert SharedCase(sizes, device, (4, 2), 64, torch.float32).run(Shape(4, 4, 1, 0), 2) == 0
 
 
 def test_a_backend_says_the_same_with_and_without(device: str) -> None:

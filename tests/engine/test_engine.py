@@ -272,7 +272,7 @@ def test_what_the_engine_counts() -> None:
         engine.generate(list(range(20)), greedy(3))
         until_idle(engine)
         stats = engine.stats()
-    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_output_tokens) == (40, 16, 6)
+    assert (stats.usage.num_prompt, stats.usage.num_cached, stats.usage.num_output) == (40, 16, 6)
     assert (stats.num_running, sum(stats.num_waiting.values())) == (0, 0)
     assert (stats.num_blocks, stats.num_blocks_used, stats.num_blocks_cached) == (256, 0, 5)
     assert stats.num_finished[FinishReason.LENGTH] == 2

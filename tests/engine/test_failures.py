@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.backends.device import NullDevice
 from tests.engine.tiny import (
     BLOCK_SIZE,
     TOKENIZER,
@@ -20,7 +21,6 @@ from tests.engine.tiny import (
 )
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed
 from hotloop.core.request import FinishReason, TokenEvent
@@ -28,7 +28,7 @@ from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 
 
-class FailingBackend(NullBackend):
+class FailingBackend(NullDevice):
     """Fails in the given way whenever `failure` is set."""
 
     failure: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
@@ -90,7 +90,7 @@ def test_a_device_that_is_gone_ends_everything_with_its_error() -> None:
 POISON = 255
 
 
-class PoisonedBackend(NullBackend):
+class PoisonedBackend(NullDevice):
     """Computes no numbers for whoever has the token POISON in its KV."""
 
     def run(self, batch: Batch) -> NDArray[np.float32]:

@@ -10,12 +10,12 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import NullDevice
 from tests.engine.disk.fakes import make_store
 from tests.engine.drafting.test_speculation import Oracle
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_engine, make_request
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.grammar import Grammar
@@ -65,7 +65,7 @@ class Turned:
         **changes: Any,
     ) -> None:
         self.rng = rng
-        self.backend = NullBackend(
+        self.backend = NullDevice(
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             vocab_size=VOCAB_SIZE,
@@ -188,7 +188,7 @@ def test_blocks_go_to_disk_and_come_back_with_steps_in_flight(seed: int, tmp_pat
     for is_second in (False, True):
         rng = random.Random(seed)
         inbox: list[Any] = []
-        probe = NullBackend(block_size=BLOCK_SIZE)
+        probe = NullDevice(block_size=BLOCK_SIZE)
         engine = Turned(rng, num_blocks=30, store=make_store(tmp_path, probe), post=inbox.append)
         for i in range(4):
             engine.add(f"r{i}", (*prompt, i), 1, 0, 12)
@@ -197,9 +197,9 @@ def test_blocks_go_to_disk_and_come_back_with_steps_in_flight(seed: int, tmp_pat
                 inbox.pop(0)()
             engine.turn()
         assert {tokens_of(engine.said[f"r{i}"]) for i in range(4)} == {alone((*prompt, i), 1, 0, 12) for i in range(4)}
-        assert engine.core._disk
-        assert engine.core._disk.store.flush()
-        assert bool(engine.core.totals.num_restored_tokens) is is_second
+        assert engine.core.disk
+        assert engine.core.disk.store.flush()
+        assert bool(engine.core.usage.num_restored) is is_second
         engine.core.close()
 
 
@@ -228,7 +228,7 @@ def test_one_who_gave_way_is_not_left_with_a_token_nobody_was_told_of(seed: int,
     """A step that fails after its tokens were taken ends all who were in it, those who gave way meanwhile too."""
     rng, inbox = random.Random(seed), []
     engine = Turned(
-        rng, num_blocks=12, store=make_store(tmp_path, NullBackend(block_size=BLOCK_SIZE)), post=inbox.append
+        rng, num_blocks=12, store=make_store(tmp_path, NullDevice(block_size=BLOCK_SIZE)), post=inbox.append
     )
     read_blocks = engine.backend.read_blocks
 
@@ -251,7 +251,7 @@ def test_one_who_gave_way_is_not_left_with_a_token_nobody_was_told_of(seed: int,
 
 
 def test_nothing_is_guessed_for_one_who_has_ended() -> None:
-    backend = NullBackend(block_size=BLOCK_SIZE, num_blocks=4000, vocab_size=VOCAB_SIZE)
+    backend = NullDevice(block_size=BLOCK_SIZE, num_blocks=4000, vocab_size=VOCAB_SIZE)
     drafter = ModelDrafter(backend, TOKENIZER, least_chance=1.1)
     engine = Turned(random.Random(0), drafter, num_blocks=400)
     for i in range(20):

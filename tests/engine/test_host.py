@@ -8,10 +8,10 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import NullDevice
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
-from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
@@ -46,7 +46,7 @@ def test_an_engine_over_both_says_what_it_says_over_one(
         engine.is_broken = can_fail and rng.random() < 0.01
         engine.turn()
     engine.finish()
-    assert engine.core.scheduler.tree.host.pool.num_used == 0
+    assert engine.core.scheduler.tree.host_pool.num_used == 0
     for name, events in engine.said.items():
         assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
         expected = alone(*jobs[name])
@@ -62,7 +62,7 @@ OTHERS = [[100 + other] * 60 for other in range(3)]
 
 
 def host_engine(num_blocks: int = 20, num_host_blocks: int = 100, **settings: Any) -> Engine:
-    backend = NullBackend(
+    backend = NullDevice(
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, num_host_blocks=num_host_blocks
     )
     return Engine(TOKENIZER, backend, EngineConfig(**{"debug_checks": True, "retention": False, **settings}))
@@ -78,7 +78,7 @@ def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
         stats = engine.stats()
     assert first.token_ids == again.token_ids == expected
     assert (first.usage.num_from_host, again.usage.num_cached, again.usage.num_from_host) == (0, 48, 48)
-    assert stats.num_host_tokens == 48
+    assert stats.usage.num_from_host == 48
     assert stats.host.num_bytes_in == 12 * BLOCK_SIZE * 8
     assert stats.host.num_bytes_out > stats.host.num_bytes_in
     assert (stats.host.num_restores, stats.host.num_blocks, stats.num_evicted_blocks) == (1, 100, 0)
@@ -108,7 +108,7 @@ def test_without_a_prefix_cache_nothing_goes_there() -> None:
 
 def test_what_is_slower_than_computing_is_computed() -> None:
     with host_engine() as engine:
-        tier = engine._core._host
+        tier = engine._core.host
         assert tier
         engine.generate(PROMPT, greedy())
         for other in OTHERS:
@@ -155,9 +155,9 @@ def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
         engine.finish()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    assert engine.core._host
-    assert [request.id for request in engine.core.waiting] == ["again"]
-    assert engine.core._host.is_busy
+    assert engine.core.host
+    assert [request.id for request in engine.core.scheduler.waiting.values()] == ["again"]
+    assert engine.core.host.is_busy
     engine.core.abort("again")
     engine.core.check()
     assert not engine.core.is_idle
@@ -176,9 +176,9 @@ def test_one_who_leaves_with_forced_tokens_that_are_being_copied() -> None:
         engine.finish()
     engine.add("again", *job)
     engine.turn()
-    [request] = engine.core.waiting
-    assert engine.core._host
-    assert len(engine.core._host._loads[0].token_ids) > 48
+    [request] = engine.core.scheduler.waiting.values()
+    assert engine.core.host
+    assert len(engine.core.host._loads[0].token_ids) > 48
     engine.core.abort("again")
     assert request.num_tokens == 48
     engine.finish()
@@ -192,10 +192,10 @@ def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
         engine.finish()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    tier, scheduler = engine.core._host, engine.core.scheduler
+    tier, scheduler = engine.core.host, engine.core.scheduler
     assert tier
     while tier.is_busy:
-        tier.poll()
+        tier.poll(0.0)
     assert scheduler.waiting["again"].is_awaited
     assert scheduler.tree.is_awaited(array("i", PROMPT))
     engine.finish()
@@ -228,8 +228,8 @@ def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine.turn()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    assert engine.core._host
-    assert engine.core._host.is_busy
+    assert engine.core.host
+    assert engine.core.host.is_busy
     engine.is_broken = True
     while not engine.num_failed:
         engine.turn()

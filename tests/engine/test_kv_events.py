@@ -18,7 +18,7 @@ from tests.engine.tiny import BLOCK_SIZE, greedy, make_engine, make_request, unt
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, ConfigError
-from hotloop.engine.changes import Changes
+from hotloop.engine.changes import Change, Emptied
 from hotloop.engine.kv_events import EventEncoder, KvPublisher
 from hotloop.engine.radix import RadixTree
 
@@ -67,13 +67,15 @@ class Told(Life):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes, self.wording, self.reader = Changes(), EventEncoder(BLOCK), Reader()
+        self.changes: list[Change] = []
+        self.wording, self.reader = EventEncoder(BLOCK), Reader()
         self.tree = RadixTree(self.pool, BLOCK, changes=self.changes)
 
     def tell(self) -> None:
-        for event in map(self.wording.render, self.changes.take()):
+        for event in map(self.wording.render, self.changes):
             if event:
                 self.reader.read(event)
+        self.changes.clear()
         assert self.reader.prompts == kept_prompts(self.tree, BLOCK)
 
 
@@ -93,7 +95,7 @@ def test_a_life_of_a_tree_as_it_is_told(acts: list[list[int] | int | str]) -> No
         elif act == "forget":
             life.tree.forget(tokens(*last))
         else:
-            life.changes.restate(life.tree.kept())
+            life.changes[:] = [Emptied(), *life.tree.kept()]
         life.tell()
 
 
@@ -102,7 +104,7 @@ def test_a_prefix_with_a_salt_is_nobody_elses_business() -> None:
     [block_id] = life.pool.allocate(1) or []
     life.tree.insert(tokens(1, 2), [block_id], "tenant")
     life.pool.release([block_id])
-    assert life.changes.take() == []
+    assert life.changes == []
     life.tree.evict(1)
     life.tell()
     assert [*life.tree.kept()] == []
@@ -194,7 +196,7 @@ def test_everything_is_said_again_if_somebody_asks_for_what_is_gone() -> None:
     life = Told()
     asked: list[bool] = []
     publisher = KvPublisher(ANYWHERE, BLOCK, lambda: asked.append(True), max_replayed=2)
-    publisher.changes = life.tree._changes = Changes()
+    publisher.changes = life.changes
     try:
         for i in range(4):
             life.remember(i, i)
@@ -214,7 +216,7 @@ def test_too_much_at_once_is_told_as_a_whole() -> None:
     life = Told()
     asked: list[bool] = []
     publisher = KvPublisher(ANYWHERE, BLOCK, lambda: asked.append(True), max_waiting=0)
-    publisher.changes = life.tree._changes = Changes()
+    publisher.changes = life.changes
     try:
         life.remember(1, 1)
         publisher.flush()
@@ -248,8 +250,8 @@ def test_without_zeromq_it_is_told_what_to_install() -> None:
     lines = (
         "import sys; sys.modules['zmq'] = None",
         "from hotloop.engine.kv_events import KvPublisher; from hotloop.core.errors import ConfigError",
-        "from hotloop.router.placement.events import KvEvents; from hotloop.router.placement.exact import ExactIndex",
-        "for opens in (lambda: KvPublisher('tcp://127.0.0.1:0', 16, print), lambda: KvEvents(ExactIndex(), 'r', 'tcp://h:1')):",
+        "from hotloop.router.placement.events import KvEvents; from hotloop.router.placement.exact import HeldBlocks",
+        "for opens in (lambda: KvPublisher('tcp://127.0.0.1:0', 16, print), lambda: KvEvents(HeldBlocks(), 'r', 'tcp://h:1')):",
         "    try: opens()",
         "    except ConfigError as error: print(error)",
     )

@@ -66,14 +66,14 @@ def test_a_fork_inside_an_edge_splits_it() -> None:
     assert second[2] != first[2]
     assert life.tree.match(tokens(1, 2, 3, 4, 5, 6)) == first
     assert life.tree.match(tokens(1, 2, 3, 4, 7, 8)) == second
-    assert life.tree.num_blocks == 4
+    assert life.pool.num_kept == 4
 
 
 def test_a_second_copy_is_superfluous() -> None:
     life = Life()
     first = life.remember(1, 2, 3, 4)
     assert life.remember(1, 2, 3, 4) == first
-    assert life.tree.num_blocks == 2
+    assert life.pool.num_kept == 2
     assert life.pool.num_free == 14
 
 
@@ -115,7 +115,7 @@ def test_forgets_what_builds_on_the_first_block_nobody_uses() -> None:
     life.remember(5, 5)
     life.tree.forget(tokens(1, 1, 2, 2, 3, 3, 9))
     life.check()
-    assert (life.tree.num_blocks, life.num_matched(1, 1, 2, 2), life.num_matched(5, 5)) == (2, 1, 1)
+    assert (life.pool.num_kept, life.num_matched(1, 1, 2, 2), life.num_matched(5, 5)) == (2, 1, 1)
 
 
 def test_a_parent_can_go_once_its_children_went() -> None:
@@ -210,7 +210,7 @@ class Tree(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.life.check()
-        assert self.life.tree.num_blocks == len(self.known)
+        assert self.life.pool.num_kept == len(self.known)
 
     def expected(self, values: Sequence[int]) -> list[int]:
         block_ids = []

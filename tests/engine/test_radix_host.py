@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.test_kv_events import Reader, kept_prompts
 
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.blocks import BlockPool, HostRoom
-from hotloop.engine.changes import Changes
+from hotloop.engine.blocks import BlockPool
+from hotloop.engine.changes import Change
 from hotloop.engine.kv_events import EventEncoder
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
@@ -36,17 +36,18 @@ class TwoMemories:
 
     def __init__(self, num_blocks: int = 8, num_host_blocks: int = 8) -> None:
         self.pool = BlockPool(num_blocks)
-        self.changes, self.wording, self.reader = Changes(), EventEncoder(BLOCK), Reader()
-        room = HostRoom(BlockPool(num_host_blocks), self._offload)
+        self.changes: list[Change] = []
+        self.wording, self.reader = EventEncoder(BLOCK), Reader()
+        self.num_blocks = num_host_blocks
         self.retention = Retention(num_blocks)
-        self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, room)
+        self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, self)
         self.device: dict[int, tuple[int, ...]] = {}
         self.host: dict[int, tuple[int, ...]] = {}
         self.copies: list[Copying] = []
 
-    def _offload(self, block_ids: list[int], host_ids: list[int]) -> None:
+    def offload(self, block_ids: list[int], host_ids: list[int]) -> None:
         for block_id, host_id in zip(block_ids, host_ids, strict=True):
-            assert self.pool.num_users(block_id) == self.tree.host.pool.num_users(host_id) - 1 == 0
+            assert self.pool.num_users(block_id) == self.tree.host_pool.num_users(host_id) - 1 == 0
             self.host[host_id] = self.device[block_id]
 
     def remember(self, *values: int, session: str = "") -> bool:
@@ -79,15 +80,15 @@ class TwoMemories:
     def begin(self, *values: int) -> "Copying | None":
         """A copy under way; None if there is nothing to copy, no room for it, or another copies it already."""
         known, host_ids = self.tree.peek(tokens(*values)), self.tree.peek(tokens(*values), is_hosted=True)
-        if not host_ids or self.tree.host.pool.num_users(host_ids[0]):
+        if not host_ids or self.tree.host_pool.num_users(host_ids[0]):
             return None
         self.pool.use(known)
-        self.tree.host.pool.use(host_ids)
+        self.tree.host_pool.use(host_ids)
         self.tree.evict(max(0, len(host_ids) - self.pool.num_free))
         new = self.pool.allocate(len(host_ids))
         if new is None:
             self.pool.release(known)
-            self.tree.host.pool.release(host_ids)
+            self.tree.host_pool.release(host_ids)
             return None
         copy = Copying(values[: len(known) + len(new)], known, host_ids, new)
         self.copies.append(copy)
@@ -100,7 +101,7 @@ class TwoMemories:
             self.device[block_id] = self.host[host_id]
         self.tree.insert(tokens(*copy.values), copy.known + copy.new)
         self.pool.release(copy.known + copy.new)
-        self.tree.host.pool.release(copy.host_ids)
+        self.tree.host_pool.release(copy.host_ids)
         self.check()
 
     def where(self, *values: int) -> str:
@@ -112,14 +113,15 @@ class TwoMemories:
 
     def check(self) -> None:
         self.pool.check()
-        self.tree.host.pool.check()
+        self.tree.host_pool.check()
         self.tree.check()
         for copy in self.copies:
             for block_id, host_id in zip(copy.new, copy.host_ids, strict=True):
-                assert (self.pool.num_users(block_id), self.tree.host.pool.num_users(host_id)) == (1, 1)
-        for event in map(self.wording.render, self.changes.take()):
+                assert (self.pool.num_users(block_id), self.tree.host_pool.num_users(host_id)) == (1, 1)
+        for event in map(self.wording.render, self.changes):
             if event:
                 self.reader.read(event)
+        self.changes.clear()
         assert self.reader.prompts == kept_prompts(self.tree, BLOCK)
 
 
@@ -143,7 +145,7 @@ def test_it_comes_back_and_leaves_host_memory() -> None:
     both.tree.evict(2)
     assert both.restore(1, 2, 3) == 2
     assert both.where(1, 2, 3) == "ddd"
-    assert both.tree.host.pool.num_free == 8
+    assert both.tree.host_pool.num_free == 8
 
 
 def test_who_wants_only_a_part_brings_only_that_back() -> None:
@@ -208,7 +210,7 @@ def test_with_what_is_given_up_on_the_device_goes_what_follows_it_in_host_memory
     assert both.where(1, 2, 3) == "ddh"
     assert both.tree.evict(1) == 1
     assert both.where(1, 2, 3) == "d"
-    assert both.tree.host.pool.num_free == 8
+    assert both.tree.host_pool.num_free == 8
     both.check()
 
 
@@ -260,7 +262,7 @@ def test_what_is_given_up_takes_with_it_what_can_no_longer_be_reached() -> None:
     both.tree.forget(tokens(1, 2, 3, 4))
     both.check()
     assert both.where(1) == ""
-    assert both.tree.host.pool.num_free == 2
+    assert both.tree.host_pool.num_free == 2
 
 
 def test_the_beginning_pushes_out_the_end() -> None:
@@ -285,7 +287,7 @@ def test_what_others_bring_meanwhile_stays_as_long_as_what_follows_it_is_being_c
     assert both.begin(1, 2, 3, 4) is None
     both.end(copy)
     assert both.where(1, 2, 3, 4) == "dddd"
-    assert (both.pool.num_idle, both.tree.host.pool.num_free) == (4, 8)
+    assert (both.pool.num_idle, both.tree.host_pool.num_free) == (4, 8)
 
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=6)

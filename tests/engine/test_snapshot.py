@@ -13,8 +13,7 @@ from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter
-from hotloop.engine.stats import count_up
+from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter, count_up
 
 
 class Turned:
@@ -54,7 +53,7 @@ class TestTotals:
             totals = engine.snapshot().totals
             seen.append((totals.num_prompt, totals.num_output))
         assert seen == [(8, 0), (16, 0), *((20, i + 1) for i in range(6))]
-        assert engine.snapshot().stats.num_output_tokens == 6
+        assert engine.snapshot().stats.usage.num_output == 6
 
     def test_what_was_found_in_the_cache_is_counted_when_it_is_found(self):
         engine = Turned()
@@ -82,9 +81,9 @@ class TestTotals:
             before = totals
         snapshot = engine.finish()
         assert engine.core.scheduler.num_preemptions > 0
-        assert snapshot.totals.num_prompt == snapshot.stats.num_prompt_tokens
-        assert snapshot.totals.num_cached == snapshot.stats.num_cached_tokens
-        assert snapshot.totals.num_output == snapshot.stats.num_output_tokens
+        assert snapshot.totals.num_prompt == snapshot.stats.usage.num_prompt
+        assert snapshot.totals.num_cached == snapshot.stats.usage.num_cached
+        assert snapshot.totals.num_output == snapshot.stats.usage.num_output
 
 
 class TestBlocks:

@@ -12,11 +12,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.backends.device import NullDevice
 from tests.engine.disk.fakes import PatientWorker, WornFolder, make_store
 from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
 from tests.engine.tiny import BLOCK_SIZE
 
-from hotloop.backends.null import NullBackend
 from hotloop.core.errors import BackendError
 from hotloop.core.request import FinishReason, Priority
 from hotloop.engine.disk.store import KvStore
@@ -52,7 +52,7 @@ class Tiers:
 
     def __post_init__(self) -> None:
         self.worn = WornFolder(self.folder, self.rng, self.troubles.disk)
-        probe = NullBackend(block_size=BLOCK_SIZE)
+        probe = NullDevice(block_size=BLOCK_SIZE)
         self.store = make_store(self.worn, probe, max_bytes=self.max_bytes, make_worker=PatientWorker)
         self.engine = Turned(
             self.rng,
@@ -120,11 +120,11 @@ class Tiers:
             self.inbox.pop(0)()
         self.engine.core.check()
         self.engine.finish()
-        assert self.engine.core._disk
-        assert not self.engine.core.waiting
-        assert self.engine.core._disk._num_ahead == 0
-        assert not self.engine.core._disk._loading
-        assert self.engine.core.scheduler.tree.host.pool.num_used == 0
+        assert self.engine.core.disk
+        assert not self.engine.core.scheduler.waiting
+        assert self.engine.core.disk._num_ahead == 0
+        assert not self.engine.core.disk._loading
+        assert self.engine.core.scheduler.tree.host_pool.num_used == 0
         assert self.engine.backend._host
         assert not [copy for copy in self.engine.backend._host._coming if not copy.is_over]
         self.engine.core.close()
@@ -189,9 +189,9 @@ def test_an_engine_over_all_three_says_what_it_says_over_one(seed: int, troubles
 @pytest.mark.parametrize("seed", range(6))
 def test_all_three_are_used(seed: int, tmp_path: Path) -> None:
     first, second = serve_twice(seed, Troubles(), tmp_path, rooms=(24, 30))
-    assert first.engine.core.totals.num_host_tokens
-    assert second.engine.core.totals.num_host_tokens
-    assert second.engine.core.totals.num_restored_tokens
+    assert first.engine.core.usage.num_from_host
+    assert second.engine.core.usage.num_from_host
+    assert second.engine.core.usage.num_restored
 
 
 def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory
     engine.add("read", *jobs["read"])
     engine.add("copied", *jobs["copied"])
     engine.turn()
-    assert engine.core._host
-    assert engine.core._host.is_busy
+    assert engine.core.host
+    assert engine.core.host.is_busy
     workers(tiers.store)[1].work(1)
     tiers.inbox.pop(0)()
     assert len(tree.peek(array("i", prompt))) == 2, "one segment is there, of three that are being copied"
@@ -223,7 +223,7 @@ def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory
     engine.core.check()
     engine.add("follows", *jobs["follows"])
     engine.turn()
-    assert len(engine.core._host._loads) == 1
+    assert len(engine.core.host._loads) == 1
     tiers.finish()
     tiers._check_answers(jobs)
     tiers.close()
@@ -240,11 +240,11 @@ def test_the_disk_is_read_where_it_has_more_than_host_memory(
     first.serve({"whole": job})
     first.close()
     tiers = Tiers(random.Random(0), tmp_path, 24, 60)
-    assert tiers.engine.core._disk
-    tiers.engine.core._disk._is_stalled = True
+    assert tiers.engine.core.disk
+    tiers.engine.core.disk._is_stalled = True
     tiers.engine.add("begins", prompt[: num_hosted + 1], 1, 0, 1)
     tiers.engine.finish()
-    tiers.engine.core._disk._is_stalled = False
+    tiers.engine.core.disk._is_stalled = False
     tiers.engine.core.scheduler.tree.evict(24)
     tiers.engine.add("whole", *job)
     tiers.finish()

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from tests.backends.device import NullDevice
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.engine import Completion, Engine
@@ -43,7 +43,7 @@ def make_request(prompt: Sequence[int], name: str = "r", **changes: Any) -> Requ
 def make_engine(
     num_blocks: int = 256, on_run: Callable[[Batch], None] | None = None, depth: int = 1, **settings: Any
 ) -> Engine:
-    backend = NullBackend(
+    backend = NullDevice(
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, depth=depth, on_run=on_run
     )
     return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))

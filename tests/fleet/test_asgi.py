@@ -6,9 +6,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from hotloop.fleet.asgi import MAX_PENDING, ask_app
-from hotloop.router.upstream.wire import Ask, UpstreamFailed
+from hotloop.router.upstream.wire import UpstreamFailed, UpstreamRequest
 
-ASK = Ask("POST", "/a%20path?x=1", [(b"X-One", b"1")], b"body")
+ASK = UpstreamRequest("POST", "/a%20path?x=1", [(b"X-One", b"1")], b"body")
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +33,7 @@ async def test_what_is_sent_arrives_piece_by_piece():
     answer = await ask_app(echo, ASK)
     assert answer.status == 201
     assert answer.headers == [(b"x-path", b"/a path"), (b"x-query", b"x=1")]
-    assert [piece async for piece in answer.chunks()] == [b"body", b"1"]
+    assert [piece async for piece in answer] == [b"body", b"1"]
     await answer.aclose()
     await answer.aclose()
 
@@ -48,7 +48,7 @@ async def test_one_that_breaks_off():
     answer = await ask_app(fails_later, ASK)
     pieces = []
     with pytest.raises(UpstreamFailed) as failure:
-        pieces += [piece async for piece in answer.chunks()]
+        pieces += [piece async for piece in answer]
     assert failure.value.stage == "body"
     await answer.aclose()
 
@@ -68,7 +68,7 @@ async def test_nobody_reads_on_so_the_application_is_stopped():
             has_ended.set()
 
     answer = await ask_app(endless, ASK)
-    chunks = answer.chunks()
+    chunks = aiter(answer)
     assert await anext(chunks) == b"x"
     await answer.aclose()
     assert has_ended.is_set()

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import ConfigError
 from hotloop.fleet.wire import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.upstream.wire import UpstreamRequest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
 
@@ -50,7 +50,7 @@ class Engines:
     """In place of a deployment's handle: plays one script after the other."""
 
     def __init__(self, *scripts: Sequence[Any]) -> None:
-        self.asked: list[tuple[Ask, Outline]] = []
+        self.asked: list[tuple[UpstreamRequest, Outline]] = []
         self.played: list[Pieces] = []
         self._scripts = iter(scripts)
 
@@ -58,7 +58,7 @@ class Engines:
         assert options == {"method_name": "answer", "stream": True}
         return self
 
-    def remote(self, ask: Ask, outline: Outline) -> Pieces:
+    def remote(self, ask: UpstreamRequest, outline: Outline) -> Pieces:
         self.asked.append((ask, outline))
         self.played.append(Pieces(next(self._scripts)))
         return self.played[-1]
@@ -68,7 +68,7 @@ class Engines:
         """How many trips the placement has heard the end of."""
         heard: list[Any] = []
         for _, outline in self.asked:
-            outline.trip.when_over(heard.append)
+            outline.trip.ended.add_done_callback(heard.append)
         return len(heard)
 
 

@@ -9,7 +9,7 @@ from tests.fleet.tiny import open_tiny
 from hotloop.core.errors import EngineClosed
 from hotloop.fleet.config import VllmConfig
 from hotloop.fleet.residents import VllmResident
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.upstream.wire import UpstreamRequest
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_vllm.py")))
 
@@ -19,9 +19,11 @@ async def test_our_own_engine_answers_in_this_process():
     resident.check()
     assert resident.capacity_tokens == 16 * 1024
     body = b'{"prompt": "hello", "max_tokens": 3, "ignore_eos": true}'
-    answer = await resident.send(Ask("POST", "/v1/completions", [(b"content-type", b"application/json")], body))
+    answer = await resident.send(
+        UpstreamRequest("POST", "/v1/completions", [(b"content-type", b"application/json")], body)
+    )
     assert answer.status == 200
-    assert b'"finish_reason":"length"' in b"".join([piece async for piece in answer.chunks()])
+    assert b'"finish_reason":"length"' in b"".join([piece async for piece in answer])
     await answer.aclose()
     resident.close()
 
@@ -31,8 +33,8 @@ async def test_vllm_is_a_child_that_is_asked_over_loopback():
     resident = VllmResident(config, capacity_tokens=1000, max_connections=4)
     try:
         resident.check()
-        answer = await resident.send(Ask("POST", "/v1/completions", [], b"hello"))
-        assert b"".join([piece async for piece in answer.chunks()]) == b"org/name hello"
+        answer = await resident.send(UpstreamRequest("POST", "/v1/completions", [], b"hello"))
+        assert b"".join([piece async for piece in answer]) == b"org/name hello"
         await answer.aclose()
     finally:
         resident.close()

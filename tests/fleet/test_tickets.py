@@ -7,7 +7,7 @@ from hotloop.fleet.tickets import Tickets
 from hotloop.fleet.wire import Outline, Trip
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import Choice, Placing, View
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 
 KEY = bytes(range(64))
 
@@ -20,11 +20,14 @@ class Watched:
         placement = Placement(self._choose, block_tokens=128)
         self.tickets = Tickets(placement)
         for name in names:
-            self.tickets.add_replica(name, 10_000)
+            self.tickets.placement.add_replica(name, capacity_tokens=10_000)
 
     def offer(self, attempt: str, outline: Outline, *names: str) -> str | None:
         choice = self.tickets.offer(attempt, outline, names)
         return choice.name if choice else None
+
+    def has_ended(self) -> bool:
+        return not self.tickets._offered and not self.tickets._running
 
     def num_running(self, name: str) -> int:
         return self.views[name].num_running
@@ -42,23 +45,23 @@ def test_a_request_runs_until_its_answer_is_told():
     fleet, outline = Watched("a"), Outline(KEY, 1000)
     assert fleet.offer("1", outline, "a") == "a"
     fleet.tickets.settle("1", "a", "r", now)
-    outline.trip.begin()
+    outline.trip.begun.set_result(None)
     fleet.tickets.complete("a", "r", now)
     assert fleet.num_running("a") == 1
-    outline.trip.end(Told(num_prompt=900, num_cached=0, num_output=5))
+    outline.trip.ended.set_result(AnswerSummary(num_prompt=900, num_cached=0, num_output=5))
     assert fleet.num_running("a") == 0
     assert fleet.views["a"].work_tokens == 0
-    assert fleet.tickets.num_open == 0
+    assert fleet.has_ended()
 
 
 def test_the_answer_may_be_told_before_serve_says_that_it_is_over():
     fleet, outline = Watched("a"), Outline(KEY, 1000)
     fleet.offer("1", outline, "a")
     fleet.tickets.settle("1", "a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.ended.set_result(AnswerSummary())
     fleet.tickets.complete("a", "r", now)
     assert fleet.num_running("a") == 0
-    assert fleet.tickets.num_open == 0
+    assert fleet.has_ended()
 
 
 def test_whoever_takes_it_instead_is_the_one_that_counts():
@@ -67,7 +70,7 @@ def test_whoever_takes_it_instead_is_the_one_that_counts():
     fleet.tickets.settle("1", "b", "r", now)
     assert (fleet.num_running("a"), fleet.num_running("b")) == (0, 1)
     fleet.tickets.complete("b", "r", now)
-    outline.trip.end(Told())
+    outline.trip.ended.set_result(AnswerSummary())
     assert fleet.num_running("b") == 0
 
 
@@ -78,7 +81,7 @@ def test_what_nobody_took_is_offered_again_and_counted_once():
     assert fleet.num_running("a") == 1
     fleet.tickets.settle("1", None, "r", now)
     assert fleet.num_running("a") == 0
-    assert fleet.tickets.num_open == 0
+    assert fleet.has_ended()
 
 
 def test_a_replica_that_has_no_room_after_all_is_tried_again():
@@ -88,9 +91,9 @@ def test_a_replica_that_has_no_room_after_all_is_tried_again():
         fleet.tickets.settle(attempt, "a", "r", now)
     fleet.tickets.complete("a", "r", now)
     fleet.tickets.complete("a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.ended.set_result(AnswerSummary())
     assert fleet.num_running("a") == 0
-    assert fleet.tickets.num_open == 0
+    assert fleet.has_ended()
 
 
 def test_a_replica_that_is_gone_takes_its_tickets_along():
@@ -98,17 +101,17 @@ def test_a_replica_that_is_gone_takes_its_tickets_along():
     fleet.offer("1", outline, "a")
     fleet.tickets.settle("1", "a", "r", now)
     fleet.tickets.remove_replica("a")
-    assert fleet.tickets.num_open == 0
+    assert fleet.has_ended()
     fleet.tickets.complete("a", "r", now)
-    outline.trip.end(Told())
+    outline.trip.ended.set_result(AnswerSummary())
     assert fleet.offer("2", Outline(), "a") is None
     fleet.tickets.settle("2", "a", "r", now)
 
 
 def test_a_trip_stays_in_its_process():
     outline = Outline(KEY, 7)
-    outline.trip.end(Told())
+    outline.trip.ended.set_result(AnswerSummary())
     assert isinstance(outline.trip, Trip)
     copied = pickle.loads(pickle.dumps(outline))
     assert (copied.key, copied.num_tokens) == (KEY, 7)
-    copied.trip.end(Told())
+    copied.trip.ended.set_result(AnswerSummary())

@@ -8,8 +8,7 @@ from tests.lint.stories import TALK, TOOLS, bodies, user
 
 from hotloop.core.errors import ConfigError
 from hotloop.lint.finding import Severity
-from hotloop.lint.recorded import read_spans
-from hotloop.lint.requests import find_api, parse_line, read_exchanges
+from hotloop.lint.requests import find_api, parse_line, read_requests, read_spans
 from hotloop.trace import names
 from hotloop.trace.span import Span
 
@@ -66,7 +65,7 @@ def test_what_is_no_request_is_named(line):
 def test_files_may_be_compressed_and_have_empty_lines(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n".join(json.dumps(body).encode() + b"\n" for body, _ in bodies())))
-    assert len([*read_exchanges(path)]) == 4
+    assert len([*read_requests(path)]) == 4
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "not.jsonl.gz", "binary.jsonl"])
@@ -74,7 +73,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name):
     if name != "missing.jsonl":
         (tmp_path / name).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=name):
-        [*read_exchanges(tmp_path / name)]
+        [*read_requests(tmp_path / name)]
 
 
 def span(name, body, **attributes):

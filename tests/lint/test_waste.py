@@ -17,8 +17,8 @@ from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.lint.requests import Exchange
-from hotloop.lint.shapes.answer import parse_answer
+from hotloop.lint.parts import parse_answer
+from hotloop.lint.requests import LintedRequest
 from hotloop.wire.usage import Usage
 
 RIGHT = {
@@ -76,7 +76,7 @@ def hold(breaks):
         seen.append(whole)
         before[run] = whole
         parsed = replace(parse_answer(answer, "chat"), usage=Usage(len(prompt), None, len(whole) - len(prompt)))
-        exchanges.append(Exchange(body=broken, api="chat", answer=parsed, run=run))
+        exchanges.append(LintedRequest(body=broken, api="chat", answer=parsed, run=run))
     return exchanges, num_lost
 
 

@@ -88,6 +88,7 @@ def test_what_templates_do_with_text_is_as_ever() -> None:
     assert render("{{ '%s is %5.1f%%' % ('x', 2) }} {{ '%(a)s' | format(a=1) }}") == "x is   2.0% 1"
     assert render("{{ '{} {a:>4} {{}}'.format(1, a='b') }}") == "1    b {}"
     assert render("{{ 'abab'.replace('a', '-') }} {{ 'abab' | replace('b', '', 1) }}") == "-b-b aab"
+    assert len(render("{{ ('x' * 1000000).replace('<tool_response>', '<|tool_response|>') }}")) == 1_000_000
     assert render("{{ ['a', 'b'] | join(', ') }} {{ '-'.join(['c', 'd']) }}") == "a, b c-d"
     assert render("{{ messages | map(attribute='role') | join }}", Message("user"), Message("tool")) == "usertool"
     assert render("{{ 'a\nb' | indent(2) }} {{ 'a'.ljust(3) }}|") == "a\n  b a  |"
@@ -140,6 +141,7 @@ def test_whatever_fails_inside_is_one_line(source: str) -> None:
         DOUBLING % ("9", "n.v ** 2"),
         DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v }}",
         DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v ~ '' }}",
+        DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | upper }}",
         DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson }}",
         DOUBLING % ("[1]", "[n.v, n.v]") + "{{ n.v | tojson(indent=999) }}",
         DOUBLING % ("{}", "{1: n.v, 2: n.v}") + "{{ n.v.items() }}",
@@ -150,6 +152,9 @@ def test_whatever_fails_inside_is_one_line(source: str) -> None:
         "{{ '%*d' % (1000000000, 1) }}",
         "{{ '%l%%1000000000d' % 1 }}",
         "{{ '%1000000000d' | format(1) }}",
+        "{{ ['%1000000000d'] | format(1) }}",
+        "{% set x = 'x' * 9999999 %}{{ x | replace(new=x, old='x') }}",
+        "{% set x = 'x' * 9999999 %}{{ range(999) | map('replace', '', x) | join }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 1000000000) }}",
         "{{ 'x'.ljust(1000000000) }}",

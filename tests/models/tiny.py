@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotloop.models.layout import tensor_places
-from hotloop.models.spec import Family, ModelSpec
+from hotloop.models.spec import Family, ModelSpec, Stored
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -24,6 +24,20 @@ CORPUS = [
 ] * 4
 
 Tensors = dict[str, NDArray[np.float32]]
+
+
+class DictWeights:
+    """Weights that are already in memory."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        return self._tensors[name]
+
+    def stored(self, name: str) -> Stored:
+        tensor = np.ascontiguousarray(self._tensors[name], "<f4")
+        return Stored(tensor.view(np.uint8), "F32", tensor.shape)
 
 
 def tiny_spec(family: Family, **changes: Any) -> ModelSpec:

@@ -11,6 +11,8 @@ from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.tiers.saved import Saved
+from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -26,7 +28,9 @@ def first_cells(heading: str) -> list[str]:
 
 def test_every_metric_is_documented():
     config = FleetConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
-    families = RouterMetrics(Fleet(config, can_translate=lambda api, spoken: False), lambda: None).registry.collect()
+    families = RouterMetrics(
+        Fleet(config, can_translate=lambda api, spoken: False), lambda: Saved(()), NullTracer()
+    ).registry.collect()
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert sorted(first_cells("What is shown")) == sorted(exported)
 
@@ -37,7 +41,7 @@ def test_every_policy_kind_and_key_is_documented():
     for name, kind in KINDS.items():
         [row] = re.findall(rf"^\| `{name}` \| ([^|]*) \|", PAGE, re.MULTILINE)
         assert set(row.strip().split(", ")) == kind.apis
-    keys = fleet_config._ReplicaTable.__struct_fields__
+    keys = fleet_config.REPLICA_KEYS
     assert sorted(first_cells("A file")) == sorted(keys)
 
 

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import httpx
 import openai
+from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
 
 from hotloop.backends.backend import Backend, Batch
 from hotloop.backends.null import NullBackend
-from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import EngineConfig, RouterConfig, ServerConfig
 from hotloop.engine.engine import Engine
 from hotloop.models.template import ChatTemplate

@@ -1,7 +1,7 @@
 """What the engine hears about when a prompt is wanted again, seen in its tree."""
 
 import json
-import time
+import math
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,6 @@ from tests.server.serving import Serving, until
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.retention import Hold, HoldKind
-from hotloop.engine.seating import SETTLE_S
 from hotloop.server.service import Service
 
 CALLS = write_call("clock")
@@ -25,8 +24,11 @@ RULES = "These are the rules of the house, and they never change at all. "
 
 @pytest.fixture
 def agency() -> Iterator[Serving]:
-    """A server whose model calls a tool, and is done with its next answer."""
-    with Serving(script=[CALLS, "It is late in the evening."]) as serving:
+    """A server whose model calls a tool, and is done with its next answer. Its cache is so large that it pays to wait
+    for a tool; but sessions that called none were not seen again, so that the engine holds nothing by itself.
+    """
+    with Serving(script=[CALLS, "It is late in the evening."], num_blocks=4096) as serving:
+        serving.engine._core.scheduler.admission._recent[False].extend([math.inf] * 32)
         yield serving
 
 
@@ -111,11 +113,10 @@ def test_nothing_is_expected_of_several_choices_or_of_an_answer_that_was_cut(
 ) -> None:
     chat(agency, [{"role": "user", "content": LONG}])
     agency.chat(messages=[{"role": "user", "content": f"Again. {LONG}"}], tools=TOOLS, **{"max_tokens": 200} | fields)
-    answered_at = time.monotonic()
     agency.chat()  # by now the engine has heard of a hold, if there is one
-    until_by_text = {text: hold.until for text, hold in find_holds(agency).items()}
-    assert all(until < answered_at + SETTLE_S for text, until in until_by_text.items() if "Again" in text)
-    assert any("Again" not in text for text in until_by_text)
+    held = find_holds(agency)
+    assert held
+    assert not any("Again" in text for text in held)
 
 
 def test_a_breakpoint_pins_what_lies_before_it(agency: Serving) -> None:

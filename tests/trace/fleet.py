@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from tests.backends.scripted import ScriptedBackend
 from tests.engine.tiny import TOKENIZER
 from tests.server.serving import MODEL, Serving, until
 
-from hotloop.backends.scripted import ScriptedBackend
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import read_fleet
 from hotloop.router.serve import RouterServer
@@ -34,7 +34,7 @@ class CastBackend(ScriptedBackend):
         self._parts: dict[str, dict[bytes, int]] = {}
         self._spelled = [self._spell([token_id]) for token_id in range(TOKENIZER.vocab_size)]
 
-    def _next_token(self, token_ids: NDArray[np.int64]) -> int:
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
         prompt, _, said = b"".join(map(self._spelled.__getitem__, token_ids.tolist())).rpartition(self._opening)
         text = self._says(prompt.decode())
         if text not in self._parts:
@@ -103,7 +103,7 @@ class RoutedFleet:
     def count(self, name: str) -> int:
         """One of the engines' own totals, once nothing is under way any more."""
         until(lambda: not any(each.engine.stats().num_running for each in self.servers))
-        return sum(getattr(each.engine.stats(), f"num_{name}_tokens") for each in self.servers)
+        return sum(getattr(each.engine.stats().usage, f"num_{name}") for each in self.servers)
 
     def _open(self, url: str, is_ready: Event) -> None:
         self.url = url

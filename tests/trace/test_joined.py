@@ -24,7 +24,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, Event, RunEnded, RunStarted, Text
-from hotloop.agent.model import Ask, ModelUsage
+from hotloop.agent.model import Ask
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
@@ -34,6 +34,7 @@ from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
+from hotloop.wire.usage import Usage
 
 WORDS = "Everything there is to know about it, in many words. " * 10
 ORDERS = ["W099A0", "W099A1", "W099A2"]
@@ -123,7 +124,7 @@ class Ran:
     role: str
     run_id: str
     seconds: float
-    usage: ModelUsage | None
+    usage: Usage | None
 
 
 async def watch(role: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:

@@ -277,7 +277,10 @@ def check(ledger: RunLedger) -> None:
     ledger.to_json()
 
 
-KINDS = [*sorted(names.AGENT_SPANS | names.ROUTER_SPANS | names.SERVER_SPANS), "unheard-of"]
+KINDS = [
+    names.RUN, names.TURN, names.CHAT, names.TOOL, names.FORESEEN, names.ROUTE, names.ATTEMPT,
+    names.REQUEST, names.QUEUE, names.PREFILL, names.DECODE, "unheard-of",
+]  # fmt: skip
 NUMBERS = st.one_of(st.integers(0, 500), st.just("many"), st.just(None), st.just(-3))
 
 

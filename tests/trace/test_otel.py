@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_is_told_of_once_when_it_is_over() -> None:
 @pytest.mark.parametrize("nonsense", ["x", None, [1], 1.5, -7])
 def test_tokens_that_are_no_number_are_none(nonsense: Any):
     sent = otel.as_otel(span(names.REQUEST, 0, 1, num_prompt=nonsense))
-    assert sent.attributes[names.OTEL_CACHE_WRITE_TOKENS] == 0
+    assert sent.attributes["gen_ai.usage.cache_write.input_tokens"] == 0
 
 
 def test_a_collector_that_is_not_there_keeps_nobody_from_ending():

@@ -12,7 +12,7 @@ from hotloop.trace import names
 from hotloop.trace.content import Content
 from hotloop.trace.span import Span
 from hotloop.trace.store import Bounds, StoreTracer
-from hotloop.ui.source import KvUse, LintLine, Live, LiveReplica, LiveRequest, SessionBlocks, TokenTotals
+from hotloop.ui.source import KvUse, LintLine, Live, LiveReplica, LiveRequest, SessionBlocks
 
 MS = 1_000_000
 START_NS = 1_790_000_000 * 10**9
@@ -269,7 +269,7 @@ class Engine:
             LiveRequest(
                 session=self.session if n == 1 else f"session-{n:02}",
                 priority=("interactive", "workflow", "background")[n % 3],
-                state=("writing", "reading", "waiting")[n % 3],
+                state=("decode", "prefill", "waiting")[n % 3],
                 num_prompt=2000 + 310 * n,
                 num_cached=1800 + 250 * n,
                 num_output=0 if n % 3 else 7 * i % 60,
@@ -283,14 +283,13 @@ class Engine:
             num_running=4 + i % 3,
             max_running=64,
             waiting={"interactive": 0, "workflow": 2, "background": 5 + i % 4},
-            totals=TokenTotals(
-                num_prompt=num_prompt,
-                num_cached=num_prompt * 93 // 100,
-                num_output=sum(60 + 25 * (n % 5) for n in range(i)),
-                num_forced=20 * i,
-                num_drafted=40 * i,
-                num_accepted=25 * i,
-            ),
+            totals={
+                "num_prompt": num_prompt,
+                "num_cached": num_prompt * 93 // 100,
+                "num_output": sum(60 + 25 * (n % 5) for n in range(i)),
+                "num_forced": 20 * i,
+                "num_accepted": 25 * i,
+            },
             kv=KvUse(num_blocks=900, num_used=90, num_cached=420, block_size=16, sessions=sessions),
             requests=requests,
             replicas=(
@@ -305,11 +304,11 @@ FINDINGS = (
         rule="HL001",
         severity="warning",
         words=f"the time of day stands before what does not change: {SCRIPT}",
-        mend="Put it behind the tools, or into the last message.",
+        fix="Put it behind the tools, or into the last message.",
         place="request 4, messages[0].content characters 6-21",
         num_tokens=5_120,
         ms=840.0,
         money=0.0042,
     ),
-    LintLine(rule="HL009", severity="note", words="the same file is sent twice", mend="Refer to it.", num_tokens=410),
+    LintLine(rule="HL009", severity="note", words="the same file is sent twice", fix="Refer to it.", num_tokens=410),
 )

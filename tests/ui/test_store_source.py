@@ -22,44 +22,44 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSource]:
 
 def test_the_newest_come_first(source: StoreSource):
     page = source.runs(RunFilter())
-    assert len(page.runs) == NUM_RUNS
-    assert page.before is None
-    assert [run.start_ms for run in page.runs] == sorted((run.start_ms for run in page.runs), reverse=True)
+    assert len(page["runs"]) == NUM_RUNS
+    assert page["before"] is None
+    assert [run["start_ms"] for run in page["runs"]] == sorted((run["start_ms"] for run in page["runs"]), reverse=True)
 
 
 def test_text_is_looked_for_in_what_names_a_run(source: StoreSource):
-    [some] = source.runs(RunFilter(limit=1, text="TRIAGE")).runs
-    assert some.agent == "triage"
-    assert {run.session for run in source.runs(RunFilter(text="session-03")).runs} == {"session-03"}
-    assert some.id in {run.id for run in source.runs(RunFilter(text=some.id[:10])).runs}
-    assert len(source.runs(RunFilter(text="tiny")).runs) == NUM_RUNS
-    assert source.runs(RunFilter(text="%")).runs == ()
+    [some] = source.runs(RunFilter(limit=1, text="TRIAGE"))["runs"]
+    assert some["agent"] == "triage"
+    assert {run["session"] for run in source.runs(RunFilter(text="session-03"))["runs"]} == {"session-03"}
+    assert some["id"] in {run["id"] for run in source.runs(RunFilter(text=some["id"][:10]))["runs"]}
+    assert len(source.runs(RunFilter(text="tiny"))["runs"]) == NUM_RUNS
+    assert source.runs(RunFilter(text="%"))["runs"] == []
 
 
 def test_by_how_it_ended_and_how_long_it_took(source: StoreSource):
-    failed = source.runs(RunFilter(end="failed")).runs
+    failed = source.runs(RunFilter(end="failed"))["runs"]
     assert failed
-    assert failed == source.runs(RunFilter(has_errors=True)).runs
-    plain = source.runs(RunFilter(end="none")).runs
-    assert {run.agent for run in plain} == {""}
-    slow = source.runs(RunFilter(min_wall_s=1.0)).runs
+    assert failed == source.runs(RunFilter(has_errors=True))["runs"]
+    plain = source.runs(RunFilter(end="none"))["runs"]
+    assert {run["agent"] for run in plain} == {""}
+    slow = source.runs(RunFilter(min_wall_s=1.0))["runs"]
     assert 0 < len(slow) < NUM_RUNS
-    assert all(run.wall_ms >= 1000 for run in slow)
+    assert all(run["wall_ms"] >= 1000 for run in slow)
 
 
 def test_pages_of_what_a_filter_wants_make_up_the_list(source: StoreSource):
-    wanted = source.runs(RunFilter(end="done")).runs
+    wanted = source.runs(RunFilter(end="done"))["runs"]
     found, before = [], None
     while len(found) < len(wanted):
         page = source.runs(RunFilter(end="done", limit=4, before=before))
-        found += page.runs
-        before = page.before
-    assert tuple(found) == wanted
+        found += page["runs"]
+        before = page["before"]
+    assert found == wanted
     assert before is None
 
 
 async def test_what_is_not_handed_in_is_not_there(source: StoreSource):
-    run_id = source.runs(RunFilter(limit=1)).runs[0].id
+    run_id = source.runs(RunFilter(limit=1))["runs"][0]["id"]
     assert await source.live() is None
     assert source.lint(run_id) is None
     assert source.run("nothing") is None
@@ -69,7 +69,7 @@ async def test_what_is_handed_in_is_asked(tmp_path: Path):
     spans = next(make_runs(1))
     with TraceStore(fill_store(tmp_path / "trace.db", spans)) as store:
         source = StoreSource(store, title="here", live=Engine().live, lint=lambda found: FINDINGS[: len(found) > 0])
-        assert source.about().has_live
+        assert source.about["has_live"]
         live = await source.live()
         assert live
         assert live.num_running == 5
@@ -91,7 +91,7 @@ class TestGoingOn:
             yield StoreSource(store, title="here", clock=lambda: clock[0])
 
     def ends(self, source: StoreSource) -> dict[str, str]:
-        return {run.agent: run.end for run in source.runs(RunFilter()).runs}
+        return {run["agent"]: run["end"] for run in source.runs(RunFilter())["runs"]}
 
     def test_a_run_goes_on_until_nothing_was_heard_of_it_for_long(self, source: StoreSource, clock: list[int]):
         assert self.ends(source) == {"triage": "running", "code": "done", "": ""}
@@ -99,20 +99,20 @@ class TestGoingOn:
         assert self.ends(source) == {"triage": "lost", "code": "done", "": ""}
 
     def test_it_lasts_until_now(self, source: StoreSource, clock: list[int]):
-        running = {run.agent: run.running_ms for run in source.runs(RunFilter()).runs}
+        running = {run["agent"]: run["running_ms"] for run in source.runs(RunFilter())["runs"]}
         assert running == {"triage": 1000.0, "code": None, "": None}
         clock[0] += int(2 * LOST_S * 1e9)
-        assert {run.running_ms for run in source.runs(RunFilter()).runs} == {None}
+        assert {run["running_ms"] for run in source.runs(RunFilter())["runs"]} == {None}
 
     def test_a_filter_finds_it(self, source: StoreSource, clock: list[int]):
-        assert [run.agent for run in source.runs(RunFilter(end="running")).runs] == ["triage"]
-        assert source.runs(RunFilter(end="lost")).runs == ()
+        assert [run["agent"] for run in source.runs(RunFilter(end="running"))["runs"]] == ["triage"]
+        assert source.runs(RunFilter(end="lost"))["runs"] == []
         clock[0] += int(2 * LOST_S * 1e9)
-        assert [run.agent for run in source.runs(RunFilter(end="lost")).runs] == ["triage"]
+        assert [run["agent"] for run in source.runs(RunFilter(end="lost"))["runs"]] == ["triage"]
 
     def test_more_may_come_of_it_and_of_a_plain_clients(self, source: StoreSource, clock: list[int]):
         def told() -> dict[str, tuple[bool, str]]:
-            ids = {run.agent: run.id for run in source.runs(RunFilter()).runs}
+            ids = {run["agent"]: run["id"] for run in source.runs(RunFilter())["runs"]}
             runs = {agent: source.run(run_id) for agent, run_id in ids.items()}
             return {agent: (run["is_open"], source.version(ids[agent]) or "") for agent, run in runs.items() if run}
 

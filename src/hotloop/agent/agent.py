@@ -23,11 +23,9 @@ from hotloop.agent.model import Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
+from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve
-from hotloop.agent.tools.foresight import Foresight, NoForesight
-from hotloop.agent.tools.output import NAME as FINAL_ANSWER
-from hotloop.agent.tools.output import FinalAnswer
-from hotloop.agent.tools.sub_agent import SubAgent
+from hotloop.agent.tools.own import FINAL_ANSWER, FinalAnswer, SubAgent
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
@@ -68,7 +66,7 @@ class Agent(Generic[T]):
         limits: Limits | None = None,
         prices: Prices | None = None,
         approve: Approve | None = None,
-        foresight: Foresight | None = None,
+        foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
         can_read_ahead: bool = True,
         max_tokens: int | None = None,
@@ -89,7 +87,7 @@ class Agent(Generic[T]):
             limits=limits or Limits(),
             prices=prices or Prices(),
             approve=approve,
-            foresight=foresight or NoForesight(),
+            foresight=foresight,
             compaction=compaction,
             can_read_ahead=can_read_ahead,
             max_tokens=max_tokens,
@@ -103,8 +101,7 @@ class Agent(Generic[T]):
         self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
     ) -> Result[T]:
         """The final answer. Raises what ended the run before there was one; being cancelled stops everything."""
-        conversation = conversation if conversation is not None else Conversation()
-        return await _result(self.stream(prompt, conversation=conversation, context=context, notes=notes), conversation)
+        return await self._run(RunLoop, prompt, conversation, context, notes)
 
     def run_sync(
         self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
@@ -137,9 +134,7 @@ class Agent(Generic[T]):
         Each runs as soon as it is written and what it refers to is there; then the model answers. After a plan that
         cannot be followed the run goes on as any other, and a `PlanAbandoned` says why.
         """
-        conversation = conversation if conversation is not None else Conversation()
-        events = self.stream_plan(prompt, conversation=conversation, context=context, notes=notes)
-        return await _result(events, conversation)
+        return await self._run(PlannedRun, prompt, conversation, context, notes)
 
     def stream_plan(
         self, prompt: str, *, conversation: Conversation | None = None, context: Sequence[Any] = (), notes: str = ""
@@ -188,7 +183,7 @@ class Agent(Generic[T]):
 
         Cancelling the caller stops it; what it uses up is charged to the caller, whose limits hold for it, too.
         """
-        return SubAgent(self, name, description, traits or Traits(timeout_s=None))
+        return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
 
     @property
     def tools(self) -> "list[AgentTool | ToolSource]":
@@ -219,6 +214,18 @@ class Agent(Generic[T]):
     async def close(self) -> None:
         """Let go of the model's connections; they are made again when they are needed."""
         await self.settings.model.close()
+
+    async def _run(
+        self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
+    ) -> Result[T]:
+        conversation = conversation if conversation is not None else Conversation()
+        async with aclosing(self._stream(kind, prompt, conversation, context, notes)) as events:
+            async for event in events:
+                if isinstance(event, RunEnded):
+                    if event.error:
+                        raise event.error
+                    return Result(event.output, conversation, event.spent)
+        raise AssertionError("a run did not end")
 
     async def _stream(
         self, kind: type[RunLoop], prompt: str, conversation: Conversation | None, context: Sequence[Any], notes: str
@@ -256,14 +263,3 @@ class Agent(Generic[T]):
 def _as_tool(each: Any) -> AgentTool:
     """A plain function is a tool nothing is said about."""
     return each if hasattr(each, "spec") else FunctionTool(each)
-
-
-async def _result(events: AsyncGenerator[Event, None], conversation: Conversation) -> Result[Any]:
-    """How a run ended. Raises what it failed with."""
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, RunEnded):
-                if event.error:
-                    raise event.error
-                return Result(event.output, conversation, event.spent)
-    raise AssertionError("a run did not end")

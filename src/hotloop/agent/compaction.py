@@ -2,19 +2,18 @@
 
     before  [ system | task | ............................ | the last turns ]
     after   [ system | task | summary | the last turns ]
-              stays cached    all that has to be read anew
+              stays cached    all that has to be recomputed
 
 A cut never parts a call from its result. What it cost is told by an event.
 """
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from hotloop.agent.answer import Answer
-from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
+from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message
+from hotloop.wire.usage import Usage
 
 _TASK = (
     "Write a summary of the conversation so far, for yourself to go on from: what was asked, what was found out "
@@ -42,11 +41,11 @@ class Compaction:
     def is_due(self, num_tokens: int) -> bool:
         return num_tokens > self.fill * self.window_tokens
 
-    async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], ModelUsage]:
+    async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], Usage]:
         """The messages of a prompt, fewer if there is a middle to leave out, and what the summary cost."""
         begin, end = self._middle(ask.messages)
         if end - begin < 2:
-            return ask.messages, ModelUsage()
+            return ask.messages, Usage()
         wanted = replace(  # with its tools, or else nothing of the prompt would be known
             ask,
             messages=(*ask.messages[:end], Message("user", _TASK)),
@@ -54,12 +53,14 @@ class Compaction:
             schema=None,
             max_tokens=self.max_summary_tokens,
         )
-        answer = await _take(model.stream(wanted))
-        usage = answer.end.usage if answer.end else ModelUsage()
+        answer = PartialAnswer()
+        async with aclosing(model.stream(wanted)) as events:
+            async for event in events:
+                answer.push(event)
         if not answer.text.strip():
-            return ask.messages, usage  # nothing is left out for nothing
+            return ask.messages, answer.ended.usage  # nothing is left out for nothing
         summary = Message("user", _SUMMARY + answer.text)
-        return (*ask.messages[:begin], summary, *ask.messages[end:]), usage
+        return (*ask.messages[:begin], summary, *ask.messages[end:]), answer.ended.usage
 
     def _middle(self, messages: tuple[Message, ...]) -> tuple[int, int]:
         """From behind the user's first words to before the last messages, not within a call and its results."""
@@ -69,11 +70,3 @@ class Compaction:
         while end > begin and messages[end:] and messages[end].role == "tool":
             end -= 1
         return begin, end
-
-
-async def _take(events: AsyncGenerator[ModelEvent, None]) -> Answer:
-    answer = Answer()
-    async with aclosing(events):
-        async for event in events:
-            answer.push(event)
-    return answer

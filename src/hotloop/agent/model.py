@@ -1,52 +1,19 @@
 """The seam to a model: one prompt in, its answer out as it is written.
 
-An answer is a stream of `StreamEvent`s, `Thought`s and, last and once, an `Answered`. What goes wrong raises a
-`HotloopError`; what it was about to say is then lost. Nothing here knows a wire.
+An answer is a stream of the wire's events, the last of them an `Ended`. What goes wrong raises a `HotloopError`; what
+it was about to say is then lost. Nothing here knows an API.
 """
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hotloop.core.message import Message, Thought, Tool
-from hotloop.core.stream import StreamEvent
+from hotloop.core.message import Message, Thought, Tool, ToolCall
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.trace.span import TraceContext
+from hotloop.wire.event import Ended, Event, ThoughtClosed
 
 Choice = Literal["auto", "none", "required"]
-AnswerEnd = Literal["stop", "calls", "length"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUsage:
-    """What answers cost, in tokens, as far as the server says."""
-
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int = 0
-
-    def __add__(self, other: "ModelUsage") -> "ModelUsage":
-        return ModelUsage(
-            num_prompt=self.num_prompt + other.num_prompt,
-            num_cached=self.num_cached + other.num_cached,
-            num_output=self.num_output + other.num_output,
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt + self.num_output
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer is whole, or was cut (`length`)."""
-
-    end: AnswerEnd
-    usage: ModelUsage = field(default_factory=ModelUsage)
-    answer_id: str = ""
-    """What the server calls it, if it says."""
-
-
-ModelEvent = StreamEvent | Thought | Answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +32,11 @@ class Ask:
     max_tokens: int | None = None
     temperature: float | None = None
     session_id: str = ""
-    """The same for all turns of a run, so that a server can keep what it has read for them."""
+    """The same for all turns of a run, so that a server can keep their prefix cached."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More fields for the wire."""
     trace: TraceContext | None = None
-    """What this is part of, for a server that tells what it does."""
+    """What this is part of, for a server that traces."""
 
 
 class Model(Protocol):
@@ -83,12 +50,76 @@ class Model(Protocol):
         """Whether `read` saves the next turn anything."""
         ...
 
-    def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """The answer. Closing the iterator stops the model."""
         ...
 
     async def read(self, ask: Ask) -> None:
-        """Have the model read a prompt that will go on, and answer nothing."""
+        """Have the model prefill a prompt that will go on, and answer nothing."""
         ...
 
     async def close(self) -> None: ...
+
+
+class WrappedModel:
+    """A model around another: the same but for what a subclass does with its answers."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def can_read_ahead(self) -> bool:
+        return self._model.can_read_ahead
+
+    def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        return self._model.stream(ask)
+
+    async def read(self, ask: Ask) -> None:
+        await self._model.read(ask)
+
+    async def close(self) -> None:
+        await self._model.close()
+
+
+class PartialAnswer:
+    """An answer as it is written: told its events, it gives each call the moment it is whole."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.thoughts: list[Thought] = []
+        self.ended = Ended()
+        self._calls: dict[int, ToolCall] = {}
+        self._arguments: dict[int, list[str]] = {}  # of the calls that are not whole
+
+    def push(self, event: Event) -> ToolCall | None:
+        """Take an event; gives the call it completes, if it does."""
+        match event:
+            case TextDelta():
+                self.text += event.text
+            case ThoughtClosed():
+                self.thoughts.append(event.thought)
+            case CallOpened():
+                self._calls[event.index] = ToolCall(event.id, event.name, "")
+                self._arguments[event.index] = []
+            case CallDelta():
+                self._arguments[event.index].append(event.arguments)
+            case CallClosed() if event.index in self._arguments:
+                opened, arguments = self._calls[event.index], "".join(self._arguments.pop(event.index))
+                self._calls[event.index] = whole = ToolCall(opened.id, opened.name, arguments)
+                return whole
+            case Ended():
+                self.ended = event
+        return None
+
+    def call_id(self, index: int) -> str:
+        return self._calls[index].id
+
+    @property
+    def message(self) -> Message:
+        """What was said, as the next prompt has it; a call that was cut off was never made."""
+        calls = tuple(call for index, call in self._calls.items() if index not in self._arguments)
+        return Message("assistant", self.text, tool_calls=calls, thoughts=tuple(self.thoughts))

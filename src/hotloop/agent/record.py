@@ -6,16 +6,22 @@
 A replay that is asked something else, by other instructions, tools or a changed loop, fails and says where it departs.
 """
 
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from hotloop.agent.agent import Agent, ToolSource
-from hotloop.agent.tape.lines import TapeWriter
-from hotloop.agent.tape.recording import RecordingModel, RecordingSource, RecordingTool, recording_approval
-from hotloop.agent.tape.replaying import ReplayModel, ReplaySource, ReplayTool, Tape
-from hotloop.agent.tools.foresight import NoForesight
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.model import Ask, Model, WrappedModel
+from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, parse_event
+from hotloop.agent.tools.dispatch import Approve, describe_failure, describe_timeout
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.core.errors import HotloopError, RemoteError
+from hotloop.core.message import ToolCall
+from hotloop.wire.event import Ended, Event
 
 T = TypeVar("T")
 
@@ -23,10 +29,11 @@ T = TypeVar("T")
 def record(agent: Agent[T], path: Path | str) -> Agent[T]:
     """The same agent, whose runs are written to a new tape."""
     tape, settings = TapeWriter(path), agent.settings
-    approve = recording_approval(settings.approve, tape) if settings.approve else None
-    own, sources = _part(agent)
-    tools: list[AgentTool | ToolSource] = [RecordingTool(each, tape) for each in own]
-    tools += [RecordingSource(each, tape) for each in sources]
+    approve = _record_approval(settings.approve, tape) if settings.approve else None
+    tools: list[AgentTool | ToolSource] = [
+        RecordingSource(each, tape) if isinstance(each, ToolSource) else RecordingTool(each, tape)
+        for each in agent.tools
+    ]
     return agent.rebuild(replace(settings, model=RecordingModel(settings.model, tape), approve=approve), tools)
 
 
@@ -37,19 +44,129 @@ def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agen
     """
     tape, settings = Tape(path, is_paced=is_paced), agent.settings
     approve = tape.approve if tape.has_verdicts else None
-    own, _ = _part(agent)
-    tools: list[AgentTool | ToolSource] = [*(ReplayTool(each, tape) for each in own), ReplaySource(tape)]
-    changed = replace(settings, model=ReplayModel(tape), approve=approve, foresight=NoForesight())
+    tools = [ReplayTool(each, tape) for each in agent.tools if not isinstance(each, ToolSource)]
+    tools += [ReplayTool(offer, tape) for offer in tape.offers.values()]
+    changed = replace(settings, model=ReplayModel(tape), approve=approve, foresight=None)
     return agent.rebuild(changed, tools)
 
 
-def _part(agent: Agent[T]) -> tuple[list[AgentTool], list[ToolSource]]:
-    """Tools, and what tools come from."""
-    own: list[AgentTool] = []
-    sources: list[ToolSource] = []
-    for each in agent.tools:
-        if isinstance(each, ToolSource):
-            sources.append(each)
-        else:
-            own.append(each)
-    return own, sources
+class RecordingModel(WrappedModel):
+    """An answer that somebody stops listening to is not written down: nobody knows how it would have ended."""
+
+    def __init__(self, model: Model, tape: TapeWriter) -> None:
+        super().__init__(model)
+        self._tape = tape
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        began_at = time.monotonic()
+        events: list[tuple[float, Event]] = []
+        failure = None
+        try:
+            async with aclosing(self._model.stream(ask)) as stream:
+                async for event in stream:
+                    events.append((time.monotonic() - began_at, event))
+                    yield event
+        except HotloopError as error:
+            status = error.status if isinstance(error, RemoteError) else None
+            failure = Failure(type(error).__name__, str(error), status)
+            raise
+        finally:
+            if failure or (events and isinstance(events[-1][1], Ended)):
+                self._tape.write_answer(ask, events, failure)
+
+
+class RecordingTool:
+    def __init__(self, tool: AgentTool, tape: TapeWriter) -> None:
+        self.spec = tool.spec
+        self.traits = tool.traits
+        self._tool = tool
+        self._tape = tape
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        began_at, number = time.monotonic(), next(self._tape.numbers)
+
+        def write(text: str, failure: str | None = None) -> None:
+            taken_s = time.monotonic() - began_at
+            self._tape.write(OutcomeLine(self.spec.name, arguments, taken_s, text, failure, number))
+
+        try:
+            text = render_result(await self._tool.run(arguments, surroundings))
+        except asyncio.CancelledError:
+            timeout_s = self.traits.timeout_s
+            if timeout_s is not None and time.monotonic() - began_at >= timeout_s:
+                write(describe_timeout(self._tool), "crashed")
+            raise
+        except (Exception, SystemExit, BaseExceptionGroup) as error:
+            reason, can_retry = describe_failure(error)
+            write(reason, "crashed" if can_retry else "refused")
+            raise
+        write(text)
+        return text
+
+
+class RecordingSource:
+    def __init__(self, source: ToolSource, tape: TapeWriter) -> None:
+        self._source = source
+        self._tape = tape
+
+    async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
+        tools = await self._source.open(stack)
+        self._tape.write(*(OfferLine(tool.spec, tool.traits) for tool in tools))
+        return [RecordingTool(tool, self._tape) for tool in tools]
+
+
+def _record_approval(approve: Approve, tape: TapeWriter) -> Approve:
+    async def recorded(call: ToolCall) -> bool | str:
+        try:
+            verdict = await approve(call)
+        except Exception as error:
+            tape.write(VerdictLine(call.name, call.arguments, str(error), is_failure=True))
+            raise
+        tape.write(VerdictLine(call.name, call.arguments, verdict))
+        return verdict
+
+    return recorded
+
+
+class ReplayModel:
+    """Says what the tape has."""
+
+    name = "replay"
+    can_read_ahead = False
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        answer = self._tape.answer(ask)
+        now_s = 0.0
+        for at_s, event in map(parse_event, answer.events):
+            await asyncio.sleep(max(at_s - now_s, 0) if self._tape.is_paced else 0)
+            now_s = at_s
+            yield event
+        if (failure := answer.failure) and failure.kind == RemoteError.__name__:
+            raise RemoteError(failure.message, status=failure.status)
+        if failure:
+            raise HotloopError(failure.message)
+
+    async def read(self, ask: Ask) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class ReplayTool:
+    """Gives what the tape has; the tool itself is not run. A tool that was late then is not waited for now."""
+
+    def __init__(self, tool: AgentTool | OfferLine, tape: Tape) -> None:
+        self.spec = tool.spec
+        self.traits = replace(tool.traits, timeout_s=None)
+        self._tape = tape
+
+    async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        outcome = self._tape.outcome(self.spec.name, arguments)
+        await asyncio.sleep(outcome.duration_s if self._tape.is_paced else 0)
+        if outcome.failure:
+            raise (ToolCrashed if outcome.failure == "crashed" else ToolError)(outcome.text)
+        return outcome.text

@@ -12,38 +12,30 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hotloop.agent.answer import Answer
+from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import (
-    CallArguments,
-    CallOpened,
-    Compacted,
-    Event,
-    RunEnded,
-    RunStarted,
-    Text,
-    TurnFinished,
-    TurnStarted,
-)
-from hotloop.agent.limits import LimitReached, Limits, Spent
-from hotloop.agent.model import Ask, Model, ModelEvent, ModelUsage
-from hotloop.agent.read_ahead import read_ahead
+from hotloop.agent.limits import LimitReached, Limits, Run, Spent
+from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
-from hotloop.agent.tools.context import Run, Surroundings
+from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
-from hotloop.agent.tools.foresight import Foresight, NoForesight
-from hotloop.agent.tools.output import FinalAnswer
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.tools.own import FinalAnswer
+from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire import event as wire
+from hotloop.wire.usage import Usage
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[Event], None]
+MIN_CHARS = 400
+"""Results shorter than this are prefilled faster than it is asked for."""
+
+Emit = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +46,7 @@ class RunSettings:
     limits: Limits = field(default_factory=Limits)
     prices: Prices = field(default_factory=Prices)
     approve: Approve | None = None
-    foresight: Foresight = field(default_factory=NoForesight)
+    foresight: SpeculativeForesight | None = None
     compaction: Compaction | None = None
     can_read_ahead: bool = True
     max_tokens: int | None = None
@@ -85,19 +77,19 @@ class RunLoop:
         self._emit = emit = self._trace.listening(emit)
         self._final = final
         self._begun: list[Pending] = []  # calls of this turn, until they are in the conversation
-        self._answer = Answer()
+        self._answer = PartialAnswer()
         caller = next((thing for thing in context if isinstance(thing, Run)), None)
         run_id = f"run-{secrets.token_hex(8)}"
         self._run = Run(run_id, conversation.session_id, settings.limits, self.spent, caller)
         surroundings = Surroundings([self._run, *context])
         offered = sorted([*tools, *([final] if final else [])], key=lambda tool: tool.spec.name)
         self._tools = {tool.spec.name: tool for tool in offered}
-        self._vision = settings.foresight.open(offered, surroundings, emit)
+        self._ahead = settings.foresight.open(self._tools, surroundings, emit) if settings.foresight else None
         self._dispatcher = Dispatcher(
             self._tools,
             surroundings,
             emit=emit,
-            vision=self._vision,
+            claim=self._ahead.claim if self._ahead else lambda call: None,
             count=partial(self.spent.count_call, settings.limits),
             concurrency=settings.limits.concurrency,
             approve=settings.approve,
@@ -105,8 +97,8 @@ class RunLoop:
 
     async def go(self) -> None:
         """Run to the end, which is told by an event and never raised, but for being cancelled."""
-        self._emit(RunStarted(self._run.id, self._run.session_id))
-        ended: RunEnded | None = None
+        self._emit(events.RunStarted(self._run.id, self._run.session_id))
+        ended: events.RunEnded | None = None
         try:
             ended = await self._end()
         finally:
@@ -115,76 +107,82 @@ class RunLoop:
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
-                self._emit(ended or RunEnded("cancelled", error=cancelled, spent=self.spent))
+                self._emit(ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent))
 
     async def _close(self) -> None:
         try:
             await self._dispatcher.close()
         finally:
             self._keep_begun()
-            await self._vision.close()
+            if self._ahead:
+                await self._ahead.close()
 
     def _keep_begun(self) -> None:
         """What a turn that was broken off has done is done: whoever goes on must not do it again unknowingly."""
         if self._begun:
             calls, thoughts = (each.call for each in self._begun), self._answer.thoughts
             said = Message("assistant", tool_calls=tuple(calls), thoughts=tuple(thoughts))
-            self.conversation.add(said, *(each.last_word for each in self._begun))
-            self._charge(self._answer.end.usage if self._answer.end else ModelUsage(), self._begun)
+            self.conversation.add(said, *(each.message for each in self._begun))
+            self._charge(self._answer.ended.usage, self._begun)
 
-    async def _end(self) -> RunEnded:
+    async def _end(self) -> events.RunEnded:
         limits = self._settings.limits
         deadline = asyncio.timeout(limits.time_s)
         try:
             async with deadline:
-                return RunEnded("done", await self._turns(), spent=self.spent)
-        except TimeoutError as timeout:
-            if not deadline.expired():
-                return RunEnded("failed", error=HotloopError(f"the run failed: {timeout!r}"), spent=self.spent)
-            error = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
-            return RunEnded("limit", error=error, spent=self.spent)
-        except LimitReached as error:
-            return RunEnded("limit", error=error, spent=self.spent)
-        except HotloopError as error:
-            return RunEnded("failed", error=error, spent=self.spent)
-        except Exception as error:
+                return events.RunEnded("done", await self._turns(), spent=self.spent)
+        except LimitReached as limit:
+            return events.RunEnded("limit", error=limit, spent=self.spent)
+        except HotloopError as failure:
+            return events.RunEnded("failed", error=failure, spent=self.spent)
+        except Exception as unforeseen:
+            if isinstance(unforeseen, TimeoutError) and deadline.expired():
+                late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
+                return events.RunEnded("limit", error=late, spent=self.spent)
             log.exception("a run failed")
-            return RunEnded("failed", error=HotloopError(f"the run failed: {error!r}"), spent=self.spent)
+            return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
         while True:
-            self._run.check()
-            self.spent.num_turns += 1
-            answer, pending = await self._take_turn(self.spent.num_turns)
+            turn = await self._begin_turn()
+            answer, pending = await self._listen(turn)
+            await self._end_turn(turn, answer.message, pending)
             if self._final and self._final.is_given:
                 return self._final.value
             if pending:
                 continue
-            if answer.end and answer.end.end == "length":
+            if answer.ended.reason in ("length", "window"):
                 raise LimitReached("max_tokens", "the model's answer was cut off; raise max_tokens")
             if self._final is None:
                 return answer.text
             self.conversation.add(Message("user", f"Give the answer by calling {self._final.spec.name}."))
 
-    async def _take_turn(self, turn: int) -> tuple[Answer, list[Pending]]:
-        """One answer of the model and the results of its calls, both in the conversation once it is over."""
+    async def _begin_turn(self) -> int:
+        self._run.check()
+        self.spent.num_turns += 1
+        turn = self.spent.num_turns
         await self._compact(turn)
-        self._emit(TurnStarted(turn))
-        self._vision.look(self.conversation.messages, turn)
-        answer, pending = await self._listen(turn)
-        if pending and self._settings.can_read_ahead and self._settings.model.can_read_ahead:
-            await read_ahead(self._settings.model, pending, lambda results: self._ask(answer.message, *results))
-        if pending:
+        self._emit(events.TurnStarted(turn))
+        if self._ahead:
+            self._ahead.begin_turn(self.conversation.messages, turn)
+        return turn
+
+    async def _end_turn(self, turn: int, said: Message | None, pending: Sequence[Pending]) -> None:
+        """Wait for the calls; then what was said and their results are in the conversation."""
+        if said and pending:
+            if self._settings.can_read_ahead:
+                await read_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in pending])
-        self.conversation.add(answer.message, *(each.message for each in pending))
-        self._begun = []
-        self._vision.settle(self.conversation.messages)
-        usage = answer.end.usage if answer.end else ModelUsage()
-        self._charge(usage, pending)
+        if said:
+            self.conversation.add(said, *(each.message for each in pending))
+        made, self._begun = self._begun, []
+        if self._ahead:
+            self._ahead.end_turn(self.conversation.messages)
+        usage = self._answer.ended.usage
+        self._charge(usage, made)
         self.conversation.num_tokens = usage.num_tokens
-        self._emit(TurnFinished(turn, usage, len(pending)))
-        return answer, pending
+        self._emit(events.TurnFinished(turn, usage, len(pending)))
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
@@ -195,28 +193,29 @@ class RunLoop:
         self._charge(usage)
         if len(messages) < before:
             self.conversation.replace(messages)
-            self._emit(Compacted(turn, before, len(messages), usage))
+            self._emit(events.Compacted(turn, before, len(messages), usage))
 
-    async def _listen(self, turn: int) -> tuple[Answer, list[Pending]]:
-        """The model's answer; each call is given out the moment it is whole."""
-        answer = self._answer = Answer()
+    async def _listen(self, turn: int) -> tuple[PartialAnswer, list[Pending]]:
+        """The model's answer; each call is dispatched the moment it is whole."""
+        answer = self._answer = PartialAnswer()
         self._begun = []
-        async with aclosing(self._settings.model.stream(self._ask())) as events:
-            async for event in events:
-                self._vision.hear(event, turn)
+        async with aclosing(self._settings.model.stream(self._ask())) as said:
+            async for event in said:
+                if self._ahead:
+                    self._ahead.hear(event, turn)
                 if call := answer.push(event):
                     self._begun.append(self._dispatcher.start(call, turn))
                 self._tell(event, answer, turn)
         return answer, self._begun
 
-    def _tell(self, event: ModelEvent, answer: Answer, turn: int) -> None:
+    def _tell(self, event: wire.Event, answer: PartialAnswer, turn: int) -> None:
         match event:
             case stream.TextDelta():
-                self._emit(Text(turn, event.text))
+                self._emit(events.Text(turn, event.text))
             case stream.CallOpened():
-                self._emit(CallOpened(turn, event.id, event.name))
+                self._emit(events.CallOpened(turn, event.id, event.name))
             case stream.CallDelta():
-                self._emit(CallArguments(turn, answer.call_id(event.index), event.arguments))
+                self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
 
     def _ask(self, *more: Message) -> Ask:
         settings = self._settings
@@ -231,7 +230,45 @@ class RunLoop:
             trace=self._trace.context,
         )
 
-    def _charge(self, usage: ModelUsage, calls: Sequence[Pending] = ()) -> None:
+    def _charge(self, usage: Usage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
-        self._run.charge(usage, self._settings.prices.of(usage) + cost)
+        tokens = self._settings.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
+        self._run.charge(usage, tokens + cost)
+
+
+async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
+    """Have the model prefill results while others are still on their way: the next turn has only the last to prefill.
+
+    results   1 .............. 2 .............. 3
+    model        [prefill 1]      [prefill 2]     [prefill 3, answer]
+
+    In the order of the calls, since that is the order of the prompt, and only where it pays: the model's server keeps
+    its cache, something is still running, and there is enough to prefill. A prefill that fails only saves nothing.
+    """
+    num_read = 0
+    for i, each in enumerate(pending):
+        if not model.can_read_ahead:
+            return
+        await asyncio.wait({each.task})
+        num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
+        messages = tuple(done.message for done in pending[:num_done])
+        num_new = sum(len(message.content) for message in messages[num_read:])
+        if num_done < len(pending) and num_new >= MIN_CHARS:
+            await _read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
+            num_read = num_done
+
+
+async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
+    """Have a prompt prefilled; once the last result is here, the real turn does it better."""
+    reading = asyncio.create_task(model.read(ask))
+    try:
+        await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
+    try:
+        if not reading.cancelled():
+            reading.result()
+    except HotloopError as error:
+        log.info("prefilling ahead failed: %s", error)

@@ -11,9 +11,11 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from hotloop.agent.model import Answered, AnswerEnd, Ask, ModelEvent, ModelUsage
+from hotloop.agent.model import Ask
 from hotloop.core.errors import RequestError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.event import Ended, Event
+from hotloop.wire.usage import Usage
 
 _PIECE = 8  # characters of arguments that come at a time
 
@@ -42,7 +44,7 @@ class ScriptedModel:
         self._script = script
         self._pace_s = pace_s
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         self.asks.append(ask)
         parts = self._parts(ask)
         num_output = 0
@@ -51,8 +53,8 @@ class ScriptedModel:
             num_output += 1
             yield event
         num_prompt = sum(len(message.content) for message in ask.messages) // 4
-        end: AnswerEnd = "calls" if any(isinstance(part, Call) for part in parts) else "stop"
-        yield Answered(end, ModelUsage(num_prompt=num_prompt, num_output=num_output))
+        has_calls = any(isinstance(part, Call) for part in parts)
+        yield Ended("calls" if has_calls else "stop", usage=Usage(num_prompt, num_output=num_output))
 
     async def read(self, ask: Ask) -> None:
         self.reads.append(ask)
@@ -71,7 +73,7 @@ class ScriptedModel:
         return [answer] if isinstance(answer, str | Call) else answer
 
 
-def _events(parts: Iterable[Part], salt: int) -> Iterator[ModelEvent]:
+def _events(parts: Iterable[Part], salt: int) -> Iterator[Event]:
     index = 0
     for part in parts:
         if isinstance(part, str):

@@ -11,34 +11,27 @@ tool of another belongs to that one's trace. Where nobody listens nothing is wra
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from hotloop.agent.events import (
-    CallDispatched,
-    CallFinished,
-    CallForeseen,
-    Event,
-    RunEnded,
-    RunStarted,
-    TurnFinished,
-    TurnStarted,
-)
-from hotloop.agent.model import Answered, Ask, Model, ModelEvent, ModelUsage
-from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.tools.result import render_result
+from hotloop.agent import events
+from hotloop.agent.model import Ask, Model, WrappedModel
+from hotloop.agent.predict.values import call_key
+from hotloop.agent.tools.tool import render_result
 from hotloop.agent.wire.openai import render_ask
-from hotloop.agent.wrapped import WrappedModel
 from hotloop.core.errors import HotloopError
 from hotloop.core.prices import Prices
 from hotloop.trace import names
 from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace_id
 from hotloop.trace.tracer import Tracer
+from hotloop.wire import event as wire
+from hotloop.wire.arguments import read_arguments
+from hotloop.wire.usage import Usage
 
 SERVICE = "agent"
 _BROKEN_OFF = "broken off"
@@ -46,15 +39,8 @@ _BROKEN_OFF = "broken off"
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """What a tool runs within."""
-
-    tracer: Tracer
-    context: TraceContext
-
-
-_around: ContextVar[_Around | None] = ContextVar("hotloop_around", default=None)
+# What a tool runs within.
+_around: ContextVar[tuple[Tracer, TraceContext] | None] = ContextVar("hotloop_around", default=None)
 
 
 @dataclass(slots=True)
@@ -64,21 +50,22 @@ class _Open:
     context: TraceContext
     since: float
     facts: Json
+    error: str = ""
 
 
 class RunTrace:
     """One run. `context` is what is being asked or done now, for whoever is asked."""
 
     def __init__(self, tracer: Tracer, *, agent: str = "", prompt: str = "", prices: Prices | None = None) -> None:
-        around = _around.get()
-        self.tracer = tracer if tracer.is_on or around is None else around.tracer
+        outer_tracer, outer = _around.get() or (tracer, None)
+        self.tracer = tracer if tracer.is_on else outer_tracer
         self.session = ""
         self.clock = Clock()
         self.prices = prices or Prices()
-        self._parent_id = around.context.span_id if around else None
-        trace_id = around.context.trace_id if around else new_trace_id()
+        self._parent_id = outer.span_id if outer else None
+        context = outer.child() if outer else TraceContext(new_trace_id(), new_span_id())
         facts = {names.AGENT: agent, **self.content({names.CONTENT_PROMPT: prompt})}
-        self._run = _Open(TraceContext(trace_id, new_span_id()), time.monotonic(), facts)
+        self._run = _Open(context, time.monotonic(), facts)
         self._turn: _Open | None = None
         self._calls: dict[str, _Open] = {}
         self._guesses: dict[str, _Open] = {}
@@ -90,12 +77,12 @@ class RunTrace:
     def watch(self, model: Model) -> Model:
         return TracedModel(model, self) if self.tracer.is_on else model
 
-    def listening(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    def listening(self, emit: Callable[[events.Event], None]) -> Callable[[events.Event], None]:
         """Hears of everything first: a tool that is dispatched finds itself within its span."""
         if not self.tracer.is_on:
             return emit
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             self._hear(event)
             emit(event)
 
@@ -105,7 +92,7 @@ class RunTrace:
         """What was said, if that is to be recorded."""
         return said if self.tracer.keeps_content else {}
 
-    def tell(self, name: str, span: _Open, parent_id: str | None, until: float, error: str = "") -> None:
+    def tell(self, name: str, span: _Open, parent_id: str | None, until: float) -> None:
         self.tracer.record(
             Span(
                 trace_id=span.context.trace_id,
@@ -117,35 +104,35 @@ class RunTrace:
                 end_ns=self.clock.unix_ns(max(span.since, until)),
                 session=self.session,
                 attributes=span.facts,
-                error=error,
+                error=span.error,
             )
         )
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.session = event.session_id
                 self._run.facts[names.RUN_ID] = event.run_id
                 self.tell(names.RUN, replace(self._run, facts=dict(self._run.facts)), self._parent_id, self._run.since)
-            case TurnStarted():
+            case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
-            case CallForeseen():
+            case events.CallForeseen():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
                 facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
                 self._guesses[_key(event)] = self._open(event.at, facts)
-            case CallDispatched():
+            case events.CallDispatched():
                 self._dispatch(event)
-            case CallFinished():
+            case events.CallFinished():
                 self._finish(event)
-            case TurnFinished():
+            case events.TurnFinished():
                 self._end_turn(event.at)
-            case RunEnded():
+            case events.RunEnded():
                 self._end(event)
 
     def _open(self, since: float, facts: Json) -> _Open:
-        return _Open(TraceContext(self._run.context.trace_id, new_span_id()), since, facts)
+        return _Open(self._run.context.child(), since, facts)
 
-    def _dispatch(self, event: CallDispatched) -> None:
+    def _dispatch(self, event: events.CallDispatched) -> None:
         facts: Json = {
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
@@ -153,12 +140,12 @@ class RunTrace:
             **self.content({names.CONTENT_ARGUMENTS: event.arguments}),
         }
         call = self._calls[event.call_id] = self._open(event.at, facts)
-        _around.set(_Around(self.tracer, call.context))  # in the task of this call, and there alone
+        _around.set((self.tracer, call.context))  # in the task of this call, and there alone
         if event.was_foreseen and (guess := self._guesses.pop(_key(event), None)):
             guess.facts[names.WAS_USED] = True
             self.tell(names.FORESEEN, guess, self._parent_of_calls, event.at)
 
-    def _finish(self, event: CallFinished) -> None:
+    def _finish(self, event: events.CallFinished) -> None:
         """Begun when it began to run, be it before it was asked for; one that was refused never did."""
         began_at = event.at - event.duration_s
         call = self._calls.pop(event.call_id, None) or self._open(began_at, {})
@@ -177,16 +164,18 @@ class RunTrace:
             self.tell(names.FORESEEN, guess, self._parent_of_calls, at)
         for call_id, call in self._calls.items():
             call.facts |= {names.CALL_ID: call_id, names.IS_ERROR: True}
-            self.tell(names.TOOL, call, self._parent_of_calls, at, _BROKEN_OFF)
+            call.error = _BROKEN_OFF
+            self.tell(names.TOOL, call, self._parent_of_calls, at)
         self._guesses.clear()
         self._calls.clear()
         if self._turn:
-            self.tell(names.TURN, self._turn, self._run.context.span_id, at, error)
+            self._turn.error = error
+            self.tell(names.TURN, self._turn, self._run.context.span_id, at)
         self._turn = None
 
-    def _end(self, event: RunEnded) -> None:
-        error, spent = str(event.error) if event.error else "", event.spent
-        self._end_turn(event.at, error)
+    def _end(self, event: events.RunEnded) -> None:
+        self._run.error, spent = str(event.error) if event.error else "", event.spent
+        self._end_turn(event.at, self._run.error)
         self._run.facts |= {
             names.END: event.end,
             names.NUM_TURNS: spent.num_turns,
@@ -195,7 +184,7 @@ class RunTrace:
             **_render_usage(spent.usage),
             **(self.content({names.CONTENT_ANSWER: render_result(event.output)}) if event.end == "done" else {}),
         }
-        self.tell(names.RUN, self._run, self._parent_id, time.monotonic(), error)  # with what it took to close it
+        self.tell(names.RUN, self._run, self._parent_id, time.monotonic())  # with what it took to close it
 
     @property
     def _parent_of_calls(self) -> str:
@@ -209,51 +198,44 @@ class TracedModel(WrappedModel):
         super().__init__(model)
         self._trace = trace
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
-        chat, error = self._open(ask), _BROKEN_OFF
-        try:
-            async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as events:
-                async for event in events:
-                    if isinstance(event, Answered):
-                        error = ""
-                        self._count(chat, event)
-                    elif names.FIRST_TOKEN_NS not in chat.facts:
-                        chat.facts[names.FIRST_TOKEN_NS] = self._trace.clock.now_ns()
+    async def stream(self, ask: Ask) -> AsyncGenerator[wire.Event, None]:
+        with self._chat(ask) as chat:
+            chat.error = _BROKEN_OFF
+            async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as said:
+                async for event in said:
+                    match event:
+                        case wire.Begun():
+                            chat.facts |= {names.ANSWER_ID: event.id} if event.id else {}
+                        case wire.Ended():
+                            chat.error = ""
+                            chat.facts |= self._count(event.usage)
+                        case _:
+                            chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
-        except HotloopError as failure:
-            error = str(failure)
-            raise
-        finally:
-            self._close(ask, chat, error)
 
     async def read(self, ask: Ask) -> None:
-        chat, error = self._open(ask), ""
-        chat.facts[names.IS_READING] = True
-        try:
+        with self._chat(ask) as chat:
+            chat.facts[names.IS_READING] = True
             await self._model.read(replace(ask, trace=chat.context))
+
+    @contextmanager
+    def _chat(self, ask: Ask) -> Iterator[_Open]:
+        assert ask.trace, "a run that is traced says so"
+        chat = _Open(ask.trace.child(), time.monotonic(), {})
+        try:
+            yield chat
         except HotloopError as failure:
-            error = str(failure)
+            chat.error = str(failure)
             raise
         finally:
-            self._close(ask, chat, error)
+            chat.facts[names.MODEL] = self._model.name
+            if self._trace.tracer.keeps_content:
+                chat.facts[names.CONTENT_REQUEST] = _render_body(render_ask(ask, self._model.name))
+            self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic())
 
-    def _open(self, ask: Ask) -> _Open:
-        assert ask.trace, "a run that is traced says so"
-        return _Open(ask.trace.child(), time.monotonic(), {})
-
-    def _count(self, chat: _Open, answered: Answered) -> None:
-        chat.facts |= _render_usage(answered.usage)
-        if money := self._trace.prices.of(answered.usage):
-            chat.facts[names.MONEY] = money
-        if answered.answer_id:
-            chat.facts[names.ANSWER_ID] = answered.answer_id
-
-    def _close(self, ask: Ask, chat: _Open, error: str) -> None:
-        assert ask.trace
-        chat.facts[names.MODEL] = self._model.name
-        if self._trace.tracer.keeps_content:
-            chat.facts[names.CONTENT_REQUEST] = _render_body(render_ask(ask, self._model.name))
-        self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic(), error)
+    def _count(self, usage: Usage) -> Json:
+        money = self._trace.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
+        return _render_usage(usage) | ({names.MONEY: money} if money else {})
 
 
 def _render_body(body: Json) -> str:
@@ -264,13 +246,13 @@ def _render_body(body: Json) -> str:
         return json.dumps(body, default=repr, skipkeys=True)
 
 
-def _render_usage(usage: ModelUsage) -> Json:
+def _render_usage(usage: Usage) -> Json:
     return {
         names.NUM_PROMPT: usage.num_prompt,
-        names.NUM_CACHED: usage.num_cached,
+        names.NUM_CACHED: usage.num_cached or 0,
         names.NUM_OUTPUT: usage.num_output,
     }
 
 
-def _key(event: CallForeseen | CallDispatched) -> str:
-    return call_key(event.name, parse_arguments(event.arguments)) or f"{event.name} {event.arguments}"
+def _key(event: events.CallForeseen | events.CallDispatched) -> str:
+    return call_key(event.name, read_arguments(event.arguments)) or f"{event.name} {event.arguments}"

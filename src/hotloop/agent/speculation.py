@@ -1,37 +1,35 @@
 """Running what the model will probably ask for, before it does.
 
-    model   ······[reads]······[{"id": "A7"}]──┐  asks for look(id=A7)
-    glimpse   └──────────look(id=A7)──────┐    │  began when the turn did, or when the model named the tool
-    result                                └────┘  there already: nobody waits
+    model        ······[prefill]······[{"id": "A7"}]──┐  asks for look(id=A7)
+    early call     └─────────look(id=A7)─────────┐    │  began when the turn did, or when the model named the tool
+    result                                       └────┘  there already: nobody waits
 
-Only tools that are marked read_only are ever run ahead, and only those that ask nobody's approval and limit nobody's
-number. A glimpse answers exactly one call, which has to be the same to the letter of its values; what nobody asks for
-is stopped and never seen. Once the model has asked for anything that may write, what was read before is stale: it is
-dropped, and nothing is guessed for the rest of the turn.
+Only tools that are marked read_only are ever run ahead, and only those without approval and max_concurrency. An early
+call answers exactly one call, which has to be the same to the letter of its values; what nobody asks for is stopped and
+never seen. Once the model has asked for anything that may write, what was read before is stale: it is dropped, and
+nothing is guessed for the rest of the turn.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hotloop.agent.answer import Answer
 from hotloop.agent.events import CallForeseen
-from hotloop.agent.model import ModelEvent
+from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.predict.store import load_predictor, save_predictor
-from hotloop.agent.predict.values import call_key, parse_arguments
-from hotloop.agent.tools.carry_out import Outcome, carry_out
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tasks import stop
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.predict.predictor import Prediction, Predictor, load_predictor, save_predictor
+from hotloop.agent.predict.values import call_key
+from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
+from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened
+from hotloop.wire.arguments import read_arguments
+from hotloop.wire.event import Event
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +114,9 @@ class SpeculativeForesight:
         self.budget = Budget(max_waste, max_money)
 
     def open(
-        self, tools: Sequence[AgentTool], surroundings: Surroundings, emit: Callable[[CallForeseen], None]
-    ) -> "_SpeculativeVision":
-        return _SpeculativeVision(self, tools, surroundings, emit)
+        self, tools: Mapping[str, AgentTool], surroundings: Surroundings, emit: Callable[[CallForeseen], None]
+    ) -> "RunForesight":
+        return RunForesight(self, tools, surroundings, emit)
 
     def save(self) -> None:
         """Keep what was learned, if there is a path. A disk that is full ends no run."""
@@ -137,74 +135,63 @@ class SpeculativeForesight:
         return Predictor()
 
 
-@dataclass(slots=True)
-class _Glimpse:
-    """A call that runs ahead."""
-
-    key: str
-    cost: float
-    task: "asyncio.Task[Outcome]"
-    foreseen: Foreseen
-    began_at: float = field(default_factory=time.monotonic)
-    finished_at: float | None = None
-
-    async def outcome(self) -> Outcome:
-        self.foreseen.saved_s += (self.finished_at or time.monotonic()) - self.began_at
-        return await self.task
-
-
-class _SpeculativeVision:
-    """The guesses of one run."""
+class RunForesight:
+    """The early calls of one run."""
 
     def __init__(
         self,
         foresight: SpeculativeForesight,
-        tools: Sequence[AgentTool],
+        tools: Mapping[str, AgentTool],
         surroundings: Surroundings,
         emit: Callable[[CallForeseen], None],
     ) -> None:
         self._foresight = foresight
         self._predictor = foresight.predictor
-        self._tools = {tool.spec.name: tool for tool in tools}
+        self._tools = tools
         self._surroundings = surroundings
         self._emit = emit
         self._run = foresight.predictor.open_run()
         self._history = History()
         self._num_known = 0
-        self._answer = Answer()
-        self._asked = self._history
+        self._answer = PartialAnswer()
+        self._asked = self._history  # with the calls of this turn
         self._has_written = False
-        self._glimpses: list[_Glimpse] = []
+        self._early: list[EarlyCall] = []
         self._running: set[asyncio.Task[Outcome]] = set()
 
-    def look(self, messages: Sequence[Message], turn: int) -> None:
+    def begin_turn(self, messages: Sequence[Message], turn: int) -> None:
+        """The model is about to answer these messages: start what it will probably ask for."""
         self._history.follow(messages)
         self._num_known = len(messages)
-        self._asked, self._answer, self._has_written = self._history, Answer(), False
-        if self._is_looking:
+        self._asked, self._answer, self._has_written = self._history, PartialAnswer(), False
+        if self._foresight.enabled:
             self._start(self._predictor.predict(self._history), turn)
 
-    def hear(self, event: ModelEvent, turn: int) -> None:
+    def hear(self, event: Event, turn: int) -> None:
+        """The model says more; once it has named a tool, its arguments may be easy to guess."""
         if call := self._answer.push(event):
             self._asked = self._asked.after(call)
             self._has_written |= not self._is_read_only(call.name)
-        elif isinstance(event, CallOpened) and self._is_looking and self._may_run(event.name):
+        elif isinstance(event, CallOpened) and self._foresight.enabled and self._may_run(event.name):
             self._start(self._predictor.predict(self._asked, named=event.name)[:1], turn)
 
-    def claim(self, call: ToolCall) -> _Glimpse | None:
+    def claim(self, call: ToolCall) -> EarlyCall | None:
+        """The model asked for this. If it runs already, its outcome is the answer; it is given out once."""
         if not self._is_read_only(call.name):
             self._has_written = True
             self._drop()
             return None
-        key = call_key(call.name, parse_arguments(call.arguments))
-        found = next((glimpse for glimpse in self._glimpses if glimpse.key == key), None)
+        key = call_key(call.name, read_arguments(call.arguments))
+        found = next((early for early in self._early if early.key == key), None)
         if found:
-            self._glimpses.remove(found)
+            self._early.remove(found)
             self._foresight.foreseen.num_hits += 1
+            self._foresight.foreseen.saved_s += (found.finished_at or time.monotonic()) - found.began_at
             self._foresight.budget.give_back(found.cost)
         return found
 
-    def settle(self, messages: Sequence[Message]) -> None:
+    def end_turn(self, messages: Sequence[Message]) -> None:
+        """The turn is over, and this is all that was said: learn from it, and drop what nobody asked for."""
         self._drop()
         answer = next((each for each in messages[self._num_known :] if each.role == "assistant"), None)
         if answer:
@@ -212,32 +199,27 @@ class _SpeculativeVision:
             self._foresight.budget.end_turn(len(answer.tool_calls))
 
     async def close(self) -> None:
+        """The run is over: stop what still runs."""
         self._drop()
         await stop(self._running)
         self._foresight.save()
-
-    @property
-    def _is_looking(self) -> bool:
-        return self._foresight.enabled and not self._has_written
 
     def _is_read_only(self, name: str) -> bool:
         return name in self._tools and self._tools[name].traits.read_only
 
     def _may_run(self, name: str) -> bool:
         """Whether a tool may run ahead: it changes nothing, asks nobody, and does not count how many of it run."""
-        if not self._is_read_only(name):
+        if self._has_written or not self._is_read_only(name):
             return False
         traits = self._tools[name].traits
         return not traits.needs_approval and traits.max_concurrency is None
 
     def _start(self, predictions: Iterable[Prediction], turn: int) -> None:
-        for prediction in predictions:
-            if (
-                prediction.confidence < self._foresight.threshold
-                or len(self._glimpses) >= self._foresight.max_concurrent
-            ):
-                return  # the likeliest come first
-            if self._may_run(prediction.name) and not any(each.key == prediction.key for each in self._glimpses):
+        for prediction in predictions:  # the likeliest come first
+            is_likely = prediction.confidence >= self._foresight.threshold
+            if not is_likely or len(self._early) >= self._foresight.max_concurrent:
+                return
+            if self._may_run(prediction.name) and not any(each.key == prediction.key for each in self._early):
                 self._run_ahead(prediction, turn)
 
     def _run_ahead(self, prediction: Prediction, turn: int) -> None:
@@ -248,24 +230,24 @@ class _SpeculativeVision:
         arguments = json.dumps(prediction.arguments)
         work = carry_out(tool, arguments, self._surroundings)
         task = asyncio.create_task(work, name=f"tool {prediction.name} (foreseen)")
-        glimpse = _Glimpse(prediction.key, tool.traits.cost, task, self._foresight.foreseen)
+        early = EarlyCall(prediction.key, tool.traits.cost, task)
         self._running.add(task)
-        task.add_done_callback(lambda done: self._finish(glimpse, done))
-        self._glimpses.append(glimpse)
+        task.add_done_callback(lambda done: self._finish(early, done))
+        self._early.append(early)
         self._foresight.foreseen.num_started += 1
         self._emit(CallForeseen(turn, prediction.name, arguments, prediction.confidence))
 
-    def _finish(self, glimpse: _Glimpse, task: "asyncio.Task[Outcome]") -> None:
-        glimpse.finished_at = time.monotonic()
+    def _finish(self, early: EarlyCall, task: "asyncio.Task[Outcome]") -> None:
+        early.finished_at = time.monotonic()
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # nobody else may ever ask for it
 
     def _drop(self) -> None:
         """Stop what nobody has asked for; nobody will see it."""
-        for glimpse in self._glimpses:
-            glimpse.task.cancel()
+        for early in self._early:
+            early.task.cancel()
             self._foresight.budget.lose()
             self._foresight.foreseen.num_wasted += 1
-            self._foresight.foreseen.wasted_money += glimpse.cost
-        self._glimpses.clear()
+            self._foresight.foreseen.wasted_money += early.cost
+        self._early.clear()

@@ -26,24 +26,16 @@ def choose_device(wanted: Device, num_gpus: int = 1) -> DeviceChoice:
         if num_gpus > 1:
             raise ConfigError(f"gpus {num_gpus} and device cpu contradict each other")
         return DeviceChoice("cpu", "on the CPU, as asked for")
-    name, obstacle = _find_gpu()
+    name, obstacle = _find_gpus(num_gpus)
     if obstacle is None:
-        _check_count(num_gpus)
         return DeviceChoice("cuda", f"on the GPU: {name}" if num_gpus == 1 else f"on {num_gpus} GPUs: {name}")
     if wanted == "cuda" or num_gpus > 1:
         raise ConfigError(f"device cuda cannot be used: {obstacle}")
     return DeviceChoice("cpu", f"on the CPU: {obstacle}")
 
 
-def _check_count(num_gpus: int) -> None:
-    import torch  # noqa: PLC0415 - an extra, and seconds
-
-    if torch.cuda.device_count() < num_gpus:
-        raise ConfigError(f"gpus {num_gpus} cannot be had: PyTorch finds {torch.cuda.device_count()}")
-
-
-def _find_gpu() -> tuple[str, str | None]:
-    """The GPU's name, or what keeps us from using one."""
+def _find_gpus(num_gpus: int) -> tuple[str, str | None]:
+    """The name of the first, or what keeps us from using so many."""
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         return "", f"{' and '.join(missing)} not installed ({_INSTALL} to use a GPU)"
@@ -54,6 +46,8 @@ def _find_gpu() -> tuple[str, str | None]:
     major, minor = torch.cuda.get_device_capability()
     if major < 8:
         return "", f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}; 8.0 or newer is needed"
+    if torch.cuda.device_count() < num_gpus:
+        return "", f"gpus is {num_gpus}, and PyTorch finds {torch.cuda.device_count()}"
     return torch.cuda.get_device_name(), None
 
 

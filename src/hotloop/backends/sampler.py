@@ -33,7 +33,9 @@ class Rows:
     """The logits of a step, looked through once, by all cores if there are many."""
 
     def __init__(self, logits: NDArray[np.float32]) -> None:
-        likeliest = _argmax(logits)
+        parts = np.array_split(logits, _num_cores) if logits.size >= _MANY_LOGITS else [logits]
+        find = _helpers.map if len(parts) > 1 else map
+        likeliest = np.concatenate([*find(lambda rows: rows.argmax(-1), parts)])
         # The largest of a row with a NaN is NaN.
         self.is_sound: list[bool] = np.isfinite(logits[np.arange(len(logits)), likeliest]).tolist()
         self.likeliest: list[int] = likeliest.tolist()
@@ -44,7 +46,7 @@ def sample(rows: Rows, index: int, row: SampleRow, allowed: Allowed | None, eos_
     """The token of this row, among those allowed. Raises RequestError if the grammar fails."""
     params = row.request.sampling
     likeliest = rows.likeliest[index]
-    if _is_plain_greedy(row) and (allowed is None or allowed.allows(likeliest)):
+    if params.is_greedy and _is_plain(row) and (allowed is None or allowed.allows(likeliest)):
         return likeliest
     raw: Logits = rows.logits[index]
     logits = _shape(raw, row, eos_ids)
@@ -70,24 +72,16 @@ def is_allowed(mask: Mask, token_id: int) -> bool:
 def _shape(raw: Logits, row: SampleRow, eos_ids: frozenset[int]) -> Logits:
     """Penalties, biases and forbidden ends, on a copy if there are any."""
     params = row.request.sampling
-    is_too_short = row.num_output < params.min_tokens
-    if not (params.has_penalties or params.logit_bias or is_too_short):
+    if _is_plain(row):
         return raw
     logits = raw.copy()
     if params.has_penalties:
         _penalise(logits, row)
     for token_id, bias in params.logit_bias.items():
         logits[token_id] += bias
-    if is_too_short:
+    if row.num_output < params.min_tokens:
         logits[list(eos_ids | params.stop_token_ids)] = _FORBIDDEN
     return logits
-
-
-def _argmax(logits: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The likeliest token of each row; many rows are looked through by all cores."""
-    parts = np.array_split(logits, _num_cores) if logits.size >= _MANY_LOGITS else [logits]
-    find = _helpers.map if len(parts) > 1 else map
-    return np.concatenate([*find(lambda rows: rows.argmax(-1), parts)])
 
 
 def choose(row: Logits, params: SamplingParams, draw: float) -> int:
@@ -121,11 +115,10 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _is_plain_greedy(row: SampleRow) -> bool:
+def _is_plain(row: SampleRow) -> bool:
+    """Whether its logits are taken as they are."""
     params = row.request.sampling
-    return (
-        params.is_greedy and not params.has_penalties and not params.logit_bias and row.num_output >= params.min_tokens
-    )
+    return not params.has_penalties and not params.logit_bias and row.num_output >= params.min_tokens
 
 
 def _penalise(logits: Logits, row: SampleRow) -> None:

@@ -2,19 +2,8 @@
 
 from collections.abc import Iterable
 
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+HOP_BY_HOP |= {b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]], *, keeps_length: bool = False) -> list[tuple[bytes, bytes]]:
@@ -23,5 +12,5 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]], *, keeps_length: bool = F
     """
     lowered = [(name.lower(), value) for name, value in headers]
     named = {option.strip().lower() for name, value in lowered if name == b"connection" for option in value.split(b",")}
-    left_out = HOP_BY_HOP | named | (frozenset() if keeps_length else {b"content-length"})
+    left_out = HOP_BY_HOP | named | (set() if keeps_length else {b"content-length"})
     return [header for header in lowered if header[0] not in left_out]

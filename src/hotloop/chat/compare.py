@@ -8,25 +8,22 @@ Pure: token ids, and a function that spells a token. Linear in both lengths. Kno
 what to compare with is chosen elsewhere, and whether a token was cached is nothing to it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.chat.assembly.spans import PromptSpan, SpanKind
+from hotloop.chat.assembly.spans import PromptSpan, SpanKind, Spell, num_common
 from hotloop.chat.prompt import Prompt
-from hotloop.models.tokenizer import Tokenizer
 
 WINDOW = 16
 """As many tokens in the same order are taken for the same text."""
 
 TokenIds = NDArray[np.int32]
 Hashes = NDArray[np.uint64]
-Spell = Callable[[int], bytes]
 Change = Literal["diverged", "retokenised"]
 
 _FACTOR = 0x9E3779B97F4A7C15
@@ -83,17 +80,6 @@ def token_array(token_ids: Sequence[int]) -> TokenIds:
     return np.asarray(token_ids, np.int32)
 
 
-def speller(tokenizer: Tokenizer) -> Spell:
-    """Every token as the text has it, special ones too."""
-
-    @cache
-    def spell(token_id: int) -> bytes:
-        is_special = tokenizer.is_special(token_id)
-        return tokenizer.token_text(token_id).encode() if is_special else tokenizer.token_bytes(token_id)
-
-    return spell
-
-
 def compare(current: TokenIds, earlier: TokenIds, spell: Spell) -> Comparison:
     num_common = count_common(current, earlier)
     rest, other = current[num_common:], earlier[num_common:]
@@ -142,7 +128,7 @@ def find_words(parting: Parting, spell: Spell) -> Words:
         previous, current = (_show_cuts(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
         return Words(_end_of(_decode(before)), _beginning_of(previous), _beginning_of(current))
     earlier_text, current_text = (before + _join(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
-    size = _whole_chars(current_text, _count_common_bytes(current_text, earlier_text))
+    size = _whole_chars(current_text, num_common(current_text, earlier_text))
     text = _decode(current_text[:size])
     stub = _open_word(text)
     previous, current = (stub + _decode(data[size:]) for data in (earlier_text, current_text))
@@ -158,7 +144,7 @@ def find_spot(parting: Parting, prompt: Prompt, spell: Spell) -> Spot | None:
     char = _find_char(span, at, prompt, spell)
     if parting.change == "diverged":
         other, rest = _join(parting.earlier_ids, spell), _join(parting.current_ids, spell)
-        char += len(_decode(rest[: _whole_chars(rest, _count_common_bytes(rest, other))]))
+        char += len(_decode(rest[: _whole_chars(rest, num_common(rest, other))]))
     return _place_spot(prompt.spans, char)
 
 
@@ -199,7 +185,7 @@ def _count_recut(rest: TokenIds, other: TokenIds, spell: Spell) -> int:
     for limit in (_MAX_SPELT // 32, _MAX_SPELT):
         ours, theirs = ([*map(spell, ids[:limit].tolist())] for ids in (rest, other))
         text, their_text = b"".join(ours), b"".join(theirs)
-        size = _count_common_bytes(text, their_text)
+        size = num_common(text, their_text)
         ends, their_ends = ([*accumulate(map(len, pieces))] for pieces in (ours, theirs))
         is_whole = size == min(len(text), len(their_text))
         if not size or not (is_whole or any(end <= size for end in {*ends} & {*their_ends} - {0})):
@@ -208,13 +194,6 @@ def _count_recut(rest: TokenIds, other: TokenIds, spell: Spell) -> int:
         if not is_whole:
             break
     return num_recut
-
-
-def _count_common_bytes(one: bytes, other: bytes) -> int:
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
-        return size
-    return next(i for i in range(size) if one[i] != other[i])
 
 
 def _whole_chars(data: bytes, size: int) -> int:

@@ -1,94 +1,281 @@
-"""Which of the families a model belongs to, told once from its chat template and its vocabulary."""
+"""How each family of models writes tool calls, and which family a model belongs to.
 
+Each grammar lets the model write prose until the family's opening, unless a call is required; from the opening on it
+must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on. Each
+parser reads what its grammar lets pass, and much that it does not.
+"""
+
+import hashlib
+import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, ClassVar
 
 from hotloop.chat import lark
-from hotloop.chat.families import (
-    PYTHON_TAG,
-    TOOL_CALLS,
-    GenericFormat,
-    HermesFormat,
-    LlamaFormat,
-    MistralFormat,
-    QwenCoderFormat,
-    Tools,
-    Turns,
-)
+from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
-from hotloop.chat.xml_calls import CALL, FUNCTION, PARAMETER
+from hotloop.chat.xml_calls import CALL, END_CALL, FUNCTION, PARAMETER, RAW_RULES, XmlCallParser, function_rules
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
 from hotloop.core.grammar import Grammar
-from hotloop.core.message import Tool
+from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
+Turns = tuple[Message, ...]
+Tools = tuple[Tool, ...]
 
-class ToolFormat(Protocol):
+PYTHON_TAG = "<|python_tag|>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NAME_KEY = lark.literal('{"name": "')
+_INSTRUCTIONS = """\
+You can call these functions:
+{tools}
+
+To call one, answer with its name and arguments, one such block for each call:
+<tool_call>
+{{"name": "function name", "arguments": {{"key": "value"}}}}
+</tool_call>"""
+
+
+class ToolFormat(ABC):
     """One family's way with tools. The tools and the choice it is given have passed `check_tools`."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[ToolFormatName]
+    opening: ClassVar[str]
 
-    @property
-    def keep_special(self) -> bool:
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        """`source` is the model's chat template."""
+        self.keep_special = lark.special_id(self.opening, tokenizer) is not None
         """Whether its markers are special tokens, so that the text must show them."""
-        ...
 
     def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
         """What the template is given in their place."""
-        ...
+        return messages, tools
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
         """What the answer must look like. None: anything goes."""
-        ...
+        if not choice.is_binding(tools):
+            return None
+        return lark.grammar(self.rules(choice.select(tools), choice, tokenizer))
 
+    @abstractmethod
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        """The first is where an answer begins."""
+
+    @abstractmethod
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
         """For one answer. A family that writes values without quotes tells their types from the tools."""
-        ...
+
+
+class HermesFormat(ToolFormat):
+    """`<tool_call>`, a newline, a JSON object, a newline, `</tool_call>`: Hermes, Qwen 2.5, Qwen 3 and many others."""
+
+    name: ClassVar[ToolFormatName] = "hermes"
+    opening = CALL
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
+        more = f' ( "\\n" {opening} call )*' if choice.is_parallel else ""
+        is_required = choice.mode == "required"
+        return [
+            *lark.start(f"call{more}", CALL, choice, tokenizer, has_named=True),
+            f'call: "\\n" {_NAME_KEY} {lark.functions(chosen)} "}}\\n" {closing}',
+            *lark.json_functions(chosen, "arguments"),
+            *([] if is_required else [*lark.fenced_rules(chosen), *lark.alone_rules(chosen)]),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return JsonCallParser(JsonMarks(CALL, END_CALL, has_fences=True), tools)
+
+
+class GenericFormat(HermesFormat):
+    """For templates that know no tools, or none of these families: calls as Hermes writes them, worded by hotloop."""
+
+    name = "generic"
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        self._has_system = "System role not supported" not in source
+
+    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
+        return word_messages(messages, tools, has_system=self._has_system), ()
+
+
+class LlamaFormat(ToolFormat):
+    """`{"name": ..., "parameters": {...}}` as the whole answer, or behind <|python_tag|>: Llama 3."""
+
+    name = "llama3"
+    opening = PYTHON_TAG
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        self._is_single = "single tool-calls" in source  # it refuses a history with two calls in one turn
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        more = ' ( "; " call )*' if choice.is_parallel and not self._is_single else ""
+        return [
+            *([f"start: call{more}"] if choice.mode == "required" else self._prose(chosen, more, tokenizer)),
+            f"call: {_NAME_KEY} function",
+            f'function: {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "parameters"),
+        ]
+
+    def _prose(self, tools: Sequence[Tool], more: str, tokenizer: Tokenizer) -> list[str]:
+        """An answer that begins like a call must be one: nothing marks it but its first words."""
+        ways, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
+        fenced = f"fenced* {lark.either(ways)}" if more else lark.either([*ways, "fenced"])
+        begun = [f'named ": \\"" function{more}', f'typed ", \\"name\\": \\"" function{more}']
+        rules += [r'named[lazy]: /\s*\{\s*"name"/', r'typed[lazy]: /\s*\{\s*"type"\s*:\s*"function"/']
+        return [f"start: {lark.either([fenced, *begun])}", *rules, *lark.fenced_rules(tools)]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return JsonCallParser(JsonMarks(PYTHON_TAG, joiner=";", is_bare=True, has_fences=True), tools)
+
+
+class MistralFormat(ToolFormat):
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`; newer templates show `[TOOL_CALLS]name[ARGS]{...}`."""
+
+    name = "mistral"
+    opening = TOOL_CALLS
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        if not self.keep_special:
+            raise ConfigError(f"tool_format 'mistral' cannot work: the model has no token {TOOL_CALLS}")
+        self._has_args = ARGS in source
+        self._has_ids = self._has_args and CALL_ID in source
+        self._bracket = " [" if f"{TOOL_CALLS} " in source else "["
+
+    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
+        return tuple(map(_shorten_ids, messages)), tools
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        if self._has_args:
+            return self._named(chosen, choice, tokenizer)
+        more = ' ( ", " call )*' if choice.is_parallel else ""
+        return [
+            *lark.start(f'{lark.literal(self._bracket)} call{more} "]"', TOOL_CALLS, choice, tokenizer),
+            f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "arguments"),
+        ]
+
+    def _named(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        more = f" ( {lark.marker(TOOL_CALLS, tokenizer)} call )*" if choice.is_parallel else ""
+        call_id = f"{lark.marker(CALL_ID, tokenizer)} /{'[a-zA-Z0-9]' * 9}/ " if self._has_ids else ""
+        between = call_id + lark.marker(ARGS, tokenizer)
+        return [
+            *lark.start(f"call{more}", TOOL_CALLS, choice, tokenizer),
+            f"call: {lark.functions(chosen)}",
+            *(f"f{i}: {lark.literal(tool.name)} {between} {lark.arguments(tool)}" for i, tool in enumerate(chosen)),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", has_names=True))
+
+
+class QwenCoderFormat(ToolFormat):
+    """`<tool_call>` with a `<function=name>` and its `<parameter=key>`s inside: Qwen 3 Coder and its kin."""
+
+    name = "qwen3_coder"
+    opening = CALL
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        opening, closing = lark.marker(CALL, tokenizer), lark.marker(END_CALL, tokenizer)
+        function = lark.literal(f"\n{FUNCTION}")
+        more = f' ( "\\n" {opening} {function} call )*' if choice.is_parallel else ""
+        return [
+            *lark.start(f"{function} call{more}", CALL, choice, tokenizer, bare=(FUNCTION, f"call{more}")),
+            f'call: {lark.functions(chosen)} "\\n" {closing}',
+            *(rule for i, tool in enumerate(chosen) for rule in function_rules(f"f{i}", tool)),
+            *RAW_RULES,
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return XmlCallParser(tools)
+
+
+_FORMATS: dict[str, type[ToolFormat]] = {
+    each.name: each for each in (HermesFormat, GenericFormat, LlamaFormat, MistralFormat, QwenCoderFormat)
+}
 
 
 def choose_format(template: ChatTemplate | None, tokenizer: Tokenizer, name: ToolFormatName = "auto") -> ToolFormat:
     """The format of this name, or the one the template speaks. Raises ConfigError for one that cannot work here."""
     source = template.source if template else ""
-    has_marker = lark.special_id(TOOL_CALLS, tokenizer) is not None
+    takes_tools = re.search(r"\btools\b", source) is not None
     if name == "auto":
-        name = _detect(source, has_marker=has_marker)
-    elif name != "generic" and not _takes_tools(source):
+        name = _detect(source, tokenizer) if takes_tools else "generic"
+    elif name != "generic" and not takes_tools:
         raise ConfigError(f"tool_format {name!r} cannot work: the model's chat template takes no tools; use 'generic'")
-    if name == "mistral" and not has_marker:
-        raise ConfigError(f"tool_format 'mistral' cannot work: the model has no token {TOOL_CALLS}")
-    return _make(name, source, tokenizer)
+    return _FORMATS[name](tokenizer, source)
 
 
-def _detect(source: str, *, has_marker: bool) -> ToolFormatName:
-    if not _takes_tools(source):
-        return "generic"
+def _detect(source: str, tokenizer: Tokenizer) -> ToolFormatName:
     if FUNCTION in source and PARAMETER in source:
         return "qwen3_coder"
     if CALL in source and re.search(r'"arguments\\?"', source):
         return "hermes"
-    if TOOL_CALLS in source and has_marker:
+    if TOOL_CALLS in source and lark.special_id(TOOL_CALLS, tokenizer) is not None:
         return "mistral"
     if PYTHON_TAG in source or ('"parameters": ' in source and "ipython" in source):
         return "llama3"
     return "generic"
 
 
-def _takes_tools(source: str) -> bool:
-    return re.search(r"\btools\b", source) is not None
+def word_messages(messages: Sequence[Message], tools: Sequence[Tool], *, has_system: bool = True) -> Turns:
+    """The conversation in roles any template knows: system (if it knows that one), user and assistant.
+
+    The same tools always give the same text, and a later turn only adds to it, so what was cached stays cached.
+    """
+    turns: list[Message] = []
+    for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
+        if is_result:
+            results = (f"<tool_response>\n{result.content}\n</tool_response>" for result in group)
+            turns.append(Message("user", "\n".join(results)))
+        else:
+            turns += map(_word_calls, group)
+    if not tools:
+        return tuple(turns)
+    instructions = word_tools(tools)
+    role: Any = "system" if has_system else "user"
+    if not turns or turns[0].role != role:
+        return (Message(role, instructions), *turns)
+    parts = (turns[0].content, instructions) if has_system else (instructions, turns[0].content)
+    return (replace(turns[0], content="\n\n".join(parts).strip()), *turns[1:])
 
 
-def _make(name: ToolFormatName, source: str, tokenizer: Tokenizer) -> ToolFormat:
-    if name == "hermes":
-        return HermesFormat(tokenizer)
-    if name == "llama3":
-        return LlamaFormat(tokenizer, is_single="single tool-calls" in source)
-    if name == "mistral":
-        return MistralFormat(source)
-    if name == "qwen3_coder":
-        return QwenCoderFormat(tokenizer)
-    return GenericFormat(tokenizer, has_system="System role not supported" not in source)
+def word_tools(tools: Sequence[Tool]) -> str:
+    return _INSTRUCTIONS.format(tools="\n".join(map(_word_tool, tools)))
+
+
+def _word_tool(tool: Tool) -> str:
+    description = {"description": tool.description} if tool.description else {}
+    return json.dumps({"name": tool.name, **description, "parameters": dict(tool.parameters)}, ensure_ascii=False)
+
+
+def _word_calls(message: Message) -> Message:
+    if not message.tool_calls:
+        return message
+    parts = [message.content] if message.content else []
+    return replace(message, content="\n".join([*parts, *map(_word_call, message.tool_calls)]), tool_calls=())
+
+
+def _word_call(call: ToolCall) -> str:
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+
+
+def _shorten_ids(message: Message) -> Message:
+    """Mistral's templates refuse ids that are not nine letters and digits."""
+    calls = tuple(replace(call, id=_short_id(call.id)) for call in message.tool_calls)
+    return replace(message, tool_calls=calls, tool_call_id=message.tool_call_id and _short_id(message.tool_call_id))
+
+
+def _short_id(call_id: str) -> str:
+    is_short = len(call_id) == 9 and call_id.isalnum()
+    return call_id if is_short else hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -9,11 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotloop.chat.openings import FENCE, CallOpening
+from hotloop.chat.lark import FENCE
 from hotloop.chat.stream import EventCollector, MarkedParser
 from hotloop.core.message import Tool
+from hotloop.core.nesting import Nesting
 
-_ARGUMENTS = ("arguments", "parameters")
+_SPACE = " \t\r\n"
+_ARGUMENTS = ('"arguments"', '"parameters"')
 # A name as Mistral's newer models write it: [TOOL_CALLS]name[CALL_ID]123[ARGS]{...}
 _BARE_NAME = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
 _BARE_NAME_CHARS = re.compile(r"[\w.\-\[\]\s]{1,200}")
@@ -39,13 +41,13 @@ class JsonCallParser(MarkedParser):
     """Prose, and calls that are JSON objects."""
 
     def __init__(self, marks: JsonMarks, tools: Sequence[Tool] = ()) -> None:
-        self._names = [tool.name for tool in tools if marks.has_fences]
+        self._names = tuple(json.dumps(tool.name) for tool in tools if marks.has_fences)
         super().__init__(marks.opening, *([FENCE] if self._names else []))
         self._marks = marks
         self._closing = marks.closing
-        self._opening: CallOpening | None = None
+        self._must_name: tuple[str, ...] = ()  # the tools of which an object must name one, to be a call
         self._object: _CallObject | None = None
-        self._value: _Value | None = None
+        self._value = Nesting()
         self._tail = ""
         if marks.is_bare or self._names:
             self.state = self._start
@@ -53,41 +55,37 @@ class JsonCallParser(MarkedParser):
     def opened(self, opening: str) -> None:
         is_fenced = opening == FENCE
         self._closing = FENCE if is_fenced else self._marks.closing
-        self._opening = CallOpening(self._names, is_fenced=True) if is_fenced else None
-        self.state = self._in_opening if is_fenced else self._before
+        self._must_name = self._names if is_fenced else ()
+        self._tail, self.state = "", self._in_fence if is_fenced else self._before
 
     def cut(self) -> None:
         if self._object:
             self._object.cut()
 
     def _start(self, char: str) -> None:
-        if char == "{" and self._marks.is_bare:
+        if char == "{":
             self.raw = char
-            self._begin_object(is_bare=True)
-        elif char == "{":
-            self.raw, self._closing = char, ""
-            self._begin_opening()
+            if not self._marks.is_bare:
+                self._closing, self._must_name = "", self._names
+            self._begin_object(is_bare=self._marks.is_bare)
         elif char.isspace():
             self.answer.text(char)
         else:
             self.to_prose()
             self.again(char)
 
-    def _begin_opening(self) -> None:
-        self._opening = CallOpening(self._names, is_fenced=False)
-        self._opening.push("{")
-        self.state = self._in_opening
-
-    def _in_opening(self, char: str) -> None:
-        """In an object that is a call if it names a tool."""
-        assert self._opening is not None
+    def _in_fence(self, char: str) -> None:
+        """Behind the fence: its label, if it has one, spaces, and the object. `_tail` is the label, or one space."""
         self.raw += char
-        if not self._opening.push(char):
-            self.give_back()
-        elif self._opening.is_whole:
+        is_labelled = self._tail in ("", "json", " ")
+        if is_labelled and char == "{":
             self._begin_object()
-            for known in self.raw[self.raw.index("{") + 1 :]:
-                self._in_object(known)
+        elif is_labelled and char in _SPACE:
+            self._tail = " "
+        elif "json".startswith(self._tail + char):
+            self._tail += char
+        else:
+            self.give_back()
 
     def _before(self, char: str) -> None:
         self.raw += char
@@ -104,16 +102,13 @@ class JsonCallParser(MarkedParser):
         return self.raw[len(self._marks.opening) : -1]
 
     def _begin_object(self, *, is_bare: bool = False) -> None:
-        self._object = _CallObject(self.answer, is_bare=is_bare)
+        self._object = _CallObject(self.answer, is_bare=is_bare, names=self._must_name)
         self.state = self._in_object
 
     def _in_object(self, char: str) -> None:
         assert self._object is not None
         is_taken = self._object.push(char)
-        if self._object.is_called:
-            self.raw = ""
-        else:
-            self.raw += char
+        self.raw = "" if self._object.is_called else self.raw + char
         if self._object.is_over:
             self._object = None
             self._tail, self.state = "", self._after
@@ -126,106 +121,63 @@ class JsonCallParser(MarkedParser):
     def _after(self, char: str) -> None:
         """Behind a call: another one, the closing word, or prose again."""
         tail = (self._tail + char).lstrip()
-        if not tail or tail == self._marks.joiner:
+        joiner = self._marks.joiner
+        if not tail or tail == joiner:
             self._tail = tail
-        elif tail.removeprefix(self._marks.joiner).lstrip() == "{":
-            self._begin_next(tail)
+        elif tail.removeprefix(joiner).lstrip() == "{":
+            self.raw = tail
+            self._begin_object()
         elif tail == self._closing:
             self.to_prose()
-        elif self._closing.startswith(tail) or (self._is_joined and char.isspace()):
+        elif self._closing.startswith(tail) or (joiner and self._tail.startswith(joiner) and char.isspace()):
             self._tail = tail
         else:
             self.to_prose()
             self.again(tail)
-
-    def _begin_next(self, tail: str) -> None:
-        self.raw = tail
-        if self._opening is None:
-            self._begin_object()
-        else:
-            self._begin_opening()
-
-    @property
-    def _is_joined(self) -> bool:
-        return bool(self._marks.joiner) and self._tail.startswith(self._marks.joiner)
 
     def _bare_name(self, char: str) -> None:
         self.raw += char
         if char == "{" and (match := _BARE_NAME.fullmatch(self._body)):
             self.raw = ""
             self.answer.open_call(match[1])
-            self._value = _Value(char)
-            self.answer.arguments(char)
-            self.state = self._bare_arguments
+            self._value, self.state = Nesting(), self._bare_arguments
+            self._bare_arguments(char)
         elif not _BARE_NAME_CHARS.fullmatch(self._body + char):
             self.give_back()
 
     def _bare_arguments(self, char: str) -> None:
-        assert self._value is not None
         self._value.push(char)
         self.answer.arguments(char)
-        if self._value.is_over:
+        if not self._value.is_open:
             self.answer.close_call()
             self.to_prose()
 
 
-class _Value:
-    """Where a JSON value ends. `is_over` once its last character was pushed; a number ends before the next one."""
-
-    __slots__ = ("_depth", "_is_escaped", "_is_string", "is_over", "kind")
-
-    def __init__(self, first: str) -> None:
-        self.kind = {"{": "object", "[": "array", '"': "string"}.get(first, "scalar")
-        self.is_over = False
-        self._depth = int(first in "{[")
-        self._is_string = first == '"'
-        self._is_escaped = False
-
-    def push(self, char: str) -> bool:
-        """False if the value had ended before this character."""
-        if self._is_string:
-            self._in_string(char)
-        elif self.kind == "scalar":
-            return char not in ',}]:"[{' and not char.isspace()
-        elif char == '"':
-            self._is_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self.is_over = self._depth == 0
-        return True
-
-    def _in_string(self, char: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif char == "\\":
-            self._is_escaped = True
-        elif char == '"':
-            self._is_string = False
-            self.is_over = self._depth == 0
-
-
 class _CallObject:
-    """One call's object, from behind its first brace. It is called once its name is known and its arguments began."""
+    """One call's object, from behind its first brace. It is called once its name is known and its arguments began.
 
-    def __init__(self, answer: EventCollector, *, is_bare: bool) -> None:
+    Read token by token: a string, a value in brackets, a bare value, or one of `,:}]`. With `is_bare` the first key
+    must be `name`, or `type` with the value `function`; with `names` it must be `name`, with one of these as its value,
+    and the arguments follow.
+    """
+
+    def __init__(self, answer: EventCollector, *, is_bare: bool, names: Sequence[str]) -> None:
         self.is_called = False
         self.is_over = False
         self._answer = answer
         self._is_bare = is_bare
-        self._state = self._key
-        self._key_text: str | None = None
-        self._num_keys = 0
-        self._value: _Value | None = None
-        self._text = ""  # of the key or the value being read
+        self._names = names
+        self._nesting = Nesting()
+        self._text = ""  # of the token being read
+        self._member: list[str] = []  # key, colon, value
+        self._num_members = 0
         self._name: str | None = None
         self._arguments: str | None = None  # read before the name was
         self._is_streaming = False
 
     def push(self, char: str) -> bool:
         """False if this character cannot come here: the object is over, or was never a call."""
-        is_taken = self._state(char)
+        is_taken = self._read(char)
         if not is_taken and self.is_called:
             self.cut()
             self.is_over = True
@@ -240,78 +192,89 @@ class _CallObject:
         else:
             self._answer.close_call()
 
-    def _key(self, char: str) -> bool:
-        if char == "}":
-            return self._end()
-        if char == '"':
-            self._text, self._state, self._value = "", self._in_key, _Value(char)
-        return char == '"' or char.isspace()
-
-    def _in_key(self, char: str) -> bool:
-        assert self._value is not None
-        self._value.push(char)
-        if not self._value.is_over:
-            self._text += char
-            return True
-        self._key_text, self._state = self._text, self._colon
-        self._num_keys += 1
-        return not self._is_bare or self._num_keys > 1 or self._text in ("name", "type")
-
-    def _colon(self, char: str) -> bool:
-        if char == ":":
-            self._state = self._before_value
-        return char == ":" or char.isspace()
-
-    def _before_value(self, char: str) -> bool:
-        if char.isspace():
-            return True
-        self._value, self._text, self._state = _Value(char), char, self._in_value
-        if self._value.kind == "object" and self._is_arguments and self._name is not None:
-            self._call("{")
-            self._is_streaming = True
-        return char not in ",:}]"
-
-    @property
-    def _is_arguments(self) -> bool:
-        return self._key_text in _ARGUMENTS and not self.is_called and self._arguments is None
-
-    def _in_value(self, char: str) -> bool:
-        assert self._value is not None
-        if not self._value.push(char):
-            self._state = self._after_value
-            return self._keep_value() and self._after_value(char)
+    def _read(self, char: str) -> bool:
+        was_open = self._nesting.is_open
+        if not was_open and char in _SPACE + ",:}]":
+            return self._end_token() and (char in _SPACE or self._take(char))
+        if not was_open and not self._can_go_on(char):
+            return False
+        self._nesting.push(char)
         if self._is_streaming:
             self._answer.arguments(char)
         else:
             self._text += char
-        if self._value.is_over:
-            self._state = self._after_value
-            return self._keep_value()
-        return True
+            if char == "{" and not was_open and self._is_arguments and self._name is not None:
+                self._is_streaming = True
+                self._call("{")
+        if was_open and not self._nesting.is_open:
+            return self._end_token()
+        options = self._options
+        return options is None or any(option.startswith(self._text) for option in options)
 
-    def _after_value(self, char: str) -> bool:
-        if char == "}":
-            return self._end()
-        if char == ",":
-            self._state = self._key
-        return char == "," or char.isspace()
+    def _can_go_on(self, char: str) -> bool:
+        """Whether a token may begin, or a bare value go on, with this character."""
+        if self._text:
+            return char not in '"[{'
+        return char == '"' if not self._member else len(self._member) == 2
 
-    def _keep_value(self) -> bool:
-        """Make what it can of a whole value; False if it shows that this is no call."""
+    @property
+    def _options(self) -> Sequence[str] | None:
+        """What the token being read must be, where there is no choice."""
+        match self._num_members, self._member:
+            case 0, [] if self._names:
+                return ('"name"',)
+            case 0, [] if self._is_bare:
+                return ('"name"', '"type"')
+            case 0, ['"type"', _] if self._is_bare:
+                return ('"function"',)
+            case 0, [_, _] if self._names:
+                return self._names
+            case 1, [] if self._names:
+                return _ARGUMENTS
+            case 1, [_, _] if self._names:
+                return ("{",) if not self.is_called else None
+        return None
+
+    @property
+    def _is_arguments(self) -> bool:
+        is_value = len(self._member) == 2 and self._member[0] in _ARGUMENTS
+        return is_value and not self.is_called and self._arguments is None
+
+    def _end_token(self) -> bool:
+        text, self._text = self._text, ""
+        return not text or self._take(text)
+
+    def _take(self, token: str) -> bool:
+        """False if this token cannot come here, or shows that this is no call."""
+        is_mark = token in (",", ":", "}", "]")
+        match self._member:
+            case [] | [_, _, _] if token == "}":
+                return self._end()
+            case []:
+                is_taken = not is_mark
+            case [_]:
+                is_taken = token == ":"
+            case [_, _]:
+                is_taken = not is_mark and self._take_value(token)
+            case _:
+                self._member, self._num_members = [], self._num_members + 1
+                return token == ","
+        self._member.append(token)
+        return is_taken
+
+    def _take_value(self, token: str) -> bool:
         if self._is_streaming:
             self._is_streaming = False
-        elif self._key_text == "name" and self._name is None:
-            self._name = _string(self._text)
+        elif self._member[0] == '"name"' and self._name is None:
+            self._name = _string(token)
             if self._name is not None and self._arguments is not None:
                 self._call(self._arguments)
             return bool(self._name)
         elif self._is_arguments:
-            self._arguments = _arguments(self._text)
+            self._arguments = _arguments(token)
             if self._arguments is not None and self._name is not None:
                 self._call(self._arguments)
             return self._arguments is not None
-        elif self._is_bare and self._num_keys == 1:
-            return self._text == '"function"'
         return True
 
     def _call(self, arguments: str) -> None:
@@ -321,7 +284,7 @@ class _CallObject:
         self._answer.arguments(arguments)
 
     def _end(self) -> bool:
-        if not self.is_called and self._name is not None and not self._is_bare:
+        if not self.is_called and self._name is not None and not (self._is_bare or self._names):
             self._call("{}")
         if not self.is_called:
             return False

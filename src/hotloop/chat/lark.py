@@ -19,6 +19,14 @@ ANYTHING = "/(?s:.*)/"
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
+FENCE = "```"
+# A call that opens without a family's own word: a JSON object that names a tool of the request, in a fence or alone.
+_NAMED_CALL = (
+    r"SPACE: /[ \t\r\n]*/",
+    'FENCE: "```" "json"? SPACE',
+    r'NAME: "{" SPACE "\"name\"" SPACE ":" SPACE "\""',
+    r'ARGUMENTS: "\"" SPACE "," SPACE ("\"arguments\"" | "\"parameters\"") SPACE ":"',
+)
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
 
 
@@ -98,6 +106,23 @@ def json_functions(tools: Sequence[Tool], key: str) -> list[str]:
         begin = f'{tool.name}", "{key}": '
         rules += [f"f{i}: {literal(begin)} a{i}", f"a{i}: {arguments(tool)}"]
     return rules
+
+
+def fenced_rules(tools: Sequence[Tool]) -> list[str]:
+    """The rule `fenced`: prose and such a call in a fence. It needs `TEXT`, and the tools' arguments `a0`, `a1`, ..."""
+    return [*_NAMED_CALL, *_named_calls("fenced", "TEXT FENCE", tools, f"\n}}\n{FENCE}")]
+
+
+def alone_rules(tools: Sequence[Tool]) -> list[str]:
+    """The rule `alone`, beside those of `fenced_rules`: such a call by itself, where the answer begins."""
+    return _named_calls("alone", "SPACE", tools, "}")
+
+
+def _named_calls(rule: str, head: str, tools: Sequence[Tool], closing: str) -> list[str]:
+    """Behind the opening the spaces are those of all our calls, whatever stood in it: so most of the call is forced."""
+    ways = (f'{rule}{i} " " a{i}' for i in range(len(tools)))
+    openings = (f"{rule}{i}[lazy]: {head} NAME {literal(tool.name)} ARGUMENTS" for i, tool in enumerate(tools))
+    return [f"{rule}: {either(ways)} {literal(closing)}", *openings]
 
 
 def embed(schema: Mapping[str, Any]) -> str:

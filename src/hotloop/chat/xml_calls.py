@@ -1,16 +1,20 @@
 """Calls written as tags: `<tool_call> <function=name> <parameter=key> value </parameter> </function> </tool_call>`.
 
-The arguments are made into JSON as they come, strings character by character. A value ends at its closing tag and
-nowhere else, so code that speaks of these tags can be an argument; what stands between two parameters is ignored.
+Strings are written as they are, everything else as JSON; which one its schema tells, to the grammar and to the parser
+alike. What tags cannot say is refused by name. The arguments are made into JSON as they come, strings character by
+character. A value ends at its closing tag and nowhere else, so code that speaks of these tags can be an argument; what
+stands between two parameters is ignored.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
+from hotloop.chat import lark
 from hotloop.chat.stream import MarkedParser
-from hotloop.chat.xml_values import ValueKind, resolve, to_json, types_of, value_kind
+from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 
 CALL, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
@@ -19,6 +23,28 @@ END_CALL, END_FUNCTION, END_PARAMETER = "</tool_call>", "</function>", "</parame
 _MAX_NAME = 256
 _ESCAPED = re.compile(r"\\.")
 _NULLS = ("null", "None")
+_DEFINITIONS = ("$defs", "definitions")
+_LISTS = {"enum", "const"}
+_LIMITS = {"pattern", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if", "$ref"}
+_ALIASES = {"True": "true", "False": "false", "None": "null"}  # as templates print what they were given
+_TYPE_NAMES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+_MAX_REFS = 8
+RAW_RULES = (
+    f"raw[lazy]: {lark.ANYTHING} {lark.literal(END_PARAMETER)}",
+    f'anything: {lark.literal(PARAMETER)} /[^<>\\n]+/ ">\\n" raw "\\n"',
+)
+_UNSAYABLE = {"allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "$ref", "$dynamicRef", "propertyNames"} | {
+    *("minProperties", "maxProperties", "patternProperties", "unevaluatedProperties"),
+    *("dependencies", "dependentRequired", "dependentSchemas"),
+}
 
 
 class XmlCallParser(MarkedParser):
@@ -171,3 +197,138 @@ class _Written:
         if self._kind is ValueKind.NULLABLE and self._text in _NULLS:
             return "null"
         return json.dumps(self._text, ensure_ascii=False)[0 if not self._is_begun else 1 :]
+
+
+def function_rules(rule: str, tool: Tool) -> list[str]:
+    """What follows `<function=`: the name, the parameters in their order, the closing tag."""
+    begin, end = lark.literal(f"{tool.name}>\n"), lark.literal(END_FUNCTION)
+    if not tool.is_strict:
+        return [f"{rule}: {begin} anything* {end}"]
+    _check_sayable(tool)
+    schema = lark.parameters(tool)
+    required = schema.get("required", [])
+    properties = dict(schema["properties"]) | {key: True for key in required if key not in schema["properties"]}
+    rules = {key: f"{rule}p{i}" for i, key in enumerate(properties)}
+    sequence = " ".join(name + ("" if key in required else "?") for key, name in rules.items())
+    return [
+        f"{rule}: {begin} {sequence} {end}",
+        *(f"{rules[key]}: {_parameter(key, part, schema)}" for key, part in properties.items()),
+    ]
+
+
+def _parameter(key: str, part: Any, root: Mapping[str, Any]) -> str:
+    begin, end = lark.literal(f"{PARAMETER}{key}>\n"), lark.literal(f"\n{END_PARAMETER}\n")
+    schema = resolve(part, root)
+    kind = value_kind(schema)
+    if kind is ValueKind.CHOICE:
+        return f"{begin} {lark.either(map(lark.literal, choices(schema)))} {end}"
+    if kind is ValueKind.JSON:
+        return f"{begin} {lark.embed(schema)} {end}"
+    return f'{begin} raw "\\n"'
+
+
+def _check_sayable(tool: Tool) -> None:
+    unsayable = tool.parameters.keys() & _UNSAYABLE
+    if unsayable:
+        reason = f"{min(unsayable)!r} beside its properties, which this model's tool calls cannot say"
+        raise RequestError(f"the tool {tool.name!r} has {reason}: use strict: false", param="tools")
+    for key in (*tool.parameters.get("properties", {}), *tool.parameters.get("required", [])):
+        if not key.strip() or set(key) & set("<>\n") or key != key.strip():
+            reason = f"a parameter {key!r:.100}, which this model's tool calls cannot name"
+            raise RequestError(f"the tool {tool.name!r} has {reason}", param="tools")
+
+
+class ValueKind(Enum):
+    """How a value is written."""
+
+    RAW = auto()
+    """A string, as it is."""
+    NULLABLE = auto()
+    """A string as it is; `null` is no string but null."""
+    CHOICE = auto()
+    """One of some strings, as they are."""
+    JSON = auto()
+
+
+def value_kind(schema: Any) -> ValueKind:
+    if not isinstance(schema, Mapping):
+        return ValueKind.JSON
+    if choices(schema):
+        return ValueKind.CHOICE
+    types = _free_types(schema)
+    if types == {"string"}:
+        return ValueKind.RAW
+    return ValueKind.NULLABLE if types == {"string", "null"} else ValueKind.JSON
+
+
+def choices(schema: Mapping[str, Any]) -> list[str]:
+    """The strings to choose from, where a schema lists nothing but strings that can stand between tags."""
+    if len(schema.keys() & _LISTS) != 1 or schema.keys() & _LIMITS or schema.get("type", "string") != "string":
+        return []
+    listed = schema["enum"] if "enum" in schema else [schema["const"]]
+    is_sayable = all(isinstance(choice, str) and "</parameter>" not in choice for choice in listed)
+    return listed if is_sayable else []
+
+
+def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The definition a schema refers to, if that is all it does; else itself, with the definitions it may need."""
+    for _ in range(_MAX_REFS):
+        if not (isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str)):
+            break
+        places = schema["$ref"].split("/")
+        definitions = root.get(places[1]) if len(places) == 3 and places[1] in _DEFINITIONS else None
+        if places[0] != "#" or not isinstance(definitions, Mapping) or places[2] not in definitions:
+            break
+        schema = definitions[places[2]]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {**schema, **{key: root[key] for key in _DEFINITIONS if key in root}}
+
+
+def types_of(schema: Any) -> set[str] | None:
+    """The types a value may have; None if the schema does not say."""
+    if not isinstance(schema, Mapping):
+        return None
+    if types := _named_types(schema):
+        return types
+    if isinstance(schema.get("enum"), list):
+        return {_TYPE_NAMES[type(value)] for value in schema["enum"]}
+    if "const" in schema:
+        return {_TYPE_NAMES[type(schema["const"])]}
+    branches = schema.get("anyOf", schema.get("oneOf"))
+    found = [types_of(branch) for branch in branches] if isinstance(branches, list) else [None]
+    return set().union(*(types for types in found if types)) if all(found) else None
+
+
+def to_json(text: str, types: set[str] | None) -> str:
+    """A written value as JSON: the JSON it already is, or else a string."""
+    stripped = text.strip()
+    try:
+        name = _TYPE_NAMES[type(json.loads(stripped, parse_constant=_refuse))]
+    except (ValueError, RecursionError):
+        alias = _ALIASES.get(stripped)
+        is_alias = alias and types and types & {"boolean" if alias != "null" else "null"}
+        return alias if alias and is_alias else json.dumps(text, ensure_ascii=False)
+    if types and "string" in types and name not in types and not (name == "integer" and "number" in types):
+        return json.dumps(text, ensure_ascii=False)
+    return stripped
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _free_types(schema: Any) -> set[str]:
+    """The types of a schema that asks for nothing but types, or one of some such; empty if it asks for more."""
+    if not isinstance(schema, Mapping):
+        return set()
+    limits = schema.keys() & (_LIMITS | _LISTS)
+    if limits in ({"anyOf"}, {"oneOf"}) and isinstance(branches := schema[min(limits)], list):
+        found = [_free_types(branch) for branch in branches]
+        return set().union(*found) if all(found) else set()
+    return set() if limits else _named_types(schema)
+
+
+def _named_types(schema: Mapping[str, Any]) -> set[str]:
+    named = schema.get("type")
+    return {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}

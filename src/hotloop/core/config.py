@@ -3,7 +3,7 @@ a field's name is its flag, the string below it is its help.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from hotloop.core.errors import ConfigError
@@ -23,17 +23,6 @@ PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 MAX_DRAFTED_CERTAIN = 24
 """Most tokens of one draft that a grammar forces, beside those that are guessed."""
-
-_COUNTS = (
-    "gpus",
-    "max_running",
-    "max_waiting",
-    "max_step_tokens",
-    "max_context",
-    "max_draft_tokens",
-    "draft_history_tokens",
-    "max_grammars",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,20 +107,19 @@ class EngineConfig:
     """Check every invariant whenever the engine is idle."""
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type in (int, int | None) and value is not None and value < 1:
+                raise ConfigError(f"{each.name} must be at least 1, not {value}")
         if not 0 <= self.pinned_share <= 1:
             raise ConfigError(f"pinned_share must be between 0 and 1, not {self.pinned_share}")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, not {self.gpu_memory}")
-        if self.kv_dir and not self.prefix_cache:
-            raise ConfigError("kv_dir needs prefix_cache: what is not shared is not kept either")
+        for name in ("kv_dir", "kv_events"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ConfigError(f"{name} needs prefix_cache: without it nothing is kept")
         if self.kv_events:
             check_endpoint("kv_events", self.kv_events)
-            if not self.prefix_cache:
-                raise ConfigError("kv_events needs prefix_cache: there is nothing to tell without it")
         parse_bytes(self.kv_memory)
         parse_bytes(self.kv_dir_size)
         if self.host_kv not in ("auto", "off"):
@@ -155,7 +143,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How the server meets the world."""
+    """How the server listens, and what it does with prompts."""
 
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
@@ -176,7 +164,7 @@ class ServerConfig:
     exact_turns: bool = True
     """Whether an answer that comes back in a prompt keeps the very tokens, and calls the words, it was generated in."""
     prompt_memory_tokens: int = 4_000_000
-    """How many tokens of past prompts and answers are remembered, so that they need not be cut again."""
+    """How many tokens of past prompts and answers are remembered, so that they need not be tokenized again."""
     canonical_tools: bool = True
     """Whether tools are sorted by name, and the keywords of their schemas put in one order, for the model to read."""
     move_nonces: bool = True
@@ -195,7 +183,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """How the router meets its clients and its replicas."""
+    """How the router listens, chooses a replica, and retries."""
 
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
@@ -226,9 +214,9 @@ class RouterConfig:
     retry_share: float = 0.2
     """How many retries there may be as a share of requests, so that a failing fleet is not asked even more."""
     hedge_after_s: float | None = None
-    """Ask a second replica when the first has not begun to answer after this time; whoever begins first is heard."""
+    """Ask a second replica when the first has not begun to answer after this time, and take whichever begins first."""
     health_interval_s: float = 1.0
-    """How often a replica is asked whether it is well."""
+    """How often a replica's health is checked."""
     drain_timeout_s: float = 30.0
     """How long a shutdown, or a replica that is taken out, waits for running requests."""
 
@@ -244,20 +232,20 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """What is written down about runs, and where."""
+    """What is recorded about runs, and where."""
 
     trace: str = "auto"
-    """Where it is recorded what took time and tokens: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
+    """Where spans are recorded: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
     trace_content: bool = False
     """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
     trace_redact: tuple[str, ...] = ()
-    """Regular expressions; what they match in recorded content is blotted out."""
+    """Regular expressions; what they match in recorded content is redacted."""
     trace_max_size: str = "256MiB"
     """Most the file may hold; the oldest runs go first."""
     trace_max_age_days: float = 30.0
     """How long a run is kept."""
     trace_otlp: str | None = None
-    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that is told as well (extra `otel`)."""
+    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets spans as well (extra `otel`)."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.trace_max_size)
@@ -280,12 +268,10 @@ def check_endpoint(setting: str, endpoint: str) -> None:
 
 def parse_bytes(text: str) -> int:
     """`512MiB` -> 536870912. One letter means the binary unit, as in `2G`."""
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(f"not a size: {text!r} (write 512MiB or 4GiB)") from None
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in _UNITS:
+        raise ConfigError(f"not a size: {text!r} (write 512MiB or 4GiB)")
+    size = int(float(match[1]) * _UNITS[match[2]])
     if size <= 0:
         raise ConfigError(f"a size must be above zero, not {text!r}")
     return size

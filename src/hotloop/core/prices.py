@@ -1,18 +1,6 @@
 """What tokens cost."""
 
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class TokensUsed(Protocol):
-    @property
-    def num_prompt(self) -> int: ...
-
-    @property
-    def num_cached(self) -> int: ...
-
-    @property
-    def num_output(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +10,6 @@ class Prices:
     prompt: float = 0.0
     cached: float = 0.0
     output: float = 0.0
-
-    def of(self, usage: TokensUsed) -> float:
-        return self.cost(usage.num_prompt, usage.num_cached, usage.num_output)
 
     def cost(self, num_prompt: int, num_cached: int, num_output: int) -> float:
         """The prompt includes what was cached."""

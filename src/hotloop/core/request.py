@@ -161,6 +161,10 @@ class Usage(NamedTuple):
     sessions_wait_s: float = 0.0
     """How long it waited for each `Wait`."""
 
+    @classmethod
+    def total(cls, *usages: "Usage") -> "Usage":
+        return cls._make(map(sum, zip(*usages, strict=True)))
+
     @property
     def num_sampled(self) -> int:
         return self.num_output - self.num_forced
@@ -225,6 +229,8 @@ class Request:
     """Its session: by name, or else by the prompts it goes on from."""
     is_awaited: bool = False
     """Whether its prefix was being kept for it when it came (back)."""
+    is_loading: bool = False
+    """Whether it waits for KV from disk or host memory; until then it is not scheduled."""
     retry_at: float = 0.0
     """When it is next seen whether its session may begin, if it was not to."""
     waits_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))

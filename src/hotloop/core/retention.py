@@ -2,6 +2,7 @@
 always comes first.
 """
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,6 +31,10 @@ class Hold:
     ttl_s: float = 0.0
     rank: int = 0
     """In a tool gap, the session's class: less urgent ones are evicted first, and more urgent newcomers do not wait."""
+
+    @property
+    def expires_at(self) -> float:
+        return self.until if self.kind in (HoldKind.TOOL_GAP, HoldKind.PINNED) else math.inf
 
 
 @dataclass(frozen=True, slots=True)

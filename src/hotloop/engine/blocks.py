@@ -1,12 +1,11 @@
 """The pool of KV blocks: who uses which, counted. Plain integers; the memory itself belongs to the backend.
 
 A block has users (the requests that compute with it) and may be kept (by the prefix tree, for later requests).
-Invariant: it is free exactly when it has no user and is not kept; idle when it is kept and has no user. A user is the
-lock: only idle blocks may be given up.
+Invariant: it is free exactly when it has no user and is not kept; idle, and then it may be given up, when it is kept
+and has no user.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hotloop.core.request import Request
@@ -56,7 +55,6 @@ class BlockPool:
             users[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """One user fewer."""
         users = self._num_users
         for block_id in block_ids:
             assert users[block_id] > 0, "a block without users cannot be released"
@@ -101,35 +99,16 @@ class BlockPool:
         assert num_idle == self.num_idle
 
 
-@dataclass(frozen=True, slots=True)
-class HostRoom:
-    """Blocks in host memory for what leaves the device, and how it gets there: `offload(block_ids, host_ids)` copies
-    before whatever is launched or copied next can change those blocks.
-    """
+class HostRoom(Protocol):
+    """Where blocks go that leave the device, as far as integers tell; see `HostMemory`."""
 
-    pool: BlockPool
-    offload: Callable[[list[int], list[int]], None]
+    num_blocks: int
 
-    @property
-    def least(self) -> int:
-        """How many blocks should move at a time, at least: a copy of few costs as much as one of some more."""
-        return min(32, self.pool.num_blocks // 64)
-
-    def emptied(self) -> "HostRoom":
-        return HostRoom(BlockPool(self.pool.num_blocks), self.offload)
-
-
-def no_host_room() -> HostRoom:
-    return HostRoom(BlockPool(0), lambda block_ids, host_ids: None)
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
 
 
 class Fetcher(Protocol):
-    """Brings blocks back from host memory."""
+    """Brings blocks back from host memory; see `HostTier`."""
 
-    def is_coming(self, request: Request) -> bool:
-        """Whether a copy under way brings what a request needs next, so that it had better wait."""
-        ...
-
-    def fetch(self, request: Request) -> bool:
-        """Take a request out of the waiting until what host memory has of it is on the device, if that pays."""
-        ...
+    def is_coming(self, request: Request) -> bool: ...
+    def fetch(self, request: Request) -> bool: ...

@@ -1,10 +1,9 @@
-"""What changes in the prefix tree, in order, for subscribers outside. Integers and bytes only.
+"""What changes in the prefix tree, for subscribers outside. Integers and bytes only.
 
-A block is named by its number in the pool: that number is its own as long as the tree keeps it. One in host memory
-has the number -1 - n of block n there.
+A block is named by its number in the pool, as long as the tree keeps it; block n of host memory by -1 - n.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,21 +37,3 @@ class Emptied:
 
 
 Change = KeptBlocks | GivenUp | Moved | Emptied
-
-
-class Changes:
-    """Collected on the engine's thread, until they are taken."""
-
-    def __init__(self) -> None:
-        self._changes: list[Change] = []
-
-    def add(self, change: Change) -> None:
-        self._changes.append(change)
-
-    def restate(self, kept: Iterable[KeptBlocks]) -> None:
-        """Say everything from the beginning instead of what has changed."""
-        self._changes = [Emptied(), *kept]
-
-    def take(self) -> list[Change]:
-        changes, self._changes = self._changes, []
-        return changes

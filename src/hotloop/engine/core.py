@@ -2,29 +2,28 @@
 
     launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
-With a depth of two step N+1 runs while N is settled; with one it is the same step that is launched and waited for.
-Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are published in
-the order in which they arose.
+With a depth of two step N+1 runs while N is settled. Every request ends in exactly one terminal event: finished,
+aborted, or failed with its step. Events are published in the order in which they arose.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hotloop.backends.backend import Backend, Flight, SampleRow, Sampling
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, HotloopError
-from hotloop.core.request import FinishReason, Request, TokenEvent
+from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
-from hotloop.engine.changes import Changes
-from hotloop.engine.decode import DecodedTokens, Decoder, Sampled
-from hotloop.engine.disk.store import DiskStats, KvStore
+from hotloop.engine.changes import Change
+from hotloop.engine.decode import Decoder, Sampled
+from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.host import HostStats, HostTier, open_room
+from hotloop.engine.host import HostTier
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
@@ -41,27 +40,10 @@ class StepReport:
 
     duration_s: float
     overhead_s: float
-    host_s: float
-    """What the host did for it, the hardware busy or not."""
+    host_s: float  # what the host did for it, the hardware busy or not
     num_requests: int
     num_tokens: int
     num_output: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters that only grow."""
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_forced_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_restored_tokens: int = 0
-    num_host_tokens: int = 0
-    num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
 @dataclass(slots=True)
@@ -72,14 +54,6 @@ class _Listener:
     text: TextStream
     unpublished: list[Sampled]
     """Tokens that were forced before the first step; published with the first one it gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step in flight."""
-
-    step: Step
-    flight: Flight
 
 
 class EngineCore:
@@ -94,11 +68,13 @@ class EngineCore:
         drafter: Drafter | None = None,
         store: KvStore | None = None,
         post: Post | None = None,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.totals = Totals()
+        self.num_steps = 0
+        self.usage = Usage(0, 0, 0)  # of the requests that have ended
+        self.num_finished = dict.fromkeys(FinishReason, 0)
         memory = backend.host_memory if config.prefix_cache else None
         self.scheduler = Scheduler(
             config,
@@ -106,9 +82,9 @@ class EngineCore:
             num_blocks=backend.num_blocks,
             step_tokens=backend.step_tokens,
             changes=changes,
-            host=open_room(memory),
+            host=memory,
         )
-        self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
+        self.host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
@@ -116,9 +92,10 @@ class EngineCore:
         most = config.max_draft_tokens
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
-        self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
+        self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
+        self._tiers = [tier for tier in (self.disk, self.host) if tier]
         self._listeners: dict[str, _Listener] = {}
-        self._flights: deque[_Launched] = deque()
+        self._flights: deque[tuple[Step, Flight]] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
         self._events: deque[tuple[_Listener, TokenEvent]] = deque()  # not yet published
         self._settled_at = clock()  # or when the first step after an idle time began
@@ -131,17 +108,10 @@ class EngineCore:
             self._finished_at = self._clock()  # idle time does not count
         forced = self._decoder.open(request, matcher) if matcher else []
         self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
-        (self._disk or self.scheduler).add(request)
+        (self.disk or self.scheduler).add(request)
 
     def knows(self, request_id: str) -> bool:
-        """Whether a request of that id waits or runs."""
         return request_id in self._listeners
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Who waits, for a place, for the disk or for host memory."""
-        tiers = [tier for tier in (self._disk, self._host) if tier]
-        return [*list(self.scheduler.waiting.values()), *(request for tier in tiers for request in tier.waiting)]
 
     @property
     def is_idle(self) -> bool:
@@ -150,53 +120,35 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do."""
         return self.scheduler.has_work or bool(self._flights or self._events or self._is_copying)
 
     @property
     def _is_copying(self) -> bool:
-        return self._host is not None and self._host.is_busy
-
-    def disk_stats(self) -> DiskStats:
-        return self._disk.stats() if self._disk else DiskStats()
-
-    def host_stats(self) -> HostStats:
-        return self._host.stats() if self._host else HostStats()
+        return self.host is not None and self.host.is_busy
 
     def check(self) -> None:
-        self.scheduler.check()
-        if self._disk:
-            self._disk.check()
-        if self._host:
-            self._host.check()
+        for each in (self.scheduler, *self._tiers):
+            each.check()
 
     def step(self) -> StepReport | None:
         """Launch a step, publish the events of the one before, settle the oldest in flight if it is time for that."""
         began_at = self._clock()
-        if self._disk:
-            self._disk.poll(began_at)
-        if self._host:
-            self._host.poll()
+        for tier in self._tiers:
+            tier.poll(began_at)
         if self._publishes_first:
             self._publish()
-        launched = self._launch(began_at)
-        if launched:
-            launched.flight.sample(self._sampling(launched.step))
+        is_launched = self._launch(began_at)
         self._publish()
-        if self._flights and (not launched or len(self._flights) >= self._backend.depth):
-            return self._settle(self._flights.popleft())
-        if self._is_copying and not launched:
+        if self._flights and (not is_launched or len(self._flights) >= self._backend.depth):
+            return self._settle(*self._flights.popleft())
+        if self._is_copying and not is_launched:
             time.sleep(_COPY_POLL_S)  # there is nothing else to do
         return None
 
     def abort(self, *request_ids: str) -> None:
         """End requests now, if they have not ended already."""
         for request_id in request_ids:
-            if self._disk:
-                self._disk.let_go(request_id)
-            if self._host:
-                self._host.let_go(request_id)
-            request = self._find(request_id)
+            request = self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
             if request:
                 num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
                 del request.token_ids[num_published:]
@@ -205,8 +157,8 @@ class EngineCore:
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
         self._flights.clear()
-        if self._host:
-            self._host.reset()
+        if self.host:
+            self.host.reset()
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
@@ -215,31 +167,29 @@ class EngineCore:
     def close(self) -> None:
         if self._speculator:
             self._speculator.close()
-        if self._disk:
-            self._disk.close()
+        if self.disk:
+            self.disk.close()
 
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
-        if self._disk:
-            self._disk.let_all_go()
+        if self.disk:
+            self.disk.let_all_go()
         while self.has_work:
             self.fail(error)
 
-    def _find(self, request_id: str) -> Request | None:
-        return self.scheduler.running.get(request_id) or self.scheduler.waiting.get(request_id)
-
-    def _launch(self, now: float) -> _Launched | None:
+    def _launch(self, now: float) -> bool:
         step = self.scheduler.schedule(now)
         if not step.slices:
-            return None
+            return False
         if self._speculator:
             self._speculator.draft(step, self.scheduler)
-        launched = _Launched(step, self._backend.launch(make_batch(step, self.scheduler.block_size)))
-        self._flights.append(launched)
+        flight = self._backend.launch(make_batch(step, self.scheduler.block_size))
+        self._flights.append((step, flight))
         if len(self._flights) == 1:
             self._settled_at = now  # what lay idle before is no part of its time
         self.scheduler.advance(step)
-        return launched
+        flight.sample(self._sampling(step))
+        return True
 
     def _sampling(self, step: Step) -> Sampling:
         """A row for each token that may be chosen; drafts go before it."""
@@ -251,59 +201,60 @@ class EngineCore:
             rows += [SampleRow(part.request, part.end + i, part.draft_ids[:i]) for i in range(1, count + 1)]
         return Sampling(rows, self._decoder.eos_ids, lambda: self._decoder.masks(step.slices))
 
-    def _settle(self, launched: _Launched) -> StepReport:
+    def _settle(self, step: Step, flight: Flight) -> StepReport:
         """Wait for a step, give the requests their tokens, share what it computed."""
-        self._settling = step = launched.step
+        self._settling = step
         waits_at = self._clock()
-        chosen = launched.flight.wait()
+        chosen = flight.wait()
         waited_s = self._clock() - waits_at
-        outcomes = [
+        decoded = [
             (part, self._decoder.decode(part, chosen, part.first_row))
             for part in step.slices
             if part.wants_token and not part.request.is_finished
         ]
         now = self._clock()
         self.scheduler.settle(step, now, chosen.device_s)
-        if self._disk:
-            self._disk.save(step.slices)
-        for part, outcome in outcomes:
+        if self.disk:
+            self.disk.save(step.slices)
+        for part, tokens in decoded:
+            if part.error:
+                self.scheduler.fail(part.request)
+                self._close(part.request, _event(part.request, error=part.error))
+                continue
             if part.draft_ids:
                 part.request.num_drafted += part.num_guesses
                 part.request.num_accepted += part.num_right
-            self._deliver(part.request, outcome, now)
+            self._deliver(part.request, tokens, now)
         if self._speculator:
             self._speculator.learn(step, now - self._settled_at)
         self._settling = None
-        self.totals.num_steps += 1
-        num_output = sum(len(outcome.tokens) for _, outcome in outcomes)
+        self.num_steps += 1
+        num_output = sum(len(tokens) for _, tokens in decoded)
         now, settled_at = self._clock(), self._settled_at
         self._settled_at = now
         duration_s = now - settled_at
         overhead_s, host_s = (max(0.0, duration_s - each) for each in (chosen.device_s, waited_s))
         return StepReport(duration_s, overhead_s, host_s, len(step.slices), step.num_tokens, num_output)
 
-    def _deliver(self, request: Request, outcome: DecodedTokens, now: float) -> None:
-        """Tokens arrived: does one end the request, and which text is final? An error ends this one only."""
-        if outcome.error:
-            self._fail(request, outcome.error)
-            return
+    def _deliver(self, request: Request, tokens: list[Sampled], now: float) -> None:
+        """Tokens arrived: does one end the request, and which text is final?"""
         if request.first_token_at is None:
             request.first_token_at = now
         request.last_token_at = now
         request.num_steps += 1
         listener = self._listeners[request.id]
-        tokens, listener.unpublished = [*listener.unpublished, *outcome.tokens], []
+        tokens, listener.unpublished = [*listener.unpublished, *tokens], []
         num_before = request.num_output - len(tokens)
         texts = []
         for i, token in enumerate(tokens):
             num_output = num_before + i + 1
-            piece = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
-            texts.append(piece.text)
+            text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
+            texts.append(text)
             request.num_forced += token.is_forced
-            reason, stop_match = self._verdict(request, token.token_id, num_output, piece.stop)
+            reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]
-                texts.append("" if piece.stop is not None else listener.text.finish())
+                texts.append("" if stop is not None else listener.text.finish())
                 self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
                 return
         self._events.append((listener, _event(request, tokens, "".join(texts))))
@@ -336,45 +287,31 @@ class EngineCore:
         self.scheduler.finish(request, reason)
         self._close(request, _event(request, tokens, text, stop_match))
 
-    def _fail(self, request: Request, error: HotloopError) -> None:
-        """End one request with this error; the others go on."""
-        self.scheduler.fail(request)
-        self._close(request, _event(request, error=error))
-
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and publish the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
         now = self._clock()
         self.finish_interval_s += 0.1 * (now - self._finished_at - self.finish_interval_s)
         self._finished_at = now
-        self.totals.num_finished[event.finish_reason] += 1
-        self.totals.num_prompt_tokens += event.usage.num_prompt
-        self.totals.num_cached_tokens += event.usage.num_cached
-        self.totals.num_output_tokens += event.usage.num_output
-        self.totals.num_forced_tokens += event.usage.num_forced
-        self.totals.num_drafted_tokens += event.usage.num_drafted
-        self.totals.num_accepted_tokens += event.usage.num_accepted
-        self.totals.num_restored_tokens += event.usage.num_restored
-        self.totals.num_host_tokens += event.usage.num_from_host
-        if self._disk:
-            self._disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
+        self.num_finished[event.finish_reason] += 1
+        self.usage = Usage.total(self.usage, event.usage)
+        if self.disk:
+            self.disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)
         if self._speculator:
             self._speculator.forget(request)
         self._events.append((self._listeners.pop(request.id), event))
 
     def _publish(self) -> None:
-        while self._events:
-            self._publish_one(*self._events.popleft())
-
-    def _publish_one(self, listener: _Listener, event: TokenEvent) -> None:
         """A listener that fails has disconnected: its request is aborted, the others go on."""
-        try:
-            listener.on_event(event)
-        except Exception:
-            if event.finish_reason is None:
-                listener.on_event = _discard
-                self.abort(event.request_id)
+        while self._events:
+            listener, event = self._events.popleft()
+            try:
+                listener.on_event(event)
+            except Exception:
+                if event.finish_reason is None:
+                    listener.on_event = _discard
+                    self.abort(event.request_id)
 
 
 def _discard(event: TokenEvent) -> None:

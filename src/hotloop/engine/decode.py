@@ -1,8 +1,7 @@
 """From the rows of a step to the tokens of its requests: sampled under the grammar, forced by it, or as drafted.
 
-What a token is does not depend on how it was come by. A token is *forced* where the grammar leaves no choice, and then
-it is the canonical one; all others are sampled, each from its own row, with the random number of its position. Drafts
-only decide how many rows a step has, and `can_force` only whether a forced token waits for a row of its own.
+A token is *forced* where the grammar leaves no choice; all others are sampled, each from its own row, with the random
+number of its position. Drafts only decide how many rows a step has: what a token is does not depend on them.
 
     draft     [ d0 d1 d2 d3 ]            row i is what the model says after d(i-1), row 0 after the last token
     produced  [ d0 d1 x ]  [ f f ]       the first token that differs ends it: its row was the last one to be right
@@ -27,12 +26,9 @@ _LARGE = 3  # forced tokens after a sampled one that tell that something with pa
 
 @dataclass(slots=True)
 class Sampled:
-    """A chosen token, with its logprobs where they were asked for."""
-
     token_id: int
     logprob: TokenLogprob | None = None
-    is_forced: bool = False
-    """Whether the grammar alone gave it, without any logits."""
+    is_forced: bool = False  # whether the grammar alone gave it, without any logits
 
 
 @dataclass(slots=True)
@@ -45,16 +41,7 @@ class Guide:
     forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR
     """How many tokens may be left before it is time to see whether the answer can still be completed."""
-    is_cut: bool = False
-    """Whether the answer ends as it does for lack of room."""
-
-
-@dataclass(slots=True)
-class DecodedTokens:
-    """What a step gave a request."""
-
-    tokens: list[Sampled]
-    error: HotloopError | None = None
+    is_cut: bool = False  # whether the answer ends as it does for lack of room
 
 
 class Decoder:
@@ -93,7 +80,7 @@ class Decoder:
                 yield part.first_row + i, matcher.mask()
             matcher.rollback(len(part.draft_ids))
 
-    def decode(self, part: Slice, chosen: Chosen, index: int) -> DecodedTokens:
+    def decode(self, part: Slice, chosen: Chosen, index: int) -> list[Sampled]:
         """The tokens of a level slice, whose rows begin at this index; the request has them when this returns."""
         request, draft, guide = part.request, part.draft_ids, self._guides.get(part.request.id)
         num_known = request.num_tokens
@@ -102,12 +89,12 @@ class Decoder:
             try:
                 tokens += self._next(request, guide, chosen, index + len(tokens))
             except HotloopError as error:  # nothing of this step counts
-                part.has_failed = True
+                part.error = error
                 del request.token_ids[num_known:]
-                return DecodedTokens([], error)
+                return []
             if tokens[-1].token_id in self.eos_ids or not self._is_as_drafted(part, tokens):
                 break
-        return DecodedTokens(tokens)
+        return tokens
 
     def _is_as_drafted(self, part: Slice, tokens: list[Sampled]) -> bool:
         """Count the drafts that are right; False as soon as one is not."""

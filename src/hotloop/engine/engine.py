@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from hotloop.backends.backend import Backend
 from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
 from hotloop.engine.disk.store import KvStore
@@ -30,21 +29,19 @@ from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
-from hotloop.engine.kv_events import open_publisher
-from hotloop.engine.snapshot import EngineSnapshot, Snapshotter
-from hotloop.engine.stats import EngineStats, count_up
+from hotloop.engine.kv_events import KvPublisher
+from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
-
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -67,8 +64,7 @@ class Engine:
         store: KvStore | None = None,
     ) -> None:
         self.name = name
-        self.device_note = ""
-        """Which device it runs on, and why."""
+        self.device_note = ""  # which device it runs on, and why
         self.tokenizer = tokenizer
         self.template = template
         self.config = config or EngineConfig()
@@ -80,7 +76,8 @@ class Engine:
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
         if drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
-        self.kv_events = open_publisher(self.config, backend.block_size, lambda: self._post(self._restate))
+        endpoint, ask_all = self.config.kv_events, lambda: self._post(self._restate)
+        self.kv_events = KvPublisher(endpoint, backend.block_size, ask_all) if endpoint else None
         changes = self.kv_events.changes if self.kv_events else None
         store = store or open_store(self.config, backend)
         self._core = EngineCore(
@@ -95,10 +92,9 @@ class Engine:
         self._is_closing = False
         self._is_stopped = False
         self._at_end = ExitStack()
-        for close in (backend.close, self._core.close):  # the last first, and each of them once
-            self._at_end.callback(close)
-        if self.kv_events:
-            self._at_end.callback(self.kv_events.close)
+        for each in (backend, self._core, self.kv_events):  # the last first, and each of them once
+            if each:
+                self._at_end.callback(each.close)
         self.failure: Exception | None = None
         """What ended the loop, a bug of ours or a lost device: this engine will never run again."""
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
@@ -118,10 +114,12 @@ class Engine:
         from hotloop.engine.load import open_parts  # noqa: PLC0415 - half a second, and not for everyone
 
         config = config or EngineConfig()
-        parts = open_parts(model, config, weights=weights, precision=precision, device=device, load_format=load_format)
-        name, tokenizer, template = parts.model.name, parts.model.tokenizer, parts.model.template
-        engine = cls(tokenizer, parts.backend, config, name=name, template=template, drafter=parts.drafter)
-        engine.device_note = parts.device_note
+        loaded, backend, drafter, note = open_parts(
+            model, config, weights=weights, precision=precision, device=device, load_format=load_format
+        )
+        name, template = loaded.name, loaded.template
+        engine = cls(loaded.tokenizer, backend, config, name=name, template=template, drafter=drafter)
+        engine.device_note = note
         return engine
 
     def start(self) -> Self:
@@ -150,9 +148,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
@@ -181,15 +177,14 @@ class Engine:
 
     async def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
         grammar: Grammar | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, session_id, grammar)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -211,15 +206,14 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
         grammar: Grammar | None = None,
     ) -> Completion:
         """The whole answer; waits for it."""
-        request = self._make_request(prompt, sampling, priority, session_id, grammar)
+        request = self._make_request(prompt, sampling, session_id, grammar)
         queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
@@ -258,20 +252,15 @@ class Engine:
             await asyncio.to_thread(self._idle.wait, 5)
 
     def _restate(self) -> None:
-        """Publish all that is kept."""
         if self.kv_events:
             self.kv_events.restate(self._core.scheduler.tree.kept())
 
     def _make_request(
-        self,
-        prompt: str | Sequence[int],
-        sampling: SamplingParams | None,
-        priority: Priority,
-        session_id: str,
-        grammar: Grammar | None,
+        self, prompt: Prompt, sampling: SamplingParams | None, session_id: str, grammar: Grammar | None
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)
+        params = sampling or SamplingParams()
+        return Request(secrets.token_hex(8), prompt_ids, params, session_id=session_id, grammar=grammar)
 
     def _validate(self, request: Request) -> None:
         """Refuse what can never run, and settle what was left open: the seed and the length."""
@@ -292,7 +281,6 @@ class Engine:
             raise RequestError(f"{param} has a token id outside the vocabulary", param=param)
 
     def _check_admission(self, requests: Sequence[Request]) -> None:
-        """Whether these may join the queue now."""
         if self.failure:
             raise EngineClosed("the engine has failed; its log says more")
         if self._is_closing:
@@ -302,7 +290,7 @@ class Engine:
         ids = {request.id for request in requests}
         if len(ids) < len(requests) or not ids.isdisjoint(self._arriving) or any(map(self._core.knows, ids)):
             raise RequestError("a request of that id is here already", param="id")
-        num_waiting = len(self._core.waiting) + len(self._arriving)
+        num_waiting = len(self._core.scheduler.waiting) + len(self._arriving)
         if len(requests) > self.config.max_waiting:
             raise RequestError(
                 f"{len(requests)} answers at once; at most {self.config.max_waiting} may wait", param="n"
@@ -312,7 +300,6 @@ class Engine:
             raise Overloaded(reason, self._core.finish_interval_s * len(requests))
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Have this done on the engine's thread."""
         with self._wake:
             self._inbox.append(command)
             self._wake.notify()
@@ -320,12 +307,10 @@ class Engine:
     def _do(self, command: Callable[[], None]) -> None:
         """Have this done on the engine's thread, or here where that takes no more commands."""
         with self._wake:
-            is_taken = self._thread.is_alive() and not self._is_stopped
-            if is_taken:
-                self._inbox.append(command)
-                self._wake.notify()
-        if not is_taken:
-            command()
+            if self._thread.is_alive() and not self._is_stopped:
+                self._post(command)
+                return
+        command()
 
     def _run(self) -> None:
         """The loop: take what arrived, compute a step, sleep only when there is nothing to do."""
@@ -348,7 +333,10 @@ class Engine:
         if self.kv_events:
             self.kv_events.flush()
         if report and self.on_step:
-            self._report(report, self.on_step)
+            try:
+                self.on_step(report)
+            except Exception:  # whoever watches may fail; the requests that are watched do not
+                log.exception("on_step failed")
 
     def _attempt(self, what: str, act: Callable[[], T]) -> T | None:
         """Whatever goes wrong ends the requests that ran, and the engine only if its device is gone."""
@@ -362,13 +350,6 @@ class Engine:
             log.exception("%s failed", what)
             self._core.fail(error if isinstance(error, BackendError) else BackendError(f"{what} failed: {error!r}"))
         return None
-
-    def _report(self, report: StepReport, on_step: Callable[[StepReport], None]) -> None:
-        """Whoever watches may fail; the requests that are watched do not."""
-        try:
-            on_step(report)
-        except Exception:
-            log.exception("on_step failed")
 
     def _take_inbox(self) -> bool:
         """Do what callers asked; waits while there is no work. False when it is time to stop."""

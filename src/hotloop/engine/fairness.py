@@ -1,9 +1,8 @@
 """Whose turn it is among the waiting: classes first, then who is awaited, then sessions by the service they have had.
 
-Within a class those go first whose prefix was kept for them: they need little. Among the others, the session that was
-served least goes first, and service is forgotten with time, so a heavy session pays for its recent use only. Waiting
-counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one class more urgent, also once it
-runs, and nobody who is awaited goes before it any more, so nothing waits for ever.
+Within a class those go first whose prefix was kept for them, then the session that was served least; service is
+forgotten with time. For each `PROMOTE_S` of waiting a request counts as one class more urgent, also once it runs, and
+nobody who is awaited goes before it any more, so nothing waits for ever.
 """
 
 import math
@@ -26,9 +25,6 @@ class Fairness:
         self.now = 0.0
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """A request without a session counts as one of its own, which has had nothing yet."""
-        if not request.session_id:
-            return
         tokens = self.attained(request.session_id) + num_tokens
         self._attained[request.session_id] = (tokens, self.now)
         self._attained.move_to_end(request.session_id)

@@ -1,30 +1,25 @@
 """KV blocks on their way back from host memory, on the engine's thread, while others compute.
 
-What leaves the device is sent there by the prefix tree (`RadixTree.evict`). A request that is about to be let in, and
-whose prefix goes on in host memory, waits here, outside the scheduler, until the tree has it on the device:
+A request that is about to be let in, and whose prefix goes on in host memory (`RadixTree.evict` sent it there), is not
+scheduled (`is_loading`) until the tree has it on the device, if copying beats computing by what either took lately.
+Those who want the same blocks wait for the one copy. Where a copy fails, they are computed.
 
     tokens   [ on the device ..... | in host memory .................. | computed ]
     blocks   [ used meanwhile      | used meanwhile, and as many new   |
-
-That is done if it beats computing them, by what either took lately. Those who want the same blocks wait for the one
-copy. Whatever goes wrong, a request that waits here is handed back to the scheduler: then it computes what it did not
-get.
 """
 
 import logging
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotloop.backends.backend import HostMemory, Restore
 from hotloop.core.errors import BackendError, DeviceLost
 from hotloop.core.request import Request
-from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-MAX_AHEAD_BYTES = 4 << 30
-"""Once so much is on its way, no other request's KV is sent for."""
+MAX_AHEAD_BYTES = 4 << 30  # once so much is on its way, no other request's KV is sent for
 SPARE_BLOCKS = 32
 """So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
 _BYTE_S = 1e-10  # to copy a byte, until it has been measured
@@ -32,7 +27,7 @@ _LEARNING_RATE = 0.2
 _DOUBT = 0.9  # what was too slow is thought to be a little faster each time that it is not tried
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostStats:
     """What is in host memory, and what went there and came back."""
 
@@ -45,7 +40,7 @@ class HostStats:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A copy under way, and the request that waits for it, if it still does."""
+    """A copy under way, and the request that waits for it, unless that has ended meanwhile."""
 
     request: Request
     token_ids: "array[int]"
@@ -54,11 +49,6 @@ class _Load:
     host_ids: list[int]
     block_ids: list[int]
     copy: Restore
-    is_awaited: bool = True
-
-
-def open_room(memory: HostMemory | None) -> HostRoom | None:
-    return HostRoom(BlockPool(memory.num_blocks), memory.offload) if memory else None
 
 
 class HostTier:
@@ -71,13 +61,8 @@ class HostTier:
         self._loads: list[_Load] = []
         self._byte_s = _BYTE_S
         self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
-        self._num_in = self._num_restores = 0
+        self._stats = HostStats(memory.num_blocks)
         scheduler.host = self
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Who is here and not with the scheduler."""
-        return [load.request for load in list(self._loads) if load.is_awaited]
 
     @property
     def is_busy(self) -> bool:
@@ -90,7 +75,7 @@ class HostTier:
         if not host_ids:
             return False
         num_bytes = sum(load.copy.num_bytes for load in self._loads)
-        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host.pool.num_users(host_ids[0]) > 0
+        return num_bytes >= MAX_AHEAD_BYTES or self._scheduler.tree.host_pool.num_users(host_ids[0]) > 0
 
     def fetch(self, request: Request) -> bool:
         """Bring back what a request has here, if that is quicker than to compute it, and there is room."""
@@ -101,32 +86,25 @@ class HostTier:
         known = tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
         used = [*known]
         pool.use(known)  # so that they are not given up for what follows them
-        tree.host.pool.use(host_ids)
-        block_ids = self._allocate(len(host_ids), request)
+        tree.host_pool.use(host_ids)
+        block_ids = tree.allocate(len(host_ids), request.id, num_spare=self._num_spare)
         copy = None if block_ids is None else self._begin(host_ids, block_ids)
         used += block_ids or []
         if copy is None or block_ids is None:
             pool.release(used)
-            tree.host.pool.release(host_ids)
+            tree.host_pool.release(host_ids)
             return False
         token_ids = request.token_ids[: len(used) * self._scheduler.block_size]
         self._loads.append(_Load(request, token_ids, known, host_ids, block_ids, copy))
         self._scheduler.copying.append(used)
-        del self._scheduler.waiting[request.id]
+        request.is_loading = True
         return True
 
-    def poll(self) -> None:
-        """Hand back those whose copy is there."""
+    def poll(self, now: float) -> None:
+        """Let those whose copy is there wait for their turn."""
         for load in [*self._loads]:
             if load.copy.is_done:
                 self._end(load)
-
-    def let_go(self, request_id: str) -> None:
-        """If that request waits here, let it wait for its turn instead. Its copy goes on: others may want it."""
-        for load in self._loads:
-            if load.is_awaited and load.request.id == request_id:
-                load.is_awaited = False
-                self._scheduler.waiting[request_id] = load.request
 
     def reset(self) -> None:
         """Trust nothing, after a failed step. Nothing is copied any more when this returns."""
@@ -134,33 +112,26 @@ class HostTier:
         self._scheduler.copying.clear()
         for load in loads:
             self._await(load)
-            if load.is_awaited:
-                self._scheduler.waiting[load.request.id] = load.request
+            load.request.is_loading = False
 
     def stats(self) -> HostStats:
         tree = self._scheduler.tree
-        return HostStats(
-            num_blocks=tree.host.pool.num_blocks,
-            num_blocks_cached=tree.host.pool.num_blocks - tree.host.pool.num_free,
-            num_bytes_out=tree.num_offloaded * self._block_bytes,
-            num_bytes_in=self._num_in * self._block_bytes,
-            num_restores=self._num_restores,
-        )
+        num_cached = tree.host_pool.num_blocks - tree.host_pool.num_free
+        num_bytes_out = tree.num_offloaded * self._block_bytes
+        return replace(self._stats, num_blocks_cached=num_cached, num_bytes_out=num_bytes_out)
 
     def check(self) -> None:
-        pool = self._scheduler.tree.host.pool
+        pool = self._scheduler.tree.host_pool
         pool.check()
         users = [host_id for load in self._loads for host_id in load.host_ids]
         assert len(users) == len(set(users)) == pool.num_used
         assert all(pool.num_users(host_id) == 1 for host_id in users)
         assert self._scheduler.copying == [load.known + load.block_ids for load in self._loads]
-        for request in self.waiting:
-            assert request.id not in self._scheduler.waiting and request.id not in self._scheduler.running
-            assert not request.block_ids
+        assert all(load.request.is_loading for load in self._loads)
 
     def _known(self, request: Request) -> list[int]:
         """What host memory has of a request; the last token is always left to compute, for its logits."""
-        pool = self._scheduler.tree.host.pool
+        pool = self._scheduler.tree.host_pool
         if pool.num_free == pool.num_blocks:
             return []
         token_ids = request.token_ids[: request.num_tokens - 1]
@@ -172,12 +143,6 @@ class HostTier:
             return True
         self._byte_s *= _DOUBT
         return False
-
-    def _allocate(self, count: int, request: Request) -> list[int] | None:
-        pool = self._scheduler.pool
-        if count > pool.num_free:
-            self._scheduler.tree.evict(count - pool.num_free + self._num_spare, request.id)
-        return pool.allocate(count)
 
     def _begin(self, host_ids: list[int], block_ids: list[int]) -> Restore | None:
         try:
@@ -206,15 +171,13 @@ class HostTier:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
             shared = tree.insert(load.token_ids, load.known + load.block_ids, request.salt, request.line)
             num_own = len({*load.block_ids}.intersection(shared))  # others may have brought the rest back meanwhile
-            self._num_in += len(load.block_ids)
-            self._num_restores += 1
+            self._stats.num_bytes_in += len(load.block_ids) * self._block_bytes
+            self._stats.num_restores += 1
         pool.release(load.known + load.block_ids)
-        tree.host.pool.release(load.host_ids)
+        tree.host_pool.release(load.host_ids)
         if took_s is None:
             tree.forget(load.token_ids, request.salt)
-        elif load.is_awaited:
+        elif not request.is_finished:
             request.num_from_host += num_own * self._scheduler.block_size
             self._scheduler.seating.keep(request)
-        if load.is_awaited:
-            self._scheduler.waiting[request.id] = request
-            request.is_awaited = True
+        request.is_loading, request.is_awaited = False, True

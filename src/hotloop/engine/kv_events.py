@@ -3,9 +3,8 @@
     PUB     [topic, number, [time, [event, ...], rank]]             numbers count up from 0
     ROUTER  number ->  [topic, number, batch] for each from there on that is still here, then the number -1
 
-The engine's thread only hands over what changed; names are made, packed and sent on another. Invariant: what was said
-is what the tree keeps, a moment ago. Nothing is left out: who asks for more than is still here, or if too much waits to
-be sent, everything is said again, and begins with AllBlocksCleared. Prefixes with a salt are not published.
+The engine's thread only hands over what changed; a thread names, packs and sends it. If too much waits, or someone asks
+for what is gone, everything is said again after AllBlocksCleared. Prefixes with a salt are not published.
 """
 
 import os
@@ -19,24 +18,15 @@ from typing import Any
 
 import msgspec
 
-from hotloop.core.config import EngineConfig
 from hotloop.core.errors import ConfigError
-from hotloop.engine.changes import Change, Changes, Emptied, GivenUp, KeptBlocks, Moved
+from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 
-MAX_REPLAYED = 4096
-"""How many batches are kept for those who missed some."""
-MAX_WAITING = 4096
-"""How many may wait to be sent."""
-MIN_RESTATE_S = 1.0
-"""How often everything is said again, at most, to those who ask."""
+MAX_REPLAYED = 4096  # how many batches are kept for those who missed some
+MAX_WAITING = 4096  # how many may wait to be sent
+MIN_RESTATE_S = 1.0  # how often everything is said again, at most, to those who ask
 _END = (-1).to_bytes(8, "big", signed=True)
 _TOPIC = b""
 _TOKEN_BYTES = array("i").itemsize
-
-
-def open_publisher(config: EngineConfig, block_size: int, ask_all: Callable[[], None]) -> "KvPublisher | None":
-    """As it was asked for."""
-    return KvPublisher(config.kv_events, block_size, ask_all) if config.kv_events else None
 
 
 class EventEncoder:
@@ -84,8 +74,8 @@ class KvPublisher:
         max_replayed: int = MAX_REPLAYED,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self.changes = Changes()
-        self._wording = EventEncoder(block_size)
+        self.changes: list[Change] = []  # the tree adds to it, on the engine's thread
+        self._encoder = EventEncoder(block_size)
         self._ask_all = ask_all
         self._restated_at = -MIN_RESTATE_S
         self._number = 0
@@ -103,7 +93,8 @@ class KvPublisher:
 
     def flush(self) -> None:
         """Hand over what changed. On the engine's thread; never waits."""
-        changes = self.changes.take()
+        changes = self.changes.copy()
+        self.changes.clear()
         if not changes or self._is_behind:
             return
         if len(self._waiting) >= self._max_waiting:
@@ -117,7 +108,7 @@ class KvPublisher:
         """Say again all that the tree keeps. On the engine's thread."""
         self._waiting.clear()
         self._is_behind = False
-        self.changes.restate(kept)
+        self.changes[:] = [Emptied(), *kept]
 
     def close(self) -> None:
         if not self._is_closing:
@@ -172,7 +163,7 @@ class KvPublisher:
                 changes = self._waiting.popleft()
             except IndexError:  # everything is said again, just now
                 return
-            self._publish([event for event in map(self._wording.render, changes) if event])
+            self._publish([event for event in map(self._encoder.render, changes) if event])
 
     def _publish(self, events: list[list[Any]]) -> None:
         if events:

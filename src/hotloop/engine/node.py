@@ -16,20 +16,14 @@ class TreeNode:
 
     parent: "TreeNode | None"
     key: bytes
-    block_ids: list[int]
-    """Of the device, or of host memory."""
+    block_ids: list[int]  # of the device, or of host memory
     last_used: int
     used_at: float = 0.0
-    session: str | None = ""
-    """Whose it is; None once several sessions have used it."""
-    is_hosted: bool = False
-    """Whether its blocks are in host memory; then so are those of all nodes below it."""
-    hold: Hold | None = None
-    """What is known about the prefix that ends here."""
+    session: str | None = ""  # whose it is; None once several sessions have used it
+    is_hosted: bool = False  # whether its blocks are in host memory; then so are those of all nodes below it
+    hold: Hold | None = None  # what is known about the prefix that ends here
     queued: Rank | None = None
     """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
-    looked_at: float | None = None
-    """When it is next seen whether its hold has expired; entries of another time are stale."""
     children: "dict[bytes, TreeNode]" = field(default_factory=dict)
 
     @property

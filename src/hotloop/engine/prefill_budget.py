@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from hotloop.core.request import Priority
 from hotloop.engine.step import Slice
 
-OUTPUT_TOKENS = 100
+OUTPUT_TOKENS = 50
 """So many a decoding request is taken to have before it: about what agents' turns have."""
 LEAST = 1 / 3
 """So many times as long as a step takes that prefills nothing, prompts are prefilled in each, on average, at least."""

@@ -1,16 +1,13 @@
 """The prefix tree: which token sequences have their KV in which blocks. Integers and bytes only.
 
-Each edge carries whole blocks, as the raw bytes of their token ids: a long common run is compared by one memcmp.
-
     root ──[sys sys sys sys]── node ──[user a]── leaf
                                  └────[user b]── leaf ══[in host memory]══ leaf
 
-Invariants: siblings differ in their first block; what the tree keeps is computed, never about to be; a request that
-uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle; which leaf goes
-first is for `Retention` to say. Prefixes under different salts share nothing. An edge is of one session, or of several.
-
-What the device has no room for goes to host memory, if something there is worth less: an edge is in one memory or the
-other, never in both, and what is below an edge in host memory is there too. To be computed with it comes back first.
+An edge carries whole blocks, as the raw bytes of their token ids, of one session or of several. Invariants: siblings
+differ in their first block; what the tree keeps is computed; a request that uses a block uses all before it, so a leaf
+can be given up from its end as far as its blocks are idle (`Retention` says which first). Prefixes under different
+salts share nothing. What the device has no room for goes to host memory, if something there is worth less: an edge is
+in one memory or the other, and what is below an edge in host memory is there too.
 """
 
 from array import array
@@ -19,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hotloop.core.retention import Eviction, Hold, HoldKind
-from hotloop.engine.blocks import BlockPool, HostRoom, no_host_room
-from hotloop.engine.changes import Changes, Emptied, GivenUp, KeptBlocks, Moved
+from hotloop.engine.blocks import BlockPool, HostRoom
+from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
 from hotloop.engine.leaves import Leaves
@@ -28,6 +25,7 @@ from hotloop.engine.node import TreeNode, check_node, is_leaf, join, num_common,
 from hotloop.engine.retention import Rank, Retention
 
 _TOKEN_BYTES = array("i").itemsize
+_MIN_MOVED = 32  # blocks: a copy to host memory of few costs as much as one of some more
 
 
 class RadixTree:
@@ -38,36 +36,32 @@ class RadixTree:
         pool: BlockPool,
         block_size: int,
         retention: Retention | None = None,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         host: HostRoom | None = None,
     ) -> None:
         self.pool = pool
-        self.host = host or no_host_room()
+        self.host_pool = BlockPool(host.num_blocks if host else 0)
+        self._host = host
         self._changes = changes
         self._block_size = block_size
         self._block_bytes = block_size * _TOKEN_BYTES
         self._roots: dict[str, TreeNode] = {}
         self._clock = 0
-        self._num_nodes = 0
         self._leaves, self._host_leaves = Leaves(is_hosted=False), Leaves(is_hosted=True)
         self._evictions = Evictions()
         self.retention = retention or Retention(0)
         self._holds = Holds(self.retention, self._rank_anew)
-        self.num_blocks = 0
-        """On the device."""
-        self.num_owned = Counter[str | None]()
-        """Those by session; None are those that several sessions have used."""
-        self.num_evicted = 0
-        """Blocks that were given up for room, wherever they were."""
+        self.num_owned = Counter[str | None]()  # blocks of the device by session; None: several have used them
+        self.num_evicted = 0  # blocks that were given up for room, wherever they were
         self.num_offloaded = 0
 
     def emptied(self) -> "RadixTree":
         """A tree and pools like these, as they were in the beginning; what was counted goes on."""
-        pool, host = BlockPool(self.pool.num_blocks), self.host.emptied()
-        tree = RadixTree(pool, self._block_size, self.retention, self._changes, host)
+        pool = BlockPool(self.pool.num_blocks)
+        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host)
         tree.num_evicted, tree.num_offloaded = self.num_evicted, self.num_offloaded
-        if self._changes:
-            self._changes.add(Emptied())
+        if self._changes is not None:
+            self._changes.append(Emptied())
         return tree
 
     def match(self, token_ids: "array[int]", salt: str = "", session: str | None = None) -> list[int]:
@@ -92,8 +86,7 @@ class RadixTree:
     def is_awaited(self, token_ids: "array[int]", salt: str = "") -> bool:
         """Whether this prefix goes on where one that is held through a tool gap ends."""
         nodes = (node for node, num_common in self.trace(token_ids, salt) if num_common == len(node.block_ids))
-        held = (node.hold for node in nodes if node in self._holds.in_tool_gap)
-        return any(hold and self.retention.now < hold.until for hold in held)
+        return any(self.retention.kind(node.hold) is HoldKind.TOOL_GAP for node in nodes)
 
     def hold(self, token_ids: "array[int]", hold: Hold, salt: str = "") -> None:
         """Tell when the known part of this prefix is wanted again."""
@@ -128,10 +121,22 @@ class RadixTree:
         if new_ids:
             node = node or self._roots.setdefault(salt, TreeNode(None, salt.encode(), [], 0))
             new_key = key[len(known) * self._block_bytes :]
-            if self._changes and not salt:
-                self._changes.add(KeptBlocks(node.last_name, new_key, new_ids))
+            if self._changes is not None and not salt:
+                self._changes.append(KeptBlocks(node.last_name, new_key, new_ids))
             self._append(node, new_key, new_ids, session)
         return known + new_ids
+
+    def share(self, token_ids: "array[int]", block_ids: "array[int]", salt: str = "", session: str = "") -> None:
+        """Insert the blocks a user has of these tokens; where the tree had them already, it uses those instead."""
+        own = block_ids[: len(token_ids) // self._block_size].tolist()
+        shared = self.insert(token_ids, own, salt, session)
+        if shared == own:
+            return
+        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
+            if mine != theirs:
+                self.pool.use([theirs])
+                self.pool.release([mine])
+                block_ids[i] = theirs
 
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
         """Give up whatever builds on the first block along these tokens that no request uses: all of it is idle."""
@@ -139,9 +144,17 @@ class RadixTree:
             num_used = len(node.block_ids) - self._num_idle(node)
             if num_used < len(node.block_ids):
                 if num_used:
-                    self._split(node, num_used)
+                    split(node, num_used, self._block_bytes)
                 self._cut(node)
                 return
+
+    def allocate(
+        self, count: int, beneficiary: str = "", *, most: Rank | None = None, num_spare: int = 0
+    ) -> list[int] | None:
+        """New blocks of the device, with a user each; if too few are free, so many and `num_spare` more are evicted."""
+        if count > self.pool.num_free:
+            self.evict(count - self.pool.num_free + num_spare, beneficiary, most)
+        return self.pool.allocate(count)
 
     def evict(self, num_wanted: int, beneficiary: str = "", most: Rank | None = None) -> int:
         """Free at least that many blocks of the device, those least worth keeping first and none worth more than
@@ -150,7 +163,7 @@ class RadixTree:
         freed = 0
         rest: list[TreeNode] = []
         self._holds.expire()
-        num_wanted = max(num_wanted, self.host.least)
+        num_wanted = max(num_wanted, min(_MIN_MOVED, self.host_pool.num_blocks // 64))
         while freed < num_wanted and (node := self._leaves.pop(most)):
             if self._is_worth_more(node):
                 continue
@@ -158,7 +171,7 @@ class RadixTree:
             if node.block_ids and not node.is_hosted:
                 rest.append(node)
         for node in rest:
-            self._remember_leaf(node)
+            self._queue(node)
         return freed
 
     def kept(self) -> Iterator[KeptBlocks]:
@@ -176,9 +189,8 @@ class RadixTree:
             self._check_users(node)
         names = [name for node in nodes for name in node.names]
         assert len(names) == len(set(names)), "a block is in the tree twice"
-        assert len(nodes) == self._num_nodes
-        assert sum(name >= 0 for name in names) == self.num_blocks == self.pool.num_kept
-        assert sum(name < 0 for name in names) == self.host.pool.num_kept
+        assert sum(name >= 0 for name in names) == self.pool.num_kept
+        assert sum(name < 0 for name in names) == self.host_pool.num_kept
         assert self.num_owned == Counter(node.session for node in nodes for name in node.names if name >= 0)
         assert {*filter(is_leaf, nodes)} == {*self._leaves, *self._host_leaves}, "a leaf cannot be evicted"
         self._holds.check(nodes)
@@ -194,7 +206,7 @@ class RadixTree:
         node, begin = root, 0
         while child := node.children.get(key[begin : begin + size]):
             if not key.startswith(child.key, begin):
-                child = self._split(child, num_common(child.key, key, begin, size))
+                child = split(child, num_common(child.key, key, begin, size), size)
             child.last_used, child.used_at = self._clock, self.retention.now
             if session is not None and session != child.session and child.session is not None:
                 self._own(child, -len(child.block_ids))
@@ -202,13 +214,12 @@ class RadixTree:
                 self._own(child, len(child.block_ids))
             if child.hold:
                 self._holds.set(child, self.retention.after_use(child.hold))
-            if is_leaf(child):
-                self._remember_leaf(child)
+            self._queue(child)
             yield child
             node, begin = child, begin + len(child.key)
 
     def _pool_of(self, node: TreeNode) -> BlockPool:
-        return self.host.pool if node.is_hosted else self.pool
+        return self.host_pool if node.is_hosted else self.pool
 
     def _check_users(self, node: TreeNode) -> None:
         """Who uses a block uses all before it in the same memory."""
@@ -238,12 +249,7 @@ class RadixTree:
         leaf = TreeNode(parent, key, list(block_ids), self._clock, self.retention.now, session)
         parent.children[key[: self._block_bytes]] = leaf
         self._own(leaf, len(block_ids))
-        self._num_nodes += 1
-        self._remember_leaf(leaf)
-
-    def _split(self, node: TreeNode, num_blocks: int) -> TreeNode:
-        self._num_nodes += 1
-        return split(node, num_blocks, self._block_bytes)
+        self._queue(leaf)
 
     def _is_worth_more(self, leaf: TreeNode) -> bool:
         """Whether what follows a leaf in host memory, and can only come back behind it, is worth more; then it is
@@ -273,7 +279,7 @@ class RadixTree:
         """Give up what is in host memory and worth no more than that; returns how many blocks there are, at most so
         many. There is no room for what no session will come back to.
         """
-        pool = self.host.pool
+        pool = self.host_pool
         if most[0] == HoldKind.FINISHED:
             return 0
         in_use: list[TreeNode] = []
@@ -283,34 +289,30 @@ class RadixTree:
                 in_use.append(leaf)
             self._trim(leaf, len(leaf.block_ids) - num_given_up, beneficiary)
         for leaf in in_use:
-            self._remember_leaf(leaf)
+            self._queue(leaf)
         return min(num_wanted, pool.num_free)
 
     def _move_out(self, node: TreeNode, keep: int) -> None:
         """Move a leaf of the device to host memory, where there is room for it; but for its first so many blocks."""
         if keep:
-            self._split(node, keep)
-        host_ids = self.host.pool.allocate(len(node.block_ids))
-        assert host_ids is not None and node.parent is not None
+            split(node, keep, self._block_bytes)
+        host_ids = self.host_pool.allocate(len(node.block_ids))
+        assert host_ids is not None and node.parent is not None and self._host is not None
         host_ids.sort()  # in a row, they are copied at once
-        self.host.offload(node.block_ids, host_ids)
+        self._host.offload(node.block_ids, host_ids)
         self.num_offloaded += len(host_ids)
-        self.host.pool.keep(host_ids)
-        self.host.pool.release(host_ids)
+        self.host_pool.keep(host_ids)
+        self.host_pool.release(host_ids)
         self._replace(node, host_ids)
-        if join(node, self._block_bytes):
-            self._num_nodes -= 1
-        elif is_leaf(node):
-            self._remember_leaf(node)
-        if node.parent.parent and is_leaf(node.parent):
-            self._remember_leaf(node.parent)
+        if not join(node, self._block_bytes):
+            self._queue(node)
+        self._queue(node.parent)
 
     def _bring_back(self, node: TreeNode, block_ids: list[int]) -> None:
         """What a node has in host memory is in these blocks of the device as well: have it there."""
         self.pool.keep(block_ids)
         self._replace(node, list(block_ids))
-        if is_leaf(node):
-            self._remember_leaf(node)
+        self._queue(node)
 
     def _replace(self, node: TreeNode, block_ids: list[int]) -> None:
         """Have a node's blocks in the other memory, where these hold the same."""
@@ -319,8 +321,8 @@ class RadixTree:
         self._pool_of(node).drop(node.block_ids)
         node.block_ids, node.is_hosted = block_ids, not node.is_hosted
         self._own(node, len(block_ids))
-        if self._changes:
-            self._changes.add(Moved(names, node.names))
+        if self._changes is not None:
+            self._changes.append(Moved(names, node.names))
 
     def _trim(self, leaf: TreeNode, keep: int, beneficiary: str) -> None:
         """Give up all but the first blocks of a leaf, and what goes on from there in host memory."""
@@ -337,7 +339,9 @@ class RadixTree:
             self._remove(leaf)
             return
         leaf.key = leaf.key[: keep * self._block_bytes]
-        if leaf in self._holds.in_tool_gap:  # better one session recomputes all of it than many a little
+        if (
+            leaf.hold and leaf.hold.kind is HoldKind.TOOL_GAP
+        ):  # better one session recomputes all of it than many a little
             self._holds.set(leaf, None)
 
     def _remove(self, leaf: TreeNode) -> None:
@@ -345,26 +349,22 @@ class RadixTree:
         assert parent is not None
         del parent.children[leaf.key[: self._block_bytes]]
         self._holds.set(leaf, None)
-        self._num_nodes -= 1
         if not parent.parent and not parent.children:
             del self._roots[parent.key.decode()]
-        elif is_leaf(parent):
-            self._remember_leaf(parent)
+        else:
+            self._queue(parent)
 
     def _cut(self, top: TreeNode) -> None:
-        """Give up a node and all below it."""
         for node in list(subtree(top)):
             self._drop(node, node.block_ids)
             node.block_ids = []  # for the queue of leaves, which may still know it
             self._holds.set(node, None)
-            self._num_nodes -= node is not top
         self._remove(top)
 
     def _own(self, node: TreeNode, num_more: int) -> None:
         """So many more blocks are of that node's session, if they are on the device."""
         if node.is_hosted:
             return
-        self.num_blocks += num_more
         self.num_owned[node.session] += num_more
         if not self.num_owned[node.session]:
             del self.num_owned[node.session]
@@ -372,19 +372,20 @@ class RadixTree:
     def _drop(self, node: TreeNode, block_ids: list[int]) -> None:
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
-        if self._changes and block_ids:
-            self._changes.add(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
+        if self._changes is not None and block_ids:
+            self._changes.append(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
 
     def _rank_anew(self, node: TreeNode) -> None:
         """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""
-        if is_leaf(node):
-            self._remember_leaf(node)
+        self._queue(node)
         above = next((each for each in path(node) if not each.is_hosted), node)
-        if above is not node and is_leaf(above):
-            self._remember_leaf(above)
+        if above is not node:
+            self._queue(above)
 
-    def _remember_leaf(self, leaf: TreeNode) -> None:
-        (self._host_leaves if leaf.is_hosted else self._leaves).push(leaf, self._rank(leaf))
+    def _queue(self, node: TreeNode) -> None:
+        """Put a leaf into its queue, by its rank as it is now."""
+        if is_leaf(node):
+            (self._host_leaves if node.is_hosted else self._leaves).push(node, self._rank(node))
 
     def _rank(self, node: TreeNode) -> Rank:
         depth = sum(len(above.block_ids) for above in path(node)) * self._block_size

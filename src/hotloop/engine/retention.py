@@ -1,11 +1,9 @@
 """Which of the idle prefixes to give up first: the one least likely to save work. Numbers only; the tree asks.
 
     FINISHED   the run has ended; the longest ago first
-    ORDINARY   chance of return x cost of recomputing it, least first. The chance falls by e every `FADE_S` since the
-               last use, and a token costs more the more come before it
-    TOOL_GAP   expected back; the less urgent class, then the one that returns last, goes first. One that is
-               overdue is ordinary
-    PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
+    ORDINARY   chance of return (down by e every `FADE_S`) x cost of recomputing it, least first; so is what is overdue
+    TOOL_GAP   expected back; the less urgent class, then the one that returns last, goes first
+    PINNED     asked for; the one that expires first goes first
 
 Holds are soft: they decide who goes first, never whether new work finds room. Pinned blocks may be a share of the pool
 at most; what is asked for beyond that is ordinary.
@@ -30,15 +28,11 @@ class Retention:
 
     def __init__(self, max_pinned: int, *, is_on: bool = True) -> None:
         self.now = 0.0
-        self.is_on = is_on
-        """If not, nothing is held, and the longest unused goes first whatever it is."""
-        self.max_pinned = max_pinned
-        """Most blocks that may be pinned."""
-        self.token_s = _TOKEN_S
-        """How long it takes to prefill a token, lately."""
+        self.is_on = is_on  # if not, nothing is held, and the longest unused goes first whatever it is
+        self.max_pinned = max_pinned  # most blocks that may be pinned
+        self.token_s = _TOKEN_S  # how long it takes to prefill a token, lately
 
     def learn(self, num_tokens: int, duration_s: float) -> None:
-        """So many tokens were prefilled in that time."""
         rate = _LEARNING_RATE * min(1.0, num_tokens / _MANY)
         self.token_s += rate * (duration_s / num_tokens - self.token_s)
 
@@ -46,7 +40,7 @@ class Retention:
         """Lowest goes first; `depth` is the number of tokens up to the prefix's end."""
         if not self.is_on:
             return HoldKind.ORDINARY, 0, 0.0, last_used
-        kind = self._kind(hold)
+        kind = self.kind(hold)
         if kind is HoldKind.ORDINARY:
             worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS)
             return kind, 0, round(worth, 1), last_used  # what is nearly equal goes by its last use
@@ -59,18 +53,11 @@ class Retention:
         """What one of that class may have given up before its turn has come: not what is kept for more urgent ones."""
         return HoldKind.TOOL_GAP, -rank, math.inf, 0
 
-    def expires_at(self, hold: Hold) -> float | None:
-        """When a hold will mean nothing any more."""
-        return hold.until if hold.kind in (HoldKind.TOOL_GAP, HoldKind.PINNED) else None
-
     def after_use(self, hold: Hold) -> Hold | None:
         """What is left of a hold once its prefix was used again."""
         if hold.kind is HoldKind.PINNED and self.now < hold.until:
             return Hold(hold.kind, self.now + hold.ttl_s, hold.ttl_s)
         return None
 
-    def _kind(self, hold: Hold | None) -> HoldKind:
-        if hold is None:
-            return HoldKind.ORDINARY
-        expires_at = self.expires_at(hold)
-        return HoldKind.ORDINARY if expires_at is not None and self.now >= expires_at else hold.kind
+    def kind(self, hold: Hold | None) -> HoldKind:
+        return hold.kind if hold and self.now < hold.expires_at else HoldKind.ORDINARY

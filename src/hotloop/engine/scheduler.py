@@ -1,16 +1,12 @@
 """Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
-`settle` shares what it computed once the values are there; between the two a request may be launched again if it does
-not need them. A step first gives every request that is decoding what it lacks, a token or a few forced ones (so
-decoding never starves), then prefills for those that lack more, as long as others do not wait too long for it
-(`PrefillBudget`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes
-anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one computes it and
-the others adopt its blocks, even while it is still prefilling. Sessions that come back go first; new sessions wait
-for a seat (`Admission`).
+`settle` shares what it computed once the values are there. A step first gives every decoding request its next token,
+then prefills within `PrefillBudget`: a share for those who lack little (`ShortShare`), the rest in order of arrival.
+Requests adopt what the prefix tree has, so of many with the same prompt one computes it and the others follow.
 
-Why it never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
-finish, and where nothing runs no session waits for a seat.
+It never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
+finish, and where nothing runs no session waits for a seat (`Admission`).
 """
 
 import math
@@ -24,7 +20,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
 from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
-from hotloop.engine.changes import Changes
+from hotloop.engine.changes import Change
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.prefill_budget import PrefillBudget
 from hotloop.engine.radix import RadixTree
@@ -47,7 +43,7 @@ class Scheduler:
         block_size: int,
         num_blocks: int,
         step_tokens: int = 512,
-        changes: Changes | None = None,
+        changes: list[Change] | None = None,
         host: HostRoom | None = None,
     ) -> None:
         self.config = config
@@ -59,7 +55,7 @@ class Scheduler:
         self.host: Fetcher | None = None
         self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness()
-        num_tokens = (num_blocks + self.tree.host.pool.num_blocks) * block_size
+        num_tokens = (num_blocks + self.tree.host_pool.num_blocks) * block_size
         self.admission = Admission(num_tokens, block_size, is_on=config.admission and config.prefix_cache)
         self.seating = Seating(self.tree, self.admission, block_size)
         self.budget = PrefillBudget(self.retention.token_s, max(block_size, self.max_step_tokens // 32))
@@ -71,7 +67,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        """Whether anyone runs, or waits for nothing but its turn."""
+        return bool(self.running) or not all(each.is_loading for each in self.waiting.values())
 
     @property
     def turnover_s(self) -> float:
@@ -79,7 +76,6 @@ class Scheduler:
         return self.retention.token_s * self.admission.num_tokens
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
         self.seating.arrive(request)
         self.waiting[request.id] = request
@@ -120,18 +116,17 @@ class Scheduler:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
         request = part.request
         num_missing = self._num_blocks_for(part.end + len(draft_ids)) - len(request.block_ids)
-        if num_missing > 0 and (block_ids := self._allocate(num_missing, request)):
+        if num_missing > 0 and (block_ids := self.tree.allocate(num_missing, request.id)):
             request.block_ids.extend(block_ids)
         room = len(request.block_ids) * self.block_size - part.end
         part.draft_ids, part.kinds = draft_ids[:room], kinds[:room]
 
     def advance(self, step: Step) -> None:
-        """The step was launched."""
         self._flying.append(step)
         num_rows = 0
         for part in step.slices:
             request = part.request
-            if request.session_id:
+            if request.session_id:  # one without counts as a session of its own, which has had nothing yet
                 self.fairness.charge(request, part.num_tokens)
             request.num_computed = part.end
             part.epoch = request.num_preemptions
@@ -149,7 +144,7 @@ class Scheduler:
         for part in step.slices:
             request = part.request
             request.num_pending -= part.wants_token
-            if part.has_failed or not part.is_kept:
+            if part.error or not part.is_kept:
                 continue
             request.num_computed += part.num_accepted
             request.num_settled = max(request.num_settled, part.end + part.num_accepted)
@@ -173,20 +168,22 @@ class Scheduler:
         """Trust nothing that was computed, after a failed step. Returns the requests that are lost: those who ran or,
         if none did, those who wait, so that what fails for ever does not fail for ever; and who was in that step.
         """
-        lost = self.running or self.waiting
-        requests = list(lost.values())
-        lost.clear()
         given_way = {part.request.id for part in step.slices} if step else set()
-        requests += [self.waiting.pop(request_id) for request_id in given_way & self.waiting.keys()]
-        for request in requests:
+        waiting = [
+            each for each in self.waiting.values() if each.id in given_way or not (self.running or each.is_loading)
+        ]
+        lost = [*self.running.values(), *waiting]
+        for request in lost:
             request.block_ids, request.finish_reason = array("i"), FinishReason.ERROR
             self.seating.end(request, FinishReason.ERROR, self.turnover_s)
+            self.waiting.pop(request.id, None)
+        self.running.clear()
         for request in self.waiting.values():
             request.num_pending = 0
         self._flying.clear()
         self.tree = self.seating.tree = self.tree.emptied()
         self.pool = self.tree.pool
-        return requests
+        return lost
 
     def check(self) -> None:
         self.tree.check()
@@ -197,13 +194,15 @@ class Scheduler:
             assert request.num_settled <= request.num_computed < request.num_tokens + request.num_pending
             assert request.num_pending <= len(self._flying)
             assert len(request.block_ids) * self.block_size >= request.num_computed
+            assert not request.is_loading
             users.update(request.block_ids)
         assert all(not request.block_ids for request in self.waiting.values())
         self.pool.check(users)
 
     def _queue(self, behind: list[Request]) -> list[Request]:
         """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
-        waiting = [each for each in self.waiting.values() if each.retry_at <= self.fairness.now or not self.running]
+        now = self.fairness.now if self.running else math.inf
+        waiting = [each for each in self.waiting.values() if each.retry_at <= now and not each.is_loading]
         joining = self.fairness.order(waiting, self.running.values()) if waiting else []
         queue = merge(sorted(behind, key=urgency), joining, key=attrgetter("arrived_at"))
         return sorted(queue, key=attrgetter("rank"))
@@ -254,8 +253,8 @@ class Scheduler:
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
         prefix = self._next_block(request) if missing > self.block_size else b""
-        if prefix and self._is_read_by_another(plan, prefix):
-            return 0
+        if prefix and (prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)):
+            return 0  # another computes it in this step or one in flight: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
@@ -272,7 +271,7 @@ class Scheduler:
         end = begin + count
         num_missing = self._num_blocks_for(end) - len(request.block_ids)
         while num_missing > 0:
-            block_ids = self._allocate(num_missing, request)
+            block_ids = self.tree.allocate(num_missing, request.id)
             if block_ids is not None:
                 request.block_ids.extend(block_ids)
                 break
@@ -282,11 +281,6 @@ class Scheduler:
                 return False
         plan.slices[request.id] = Slice(request, begin, end, end == request.num_tokens + request.num_pending)
         return True
-
-    def _allocate(self, count: int, request: Request) -> list[int] | None:
-        if count > self.pool.num_free:
-            self.tree.evict(count - self.pool.num_free, request.id)
-        return self.pool.allocate(count)
 
     def _admit(self, plan: StepPlan, request: Request) -> bool:
         """Let one who waits run, if there is room."""
@@ -316,15 +310,13 @@ class Scheduler:
             request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
         return True
 
-    def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
-        """Whether all its tokens fit beside these others: what they use, have still to prefill, and a block more each;
-        and beside so many blocks that are unused.
-        """
+    def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
+        """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
         if len(others) >= self.config.max_running:
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
-        return self._num_held(known, others) + num_promised + num_new + num_spared <= self.pool.num_blocks
+        return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
 
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
@@ -361,25 +353,10 @@ class Scheduler:
             return b""
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
 
-    def _is_read_by_another(self, plan: StepPlan, prefix: bytes) -> bool:
-        """Whether this step or one in flight computes a block already: then requests that need it wait and follow."""
-        return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
-
     def _share(self, request: Request) -> None:
-        """Put the request's full blocks into the tree; where the tree had them already, use those instead."""
-        if not self.config.prefix_cache:
-            return
-        num_full = request.num_settled // self.block_size
-        own = request.block_ids[:num_full].tolist()
-        tokens = request.token_ids[: num_full * self.block_size]
-        shared = self.tree.insert(tokens, own, request.salt, request.line)
-        if shared == own:
-            return
-        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
-            if mine != theirs:
-                self.pool.use([theirs])
-                self.pool.release([mine])
-                request.block_ids[i] = theirs
+        if self.config.prefix_cache:
+            num_full = request.num_settled // self.block_size * self.block_size
+            self.tree.share(request.token_ids[:num_full], request.block_ids, request.salt, request.line)
 
     def _preempt(self, plan: StepPlan, request: Request) -> None:
         """Back to waiting. What it computed is in the tree, so coming back is cheap unless all the room is needed."""

@@ -11,7 +11,6 @@ from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.admission import Admission, Session
 from hotloop.engine.radix import RadixTree
 
-SETTLE_S = 0.5  # no newcomer takes the place of what has just ended before its caller could ask for it
 WAIT_S = 60.0
 RETRY_S = 0.1  # until it is seen again whether there is a seat
 
@@ -50,7 +49,6 @@ class Seating:
         return may_enter
 
     def begin(self, request: Request) -> None:
-        """A request is let in."""
         request.wait_for(Wait.TURN, self.admission.now)
         self._sizes.pop(request.id, None)
         self.admission.enter(request, self._size(request))
@@ -61,8 +59,8 @@ class Seating:
         self._sizes.pop(request.id, None)
         is_answered = reason in (FinishReason.STOP, FinishReason.LENGTH)
         wait_s = self.admission.leave(request, turnover_s, is_answered=is_answered)
-        if is_answered:
-            until = self.tree.retention.now + max(SETTLE_S, wait_s)
+        if wait_s:
+            until = self.tree.retention.now + wait_s
             self.tree.hold(request.token_ids, Hold(HoldKind.TOOL_GAP, until, rank=request.rank), request.salt)
         elif request.is_awaited and is_waiting:
             self.tree.match(request.token_ids, request.salt)

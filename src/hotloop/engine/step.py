@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import Request
 
 
@@ -17,21 +18,16 @@ class Slice:
     request: Request
     begin: int
     end: int
-    wants_token: bool
-    """Whether this brings the request level with its tokens, so that a new one can be sampled."""
+    wants_token: bool  # whether this brings the request level with its tokens, so that a new one can be sampled
     draft_ids: Sequence[int] = ()
     kinds: Sequence[int | None] = ()
     """For each draft how long a match it was copied from; None: it is no guess, but follows from those before it."""
-    num_accepted: int = 0
-    """How many of the drafts turned out to be the request's tokens."""
-    num_right: int = 0
-    """How many of those were guesses."""
-    has_failed: bool = False
-    """Whether what was computed is worthless; then it is not shared, and the caller fails the request next."""
-    first_row: int = 0
-    """The first of the step's wanted rows that are this slice's."""
-    epoch: int = 0
-    """How often its request had given way when it was launched."""
+    num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
+    num_right: int = 0  # how many of those were guesses
+    error: HotloopError | None = None
+    """Why what was computed is worthless; then it is not shared, and the caller fails the request next."""
+    first_row: int = 0  # the first of the step's wanted rows that are this slice's
+    epoch: int = 0  # how often its request had given way when it was launched
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +45,6 @@ class Slice:
 
 @dataclass(slots=True)
 class Step:
-    """What one run of the backend computes."""
-
     slices: list[Slice] = field(default_factory=list)
     prefixes: set[bytes] = field(default_factory=set)
     """The first block of each chunk that others may want as well, with all before it."""
@@ -62,16 +56,11 @@ class Step:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making."""
-
     slices: dict[str, Slice] = field(default_factory=dict)
     prefixes: set[bytes] = field(default_factory=set)
-    num_left: int = 0
-    """How many prompt tokens it may still prefill."""
-    num_prefilled: int = 0
-    """How many it prefills already."""
-    num_put_off: int = 0
-    """How many newcomers were found to have no seat."""
+    num_left: int = 0  # how many prompt tokens it may still prefill
+    num_prefilled: int = 0  # how many it prefills already
+    num_put_off: int = 0  # how many newcomers were found to have no seat
     is_closed: bool = False
     """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
     and must not come straight back.

@@ -1,4 +1,4 @@
-"""An application in this process, asked as if it were elsewhere: an `Ask` in, an `Answer` out, no socket between.
+"""An application in this process, asked as if it were elsewhere: an `UpstreamRequest` in, an `UpstreamResponse` out.
 
 The application waits while what it sent is not taken, so a slow reader is felt there as over a connection.
 """
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.wire import Ask, Headers, UpstreamFailed
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest
 
 log = logging.getLogger(__name__)
 
@@ -20,36 +20,34 @@ MAX_PENDING = 8
 """Pieces of a body that are kept before the application has to wait."""
 
 
-async def ask_app(app: ASGIApp, ask: Ask) -> "AsgiAnswer":
-    """The answer, once its head is there. Raises UpstreamFailed."""
-    answer = AsgiAnswer(app, ask)
+async def ask_app(app: ASGIApp, request: UpstreamRequest) -> "AsgiResponse":
+    """The response, once its head is there. Raises UpstreamFailed."""
+    response = AsgiResponse(app, request)
     try:
-        await answer.begin()
+        await response.begin()
     except BaseException:
-        await answer.aclose()
+        await response.aclose()
         raise
-    return answer
+    return response
 
 
-class AsgiAnswer:
-    """One call of an application, running as a task of its own until its answer is read or closed."""
+class AsgiResponse:
+    """One call of an application, running as a task of its own until its response is read or closed."""
 
-    def __init__(self, app: ASGIApp, ask: Ask) -> None:
+    def __init__(self, app: ASGIApp, request: UpstreamRequest) -> None:
         self.status = 0
         self.headers: Headers = ()
-        self._body: bytes | None = ask.body
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_PENDING)
-        self._has_begun = asyncio.Event()
+        self._body: bytes | None = request.body
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_PENDING)  # b"" for the head, None for the end
         self._is_whole = False
         self._is_closed = asyncio.Event()
-        self._task = asyncio.create_task(self._run(app, _scope(ask)))
+        self._task = asyncio.create_task(self._run(app, _scope(request)))
 
     async def begin(self) -> None:
-        await self._has_begun.wait()
-        if not self.status:
+        if await self._pieces.get() is None:
             raise UpstreamFailed("the engine did not answer", stage="head")
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         while (piece := await self._pieces.get()) is not None:
             yield piece
         if not self._is_whole:
@@ -66,7 +64,6 @@ class AsgiAnswer:
             await app(scope, self._receive, self._send)
         except Exception:  # as a server would: the client learns that it failed, the log why
             log.exception("%s %s failed", scope["method"], scope["path"])
-        self._has_begun.set()
         await self._pieces.put(None)
 
     async def _receive(self) -> Message:
@@ -78,28 +75,27 @@ class AsgiAnswer:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = end_to_end(message.get("headers", ()))
-            self._has_begun.set()
+            self.status, self.headers = message["status"], end_to_end(message.get("headers", ()))
+            await self._pieces.put(b"")
         elif message["type"] == "http.response.body":
             if message.get("body"):
                 await self._pieces.put(bytes(message["body"]))
             self._is_whole = not message.get("more_body", False)
 
 
-def _scope(ask: Ask) -> Scope:
-    path, _, query = ask.target.partition("?")
+def _scope(request: UpstreamRequest) -> Scope:
+    path, _, query = request.target.partition("?")
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": ask.method,
+        "method": request.method,
         "scheme": "http",
         "path": unquote(path),
         "raw_path": path.encode("ascii", "replace"),
         "query_string": query.encode("ascii", "replace"),
         "root_path": "",
-        "headers": [(name.lower(), value) for name, value in ask.headers],
+        "headers": [(name.lower(), value) for name, value in request.headers],
         "client": None,
         "server": None,
     }

@@ -46,7 +46,6 @@ class Status:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Ray, for as long as the body runs."""
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if address:

@@ -13,9 +13,10 @@ place. Other tables of the file are `hotloop route`'s. Knows nothing of Ray.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from hotloop.core.config import EngineConfig, ModelConfig, PolicyName, ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError
@@ -31,8 +32,7 @@ class HotloopConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's server, as a child of a replica."""
 
     model: str = ""
@@ -45,8 +45,12 @@ class VllmConfig:
     """How long it may take until it is well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayConfig:
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fleet on Ray Serve."""
 
     engine: Literal["hotloop", "vllm"] = "hotloop"
@@ -61,45 +65,36 @@ class RayConfig:
     """The variable that holds the key every request but /health and /ready must carry; read where the ingress runs."""
     policy: PolicyName = "prefix"
     """How a replica is chosen: by what it has cached and to do, by session, by load alone, in turn, or by chance."""
-    min_replicas: int = 1
+    min_replicas: Count = 1
     """Fewest replicas."""
-    max_replicas: int = 1
+    max_replicas: Count = 1
     """Most replicas."""
-    target_ongoing: float = 16.0
+    target_ongoing: Positive = 16.0
     """How many requests a replica should have: with more there will be more replicas, with fewer fewer."""
-    max_ongoing: int = 64
+    max_ongoing: Count = 64
     """Most requests at one replica at a time; others wait in front."""
-    max_waiting: int = 1024
+    max_waiting: Count = 1024
     """Most requests waiting in front; one more is answered 429."""
-    upscale_delay_s: float = 10.0
+    upscale_delay_s: NotNegative = 10.0
     """How long there must be too few replicas before more are started."""
-    downscale_delay_s: float = 300.0
+    downscale_delay_s: NotNegative = 300.0
     """How long there must be too many before some are stopped: what they have cached goes with them."""
-    look_back_s: float = 10.0
+    look_back_s: Positive = 10.0
     """Over how long requests are counted."""
-    drain_timeout_s: float = 600.0
+    drain_timeout_s: Positive = 600.0
     """How long a replica that is to stop may go on with what it has begun."""
-    cpus: float = 1.0
+    cpus: NotNegative = 1.0
     """CPUs that Ray sets aside for a replica."""
-    gpus: float = 0.0
+    gpus: NotNegative = 0.0
     """GPUs that Ray sets aside for a replica."""
-    capacity_tokens: int = 1_000_000
+    capacity_tokens: Count = 1_000_000
     """How many tokens a replica keeps cached, roughly; hotloop's own engine says so itself."""
     max_body: str = "16MiB"
     """Largest request body that is read."""
-    hotloop: HotloopConfig = field(default_factory=HotloopConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
+    hotloop: HotloopConfig = HotloopConfig()
+    vllm: VllmConfig = VllmConfig()
 
     def __post_init__(self) -> None:
-        for name in ("min_replicas", "max_ongoing", "max_waiting", "capacity_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("target_ongoing", "look_back_s", "drain_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above zero, not {getattr(self, name)}")
-        for name in ("upscale_delay_s", "downscale_delay_s", "cpus", "gpus"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} cannot be below zero")
         if self.max_replicas < self.min_replicas:
             raise ConfigError(f"max_replicas must be at least min_replicas, {self.min_replicas}")
         if self.engine == "vllm" and not self.vllm.model:
@@ -128,21 +123,15 @@ def read_fleet(path: Path) -> RayConfig:
 
 def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
     """Raises ConfigError."""
-    parts = {name: table.get(name, {}) for name in ("hotloop", "vllm")}
-    for place, known, given in (
-        ("[fleet]", _names(RayConfig), table),
-        ("[fleet.vllm]", _names(VllmConfig), parts["vllm"]),
-        ("[fleet.hotloop]", _names(ModelConfig, EngineConfig, ServerConfig) - _NOT_OF_A_REPLICA, parts["hotloop"]),
-    ):
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{place} must be a table")
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{place}: there is no setting {name!r}")
+    given = table.get("hotloop", {})
+    if not isinstance(given, Mapping):
+        raise ConfigError("[fleet.hotloop] must be a table")
+    for name in given.keys() - (_names(ModelConfig, EngineConfig, ServerConfig) - _NOT_OF_A_REPLICA):
+        raise ConfigError(f"[fleet.hotloop]: there is no setting {name!r}")
     try:
-        return msgspec.convert({**table, "hotloop": _nest(parts["hotloop"])}, RayConfig)
+        return msgspec.convert({**table, "hotloop": _nest(given)}, RayConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"[fleet]: {error}") from None
+        raise ConfigError(f"[fleet]: {error}".replace("`", "").replace("$.", "")) from None
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ A replica that is lost before the first byte of its answer costs another try, on
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,16 +20,17 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
+from hotloop.core.recent import RecentDict
 from hotloop.fleet.wire import AnswerHead, Outline, Trip
-from hotloop.router.app import OWNED, ROUTE_HEADER
-from hotloop.router.asked import parse_asked
+from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.proxy import end_of_events
-from hotloop.router.proxy.relay import DROPPED
-from hotloop.router.told import END_BYTES, Told, read_end, read_id
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.proxy.proxy import is_stream, whole_events
+from hotloop.router.proxy.relay import kept_headers
+from hotloop.router.request import parse_request
+from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
+from hotloop.router.upstream.wire import UpstreamRequest
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +41,37 @@ _KEPT_HERE = (b"host", b"cookie")
 _LOST = RouteError(502, "replica_lost", "the replica was lost while it answered")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BegunAnswer:
-    """An answer that has begun."""
-
     head: AnswerHead
     pieces: Any
     outline: Outline
     num_tried: int
-    told: Told = field(default_factory=Told)
+    summary: AnswerSummary = field(default_factory=AnswerSummary)
 
-    @property
-    def is_stream(self) -> bool:
-        return any(name == b"content-type" and b"event-stream" in value for name, value in self.head.headers)
-
-    def render_route(self) -> str:
-        """Where it went, why, and how much of it was expected to be warm there."""
+    def render_headers(self) -> list[tuple[bytes, bytes]]:
         choice, name = self.head.choice, self.head.replica
         if not choice or choice.name != name:
             choice = Choice(name, "another was chosen and did not take it")
-        return (
-            f"replica={name}; reason={choice.reason.replace(' ', '_')}; "
-            f"matched={choice.matched_tokens}/{self.outline.num_tokens}; tried={self.num_tried}"
-        )
+        matched = f"{choice.matched_tokens}/{self.outline.num_tokens}"
+        route = render_route(name, choice.reason, matched, self.num_tried)
+        return [*kept_headers(self.head.headers), (ROUTE_HEADER, route)]
 
 
-class FlightResponse(StreamingResponse):
+class AnswerResponse(StreamingResponse):
     """Whatever ends it, the replica is told to stop and the placement that it has."""
 
-    def __init__(self, flight: BegunAnswer, body: AsyncIterator[bytes]) -> None:
-        super().__init__(body, flight.head.status)
-        kept = [header for header in flight.head.headers if header[0] not in DROPPED]
-        self.raw_headers = [*kept, (ROUTE_HEADER, flight.render_route().encode())]
-        self._flight = flight
+    def __init__(self, begun: BegunAnswer, body: AsyncIterator[bytes]) -> None:
+        super().__init__(body, begun.head.status)
+        self.raw_headers = begun.render_headers()
+        self._begun = begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._flight.pieces.cancel()
-            self._flight.outline.trip.end(self._flight.told)
+            self._begun.pieces.cancel()
+            self._begun.outline.trip.ended.set_result(self._begun.summary)
 
 
 class Ingress:
@@ -89,51 +80,49 @@ class Ingress:
     def __init__(self, engines: DeploymentHandle, *, api_key_env: str, max_body_bytes: int) -> None:
         self._answer = engines.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
-        self._makers: OrderedDict[str, str] = OrderedDict()
+        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
         self._api_key = os.environ.get(api_key_env, "").encode()
         if api_key_env and not self._api_key:
             raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")
 
     async def __call__(self, request: Request) -> Response:
-        api = PATHS.get(request.url.path)
+        path = request.url.path
+        api = PATHS.get(path)
         request_id = parse_request_id(request.headers.get(REQUEST_ID_HEADER))
         try:
-            self._check_key(request)
-            body = await self._read(request)
-            flight = await self._ask(_as_ask(request, body), self._outline(api, request, body))
+            if self._api_key and path not in OPEN_PATHS and not has_key(dict(request.headers.raw), self._api_key):
+                raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
+            begun = await self._ask(*await self._read(request, api))
         except HotloopError as error:
-            return _refuse(as_route_error(error), api, request_id)
-        return FlightResponse(flight, self._relay(flight, api, request_id))
+            refusal = as_route_error(error)
+            response = Response(render_error(refusal, api, request_id), refusal.status)
+            response.raw_headers += error_headers(refusal)
+            return response
+        return AnswerResponse(begun, self._relay(begun, api, request_id))
 
-    def _check_key(self, request: Request) -> None:
-        if not self._api_key or request.url.path in OPEN_PATHS:
-            return
-        if not has_key(dict(request.scope["headers"]), self._api_key):
-            raise RouteError(401, "invalid_api_key", "the API key is missing or wrong")
-
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, api: Api | None) -> tuple[UpstreamRequest, Outline]:
+        """What the replica is sent, and what placing needs to know of it."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._max_body_bytes:
-                most = f"the body is larger than the {self._max_body_bytes} bytes that are read"
-                raise RouteError(413, "request_too_large", most)
-        return bytes(body)
-
-    def _outline(self, api: Api | None, request: Request, body: bytes) -> Outline:
-        path = request.url.path
+                raise RouteError(413, "request_too_large", f"the body is larger than {self._max_body_bytes} bytes")
+        path, query = request.url.path, request.url.query
+        target = quote(request.scope["path"]) + (f"?{query}" if query else "")
+        headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
+        sent = UpstreamRequest(request.method, target, headers, bytes(body))
         if api and request.method == "POST":
-            asked = parse_asked(api, request.headers, body)
-            maker = self._makers.get(asked.follows or "", "")
-            return Outline(asked.key, asked.num_tokens, asked.num_output, asked.session, maker)
+            routed = parse_request(path, request.headers, sent.body)
+            maker = self._makers.get(routed.follows or "", "")
+            return sent, Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")
-        return Outline(maker=self._makers.get(answer_id, ""))
+        return sent, Outline(maker=self._makers.get(answer_id, ""))
 
-    async def _ask(self, ask: Ask, outline: Outline) -> BegunAnswer:
+    async def _ask(self, sent: UpstreamRequest, outline: Outline) -> BegunAnswer:
         """Raises Overloaded, or RouteError where nobody answers."""
         for num_tried in range(1, MAX_TRIES + 1):
             try:
-                return await self._try(ask, replace(outline, trip=Trip()), num_tried)
+                return await self._try(sent, replace(outline, trip=Trip()), num_tried)
             except BackPressureError:
                 raise Overloaded("too many requests are waiting already") from None
             except RayServeException:
@@ -142,52 +131,30 @@ class Ingress:
                 log.warning("a replica did not begin to answer: %s", error)
         raise RouteError(502, "replica_failed", f"{MAX_TRIES} replicas were asked, and none began to answer")
 
-    async def _try(self, ask: Ask, outline: Outline, num_tried: int) -> BegunAnswer:
-        pieces = self._answer.remote(ask, outline)
+    async def _try(self, sent: UpstreamRequest, outline: Outline, num_tried: int) -> BegunAnswer:
+        pieces = self._answer.remote(sent, outline)
         try:
             head: AnswerHead = await anext(pieces)
         except BaseException:
             pieces.cancel()
-            outline.trip.end(Told())
+            outline.trip.ended.set_result(AnswerSummary())
             raise
-        outline.trip.begin()
+        outline.trip.begun.set_result(None)
         return BegunAnswer(head, pieces, outline, num_tried)
 
-    async def _relay(self, flight: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
-        """Of a stream only complete events are passed on, so that what ends it can be read."""
-        end, held = b"", b""
+    async def _relay(self, begun: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
+        has_events = is_stream(begun.head.headers)
+        answer_id, end, is_broken = None, b"", False
         try:
-            async for piece in flight.pieces:
+            async for piece in whole_events(begun.pieces) if has_events else begun.pieces:
                 if not end and (answer_id := read_id(piece)):
-                    self._remember(answer_id, flight.head.replica)
+                    self._makers[answer_id] = begun.head.replica
                 end = (end + piece)[-END_BYTES:]
-                held += piece
-                cut = end_of_events(held) if flight.is_stream else len(held)
-                if cut:
-                    yield held[:cut]
-                    held = held[cut:]
-            yield held
+                yield piece
         except RayError:
-            flight.told.is_broken = True
-            if not flight.is_stream or not api:
+            is_broken = True
+            if not has_events or not api:
                 raise
             yield render_event(_LOST, api, request_id)
         finally:
-            read_end(end, flight.told, is_messages=api == "messages")
-
-    def _remember(self, answer_id: str, replica: str) -> None:
-        self._makers[answer_id] = replica
-        if len(self._makers) > MAX_ANSWERS:
-            self._makers.popitem(last=False)
-
-
-def _as_ask(request: Request, body: bytes) -> Ask:
-    query = request.url.query
-    headers = [header for header in end_to_end(request.headers.raw) if header[0] not in _KEPT_HERE]
-    return Ask(request.method, quote(request.scope["path"]) + (f"?{query}" if query else ""), headers, body)
-
-
-def _refuse(error: RouteError, api: Api | None, request_id: str) -> Response:
-    response = Response(render_error(error, api, request_id), error.status)
-    response.raw_headers += error_headers(error)
-    return response
+            begun.summary = summarize(answer_id, end, is_messages=api == "messages", is_broken=is_broken)

@@ -9,9 +9,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from hotloop.fleet.tickets import Tickets
 from hotloop.fleet.wire import Outline
-from hotloop.router.asked import BLOCK_TOKENS
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import POLICIES
+from hotloop.router.request import BLOCK_TOKENS
 
 
 class PlacementRouter(RequestRouter):  # type: ignore[misc]
@@ -28,7 +28,7 @@ class PlacementRouter(RequestRouter):  # type: ignore[misc]
             self._tickets.remove_replica(name)
         for name in now.keys() - before.keys():
             capacity = now[name].replica_metadata.get("capacity_tokens", self._capacity_tokens)
-            self._tickets.add_replica(name, capacity)
+            self._tickets.placement.add_replica(name, capacity_tokens=capacity)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:

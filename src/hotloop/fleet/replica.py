@@ -10,7 +10,7 @@ from ray import serve
 from hotloop.fleet.residents import OpenResident
 from hotloop.fleet.wire import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
-from hotloop.router.upstream.wire import Ask
+from hotloop.router.upstream.wire import UpstreamRequest
 
 _MAX_JOBS = 32  # prompts and grammars in the making, as in a server
 
@@ -25,13 +25,13 @@ class EngineReplica:
         self._resident = open_resident()
 
     async def answer(
-        self, ask: Ask, outline: Outline, choice: Choice | None = None
+        self, ask: UpstreamRequest, outline: Outline, choice: Choice | None = None
     ) -> AsyncIterator[AnswerHead | bytes]:
         """The head, then the body as it is written. `outline` was for the placement, which added its `choice`."""
         answer = await self._resident.send(ask)
         try:
             yield AnswerHead(answer.status, answer.headers, self._name, choice)
-            async for chunk in answer.chunks():
+            async for chunk in answer:
                 yield chunk
         finally:
             await answer.aclose()

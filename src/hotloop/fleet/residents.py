@@ -16,7 +16,7 @@ from hotloop.fleet.asgi import ask_app
 from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
 from hotloop.models.registry import list_models, pull
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Answer, Ask, Timeouts
+from hotloop.router.upstream.wire import Timeouts, UpstreamRequest, UpstreamResponse
 from hotloop.server.app import create_app
 
 _POLL_S = 0.2
@@ -24,20 +24,14 @@ _STOP_S = 10.0
 
 
 class Resident(Protocol):
-    """Whatever answers inside a replica. It is ready once it is made."""
+    """Whatever answers inside a replica. It is ready once it is made; `check` raises if it will never answer again."""
 
-    @property
-    def capacity_tokens(self) -> int:
-        """How many tokens it keeps cached."""
-        ...
+    capacity_tokens: int
+    """How many tokens it keeps cached."""
 
-    async def send(self, ask: Ask) -> Answer:
-        """As an Upstream does."""
-        ...
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse: ...
 
-    def check(self) -> None:
-        """Raises if it will never answer again."""
-        ...
+    def check(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -53,8 +47,8 @@ class HotloopResident:
         self._app = create_app(engine, server)
         self.capacity_tokens = engine.num_kv_tokens
 
-    async def send(self, ask: Ask) -> Answer:
-        return await ask_app(self._app, ask)
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        return await ask_app(self._app, request)
 
     def check(self) -> None:
         if self._engine.failure:
@@ -77,15 +71,20 @@ class VllmResident:
         except OSError as error:
             raise EngineClosed(f"{command[0]} cannot be started: {error.strerror}") from None
         self._url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + config.start_timeout_s
         try:
-            self._wait(config.start_timeout_s)
+            while not self._is_healthy():
+                self.check()
+                if time.monotonic() > deadline:
+                    raise EngineClosed(f"vLLM was not healthy after {config.start_timeout_s:.0f} s")
+                time.sleep(_POLL_S)
         except BaseException:
             self.close()
             raise
         self._upstream = open_upstream(self._url, max_connections=max_connections, timeouts=Timeouts())
 
-    async def send(self, ask: Ask) -> Answer:
-        return await self._upstream.send(ask)
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        return await self._upstream.send(request)
 
     def check(self) -> None:
         if (code := self._child.poll()) is not None:
@@ -99,15 +98,7 @@ class VllmResident:
             self._child.kill()
             self._child.wait()
 
-    def _wait(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._is_well():
-            self.check()
-            if time.monotonic() > deadline:
-                raise EngineClosed(f"vLLM was not well after {timeout_s:.0f} s")
-            time.sleep(_POLL_S)
-
-    def _is_well(self) -> bool:
+    def _is_healthy(self) -> bool:
         with suppress(httpx.HTTPError):
             return httpx.get(f"{self._url}/health", timeout=_POLL_S * 10).is_success
         return False

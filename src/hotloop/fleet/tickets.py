@@ -17,7 +17,7 @@ from functools import partial
 from hotloop.fleet.wire import Outline
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 
 CallSoon = Callable[[Callable[[], None]], object]
 """Calls something on the event loop, from any thread."""
@@ -27,26 +27,19 @@ class Tickets:
     """An attempt is one try to get a request to a replica."""
 
     def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+        self.placement = placement
         self._offered: dict[Hashable, tuple[Ticket, Outline]] = {}
         self._running: defaultdict[tuple[str, str], list[tuple[Ticket, Outline]]] = defaultdict(list)
 
-    @property
-    def num_open(self) -> int:
-        return len(self._offered) + sum(map(len, self._running.values()))
-
-    def add_replica(self, name: str, capacity_tokens: int) -> None:
-        self._placement.add_replica(name, capacity_tokens=capacity_tokens)
-
     def remove_replica(self, name: str) -> None:
-        self._placement.remove_replica(name)
+        self.placement.remove_replica(name)
         for key in [key for key in self._running if key[0] == name]:
             del self._running[key]
 
     def offer(self, attempt: Hashable, outline: Outline, names: Collection[str]) -> Choice | None:
         """Who should take it. Offered before, it was not taken."""
         self._withdraw(attempt)
-        ticket = self._place(outline, names)
+        ticket = self.placement.place(outline, now=time.monotonic(), among=names)
         if ticket is None:
             return None
         self._offered[attempt] = ticket, outline
@@ -61,12 +54,12 @@ class Tickets:
             del self._offered[attempt]
         else:
             self._withdraw(attempt)
-            moved = self._place(outline, [name]) if name else None
+            moved = self.placement.place(outline, now=time.monotonic(), among=[name]) if name else None
             if moved is None or name is None:
                 return
             ticket = moved
         self._running[name, request_id].append((ticket, outline))
-        outline.trip.when_begun(partial(call_soon, partial(self._placement.begin, ticket)))
+        outline.trip.begun.add_done_callback(lambda _: call_soon(partial(self.placement.begin, ticket)))
 
     def complete(self, name: str, request_id: str, call_soon: CallSoon) -> None:
         """Nothing more comes from there; what the answer was is still to be heard."""
@@ -76,26 +69,15 @@ class Tickets:
         ticket, outline = running.pop()
         if not running:
             del self._running[name, request_id]
-        outline.trip.when_over(lambda told: call_soon(partial(self._finish, ticket, told)))
-
-    def _place(self, outline: Outline, names: Collection[str]) -> Ticket | None:
-        return self._placement.place(
-            outline.key,
-            outline.num_tokens,
-            session=outline.session,
-            num_output=outline.num_output,
-            now=time.monotonic(),
-            among=frozenset(names),
-        )
+        outline.trip.ended.add_done_callback(lambda ended: call_soon(partial(self._finish, ticket, ended.result())))
 
     def _withdraw(self, attempt: Hashable) -> None:
         if attempt in self._offered:
             ticket, _ = self._offered.pop(attempt)
-            self._placement.finish(ticket, num_output=0, now=time.monotonic())
+            self.placement.finish(ticket, num_output=0, now=time.monotonic())
 
-    def _finish(self, ticket: Ticket, told: Told) -> None:
-        if told.num_prompt and told.num_cached is not None:
-            share = min(1.0, told.num_cached / told.num_prompt)  # its tokens and ours are not the same
-            self._placement.correct(ticket, int(share * ticket.num_tokens))
+    def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
+        if (share := summary.cached_share) is not None:
+            self.placement.correct(ticket, int(share * ticket.prompt.num_tokens))
         now = time.monotonic()
-        self._placement.finish(ticket, num_output=told.num_output, has_tool_call=told.has_calls, now=now)
+        self.placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)

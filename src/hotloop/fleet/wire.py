@@ -1,11 +1,11 @@
 """What passes between the ingress, the placement and a replica."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from hotloop.router.placement.placement import Prompt
 from hotloop.router.placement.policy import Choice
-from hotloop.router.told import Told
+from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
 
 
@@ -16,35 +16,19 @@ class Trip:
     """
 
     def __init__(self) -> None:
-        self._begun: Future[None] = Future()
-        self._told: Future[Told] = Future()
+        self.begun: Future[None] = Future()
+        """Done when the head of the answer is there."""
+        self.ended: Future[AnswerSummary] = Future()
+        """Done when nothing more will come, however it ended."""
 
     def __reduce__(self) -> tuple[type["Trip"], tuple[()]]:
         return Trip, ()
 
-    def begin(self) -> None:
-        """The head of the answer is there."""
-        self._begun.set_result(None)
-
-    def end(self, told: Told) -> None:
-        """Nothing more will come. Said once, however it ended."""
-        self._told.set_result(told)
-
-    def when_begun(self, then: Callable[[], object]) -> None:
-        self._begun.add_done_callback(lambda _: then())
-
-    def when_over(self, then: Callable[[Told], object]) -> None:
-        self._told.add_done_callback(lambda future: then(future.result()))
-
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """What placing a request needs to know of it. The default is one that any replica answers alike."""
+class Outline(Prompt):
+    """A prompt to place. The default is one that any replica answers alike."""
 
-    key: bytes = b""
-    num_tokens: int = 0
-    num_output: int = 0
-    session: str = ""
     maker: str = ""
     """The replica that made what this builds on; nobody else knows it."""
     trip: Trip = field(default_factory=Trip)
@@ -52,11 +36,8 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What comes before the body of an answer."""
-
     status: int
     headers: Headers
     replica: str
-    """Who answers."""
     choice: Choice | None
     """Whom the placement chose, and why."""

@@ -14,8 +14,8 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, Literal
 
-from hotloop.lint.asked import LintedRequest
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
+from hotloop.lint.requests import LintedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,6 @@ def find_changes(before: LintedRequest, now: LintedRequest, *, is_kin: bool = Fa
 
 
 def count_common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size
@@ -126,7 +125,8 @@ def _align(old: Sequence[Part], new: Sequence[Part], positions: dict[int, int], 
     for tag, i, i_end, j, j_end in _opcodes(then, now):
         if tag != "equal":
             is_tail = can_grow and i_end == len(old)
-            yield from _pair(old[i:i_end], new[j:j_end], _Spot(positions, new, j), is_tail=is_tail)
+            gap = positions[id(new[j])] if j < len(new) else positions[id(new[-1])] + 1 if new else len(positions)
+            yield from _pair(old[i:i_end], new[j:j_end], positions, gap, is_tail=is_tail)
 
 
 def _opcodes(then: Sequence[int], now: Sequence[int]) -> Sequence[tuple[str, int, int, int, int]]:
@@ -139,35 +139,22 @@ def _opcodes(then: Sequence[int], now: Sequence[int]) -> Sequence[tuple[str, int
     return [("delete", 0, num_gone, 0, 0), ("insert", size, size, size - num_gone, len(now))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where in the request now a gap between two parts lies."""
-
-    positions: dict[int, int]
-    parts: Sequence[Part]
-    index: int
-
-    @property
-    def position(self) -> int:
-        if self.index < len(self.parts):
-            return self.positions[id(self.parts[self.index])]
-        return self.positions[id(self.parts[-1])] + 1 if self.parts else len(self.positions)
-
-
-def _pair(old: Sequence[Part], new: Sequence[Part], spot: _Spot, *, is_tail: bool) -> Iterator[Change]:
-    """Parts of the same kind in the same role are one that was edited; the others went or came."""
+def _pair(
+    old: Sequence[Part], new: Sequence[Part], positions: dict[int, int], gap: int, *, is_tail: bool
+) -> Iterator[Change]:
+    """Parts of the same kind in the same role are one that was edited; the others came, or went from the gap."""
     left = [*old]
     num_paired = max((i + 1 for i, part in enumerate(new) if _partner(part, left)), default=0)
     for i, part in enumerate(new):
         partner = _partner(part, left)
-        position = spot.positions[id(part)]
+        position = positions[id(part)]
         if partner:
             left.remove(partner)
             yield edit(partner, part, position)
         elif not is_tail or i < num_paired:
             yield Change(kind="inserted", position=position, new=part, end=len(part.text))
     for part in left:
-        yield Change(kind="removed", position=spot.position, old=part, old_end=len(part.text), is_tail=is_tail)
+        yield Change(kind="removed", position=gap, old=part, old_end=len(part.text), is_tail=is_tail)
 
 
 def _partner(part: Part, candidates: Sequence[Part]) -> Part | None:

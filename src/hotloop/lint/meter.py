@@ -7,9 +7,10 @@ template writes around them, and what a foreign tokenizer makes of them, is then
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 
 Count = Callable[[str], int]
 
@@ -55,16 +56,7 @@ class Meter:
     """Counts a text once: the same ones come again with every request."""
 
     def __init__(self, count: Count = estimate) -> None:
-        self._count = count
-        self._known: dict[str, int] = {}
-
-    def count(self, text: str) -> int:
-        num_tokens = self._known.get(text)
-        if num_tokens is None:
-            if len(self._known) > _MAX_REMEMBERED:
-                self._known.clear()
-            num_tokens = self._known[text] = self._count(text)
-        return num_tokens
+        self.count: Count = lru_cache(_MAX_REMEMBERED)(count)
 
     def scale(self, parts: Iterable[Part], num_prompt: int | None) -> Scale:
         plain = Scale(self.count)

@@ -1,11 +1,14 @@
-"""Requests from a file: JSON lines of bodies, of `{"request", "response", …}`, or of recorded transcripts.
+"""Requests as they were found: in files, and in recorded runs.
 
-A line that is no request is an error that names it. A transcript becomes the requests that it was made of: one for
-every turn of the assistant, with all that was said before.
+A file has JSON lines of bodies, of `{"request", "response", …}`, or of transcripts. A line that is no request is an
+error that names it. A transcript becomes the requests that it was made of: one for every turn of the assistant, with
+all that was said before. A run has what its spans hold of bodies, where content was recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +16,28 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.shapes.answer import Answer, parse_answer
-from hotloop.lint.shapes.chat import chat_parts
-from hotloop.lint.shapes.messages import messages_parts
-from hotloop.lint.shapes.responses import responses_parts
+from hotloop.lint.parts import Answer, Json, Part, listing, mapping, parse_answer, parts_of
+from hotloop.trace import names
+from hotloop.trace.span import Span
 from hotloop.wire.part import Api
+from hotloop.wire.usage import Usage
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
 
-_PARTS = {"chat": chat_parts, "responses": responses_parts, "messages": messages_parts}
 _BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/chat/completions": "chat"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A request and its answer as they were found. `run` is given where it is certain which one it belongs to; `row` is
-    the line of a file that it is, with all that it told.
+@dataclass(frozen=True, kw_only=True)
+class LintedRequest:
+    """A request and its answer. `index` counts requests of the whole input, `line` is its line there, `row` all that
+    it told; `at` is in unix seconds. `run` is given where it is certain which one it belongs to.
     """
 
     body: Json
     api: Api
+    index: int = 0
     answer: Answer = field(default_factory=Answer)
     session: str = ""
     run: str = ""
@@ -46,17 +48,49 @@ class Exchange:
     row: Json = field(default_factory=dict)
 
     @property
+    def model(self) -> str:
+        return str(self.body.get("model", ""))
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether what was said before lies with the server and is not sent again."""
+        return bool(self.body.get("previous_response_id"))
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(_PARTS[self.api](self.body))
+        """In the order of the prompt."""
+        return tuple(parts_of(self.body, self.api))
+
+    @cached_property
+    def tools(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind == "tool")
+
+    @cached_property
+    def system(self) -> tuple[Part, ...]:
+        """The system texts that begin the prompt."""
+        return tuple(takewhile(lambda part: part.kind == "system", (p for p in self.parts if p.kind != "tool")))
+
+    @property
+    def beginning(self) -> tuple[Part, ...]:
+        """What comes before anything is said."""
+        return self.system + self.tools
+
+    @cached_property
+    def history(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind != "tool")[len(self.system) :]
+
+    @property
+    def continued(self) -> tuple[Part, ...]:
+        """The history that the next request should begin with."""
+        return self.history + self.answer.parts
 
 
-def read_exchanges(path: Path) -> Iterator[Exchange]:
-    """Raises ConfigError where the file is none."""
+def read_requests(path: Path) -> Iterator[LintedRequest]:
     for number, line in read_lines(path):
         yield from parse_line(line, str(path), number)
 
 
-def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:
+def parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
     try:
         row: Any = msgspec.json.decode(line)
     except msgspec.MsgspecError as error:
@@ -72,7 +106,7 @@ def parse_line(line: str, source: str, number: int) -> Iterator[Exchange]:
         raise ConfigError(f"{source}, line {number} is no request: it has neither messages nor an input")
     session = row.get("session") or body.get("session_id") or ""
     answer = parse_answer(row.get("response"), api)
-    yield Exchange(
+    yield LintedRequest(
         body=body,
         api=api,
         answer=answer,
@@ -108,7 +142,7 @@ def _is_transcript(row: Json) -> bool:
     return isinstance(row.get("messages"), list) and "system" in row and not {"model", "max_tokens"} & row.keys()
 
 
-def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
+def _play(row: Json, source: str, number: int) -> Iterator[LintedRequest]:
     system = row.get("system")
     history: list[Any] = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
     tools = {"tools": row["tools"]} if listing(row.get("tools")) else {}
@@ -116,7 +150,7 @@ def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
     for message in row["messages"]:
         if mapping(message).get("role") == "assistant" and history:
             answer = parse_answer(message, "chat")
-            yield Exchange(
+            yield LintedRequest(
                 body={"messages": [*history], **tools}, api="chat", answer=answer, run=run, source=source, line=number
             )
         history.append(message)
@@ -124,3 +158,45 @@ def _play(row: Json, source: str, number: int) -> Iterator[Exchange]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
+    """As the client saw them, if it was traced; else as the server did. What was only read ahead is left out.
+
+    Raises ConfigError where there is no content.
+    """
+    asked = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
+    if not asked:
+        raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
+    has_client = any(span.name == names.CHAT for span in asked)
+    for span in asked:
+        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_READING):
+            yield from _exchange(span)
+
+
+def _exchange(span: Span) -> Iterator[LintedRequest]:
+    told = span.attributes
+    try:
+        body = mapping(msgspec.json.decode(str(told[names.CONTENT_REQUEST])))
+    except (msgspec.MsgspecError, UnicodeEncodeError):  # redaction may have cut into it, or somebody made it up
+        return
+    api = find_api(body, str(told.get(names.ENDPOINT, "")))
+    if api is None:
+        return
+    first_ns = told.get(names.FIRST_TOKEN_NS)
+    yield LintedRequest(
+        body=body,
+        api=api,
+        answer=Answer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),
+        session=span.session,
+        source=span.trace_id,
+        at=span.start_ns / 1e9,
+        ttft_ms=(first_ns - span.start_ns) / 1e6 if isinstance(first_ns, int) else None,
+    )
+
+
+def _usage(span: Span) -> Usage | None:
+    num_prompt, num_cached, num_output = (
+        span.attributes.get(name) for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)
+    )
+    return Usage(num_prompt, num_cached, num_output or 0) if num_prompt else None

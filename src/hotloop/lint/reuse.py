@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hotloop.lint.asked import LintedRequest
 from hotloop.lint.change import Change, count_common
 from hotloop.lint.meter import Scale
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
+from hotloop.lint.requests import LintedRequest
 
 _MAX_CHARS = 256_000_000
 _MAX_SIBLINGS = 64

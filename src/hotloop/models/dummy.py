@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 from hotloop.models.layout import layer_shapes, outer_shapes
-from hotloop.models.spec import DictWeights, ModelSpec, Stored
+from hotloop.models.spec import ModelSpec, Stored
 from hotloop.models.tokenizer import Tokenizer
 
 SEED = 0
@@ -32,7 +32,8 @@ class DummyWeights:
         return random.standard_normal(shape, np.float32) * np.float32(STD)
 
     def stored(self, name: str) -> Stored:
-        return DictWeights({name: self.read(name)}).stored(name)
+        tensor = self.read(name)
+        return Stored(tensor.view(np.uint8), "F32", tensor.shape)
 
 
 def dummy_value(name: str) -> float:

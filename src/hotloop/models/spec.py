@@ -1,11 +1,14 @@
 """What a model is, without its weights: the numbers a backend builds a graph from."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hotloop.core.errors import ModelError
 
 Family = Literal["llama", "qwen2", "qwen3"]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
@@ -56,6 +59,8 @@ class ModelSpec:
     has_qk_norm: bool = False
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
+    window: int | None = None
+    """The sliding window, if the context ends with it: up to there the model is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,27 @@ class Stored:
             widened: NDArray[np.uint32] = np.left_shift(self.data.view("<u2"), 16, dtype=np.uint32)
             return widened.view(np.float32)
         return np.array(self.data.view({"F16": "<f2", "F32": "<f4"}[self.kind]), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """Where in a file a tensor lies, and of what kind it is, as `Stored` has it."""
+
+    path: Path
+    offset: int
+    kind: str
+    shape: tuple[int, ...]
+    row_bytes: int
+
+    def check_end(self, name: str, file_bytes: int) -> None:
+        """Refuse a file that ends before the tensor does."""
+        end = self.offset + prod(self.shape[:-1]) * self.row_bytes
+        if end > file_bytes:
+            raise ModelError(f"{self.path} is cut short: tensor {name} ends at byte {end}, it at byte {file_bytes}")
+
+    def stored(self) -> Stored:
+        data = np.memmap(self.path, np.uint8, "r", self.offset, (*self.shape[:-1], self.row_bytes))
+        return Stored(data, self.kind, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +132,3 @@ class Weights(Protocol):
     def stored(self, name: str) -> Stored | Int4Stored:
         """The same tensor as it is stored, its rows in the same order."""
         ...
-
-
-class DictWeights:
-    """Weights that are already in memory: what tests and tiny random models use."""
-
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-        self._tensors = tensors
-
-    def read(self, name: str) -> NDArray[np.float32]:
-        return self._tensors[name]
-
-    def stored(self, name: str) -> Stored:
-        tensor = np.ascontiguousarray(self._tensors[name], "<f4")
-        return Stored(tensor.view(np.uint8), "F32", tensor.shape)

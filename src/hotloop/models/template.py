@@ -7,7 +7,6 @@ the request's error. Knows nothing of tokens.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -19,7 +18,6 @@ from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.bounds import BoundedEnvironment, join_bounded, printed_size, spend_chars, start_budget
 
 _MAX_DEPTH = 1000  # of nested JSON, before Python gives up
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
@@ -41,12 +39,12 @@ class ChatTemplate:
         *,
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
-        extra: Mapping[str, Any] = _NOTHING,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt; `extra` reaches the template as variables, such as `enable_thinking`."""
         variables = {
             **self._tokens,
-            **extra,
+            **(extra or {}),
             "messages": [_message(message) for message in messages],
             "tools": [_tool(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt,

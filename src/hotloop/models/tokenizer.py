@@ -58,7 +58,8 @@ class Tokenizer:
             raise ModelError("the tokenizer is neither byte-level nor SentencePiece")
         self._cuts = _cut_pattern([token for token in added.values() if not token.normalized])
         self._special_ids = named
-        self.can_split = self._cuts is not None and self._is_exact("a b")
+        is_exact = b"".join(map(self.token_bytes, self.encode("a b"))) == b"a b"
+        self.can_split = self._cuts is not None and is_exact
         """Whether `split` can tell the pieces of a text, and a text is its tokens' bytes without a space added."""
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
@@ -126,9 +127,6 @@ class Tokenizer:
 
     def has_special(self, token_ids: Iterable[int]) -> bool:
         return not self._special.keys().isdisjoint(token_ids)
-
-    def _is_exact(self, text: str) -> bool:
-        return b"".join(map(self.token_bytes, self.encode(text))) == text.encode()
 
 
 def readable(text: str) -> str:

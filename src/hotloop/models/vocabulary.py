@@ -12,8 +12,9 @@ from hotloop.core.errors import ModelError
 from hotloop.models.gguf_file import GgufFile
 from hotloop.models.tokenizer import Tokenizer
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+_BOS_KEY = "tokenizer.ggml.bos_token_id"
+_END_KEYS = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -63,61 +64,72 @@ _WORD_CUTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The file's tokens, and what kind each is."""
+
+    file: GgufFile
+    names: list[str]
+    kinds: list[int]
+
+    def ids(self) -> dict[str, int]:
+        """Without those that only pad the table."""
+        return {name: i for i, name in enumerate(self.names) if self.kinds[i] != _UNUSED}
+
+    def added(self) -> list[AddedToken]:
+        return [
+            AddedToken(name, special=kind != _USER_DEFINED, normalized=False)
+            for name, kind in zip(self.names, self.kinds, strict=True)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+
+    def bpe(self, merges: list[tuple[str, str]], **options: bool | str) -> InnerTokenizer:
+        try:
+            return InnerTokenizer(models.BPE(self.ids(), merges, **options))
+        except Exception as error:  # the Rust side raises bare Exceptions
+            raise ModelError(f"{self.file.path}: the tokenizer is damaged: {error}") from None
+
+
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Build the tokenizer from the file's metadata alone."""
     if "tokenizer.ggml.tokens" not in file.metadata:
         raise ModelError(f"{file.path} has no tokenizer")
+    tokens = _read_tokens(file)
     kind = file.get("tokenizer.ggml.model", str)
     if kind == "gpt2":
-        inner, wants_bos = _byte_level(file)
+        inner, wants_bos = _byte_level(tokens)
     elif kind == "llama":
-        inner, wants_bos = _sentencepiece(file), True
+        inner, wants_bos = _sentencepiece(tokens), True
     else:
         raise ModelError(f"{file.path}: a tokenizer of type {kind!r} is not supported (only gpt2 and llama are)")
-    inner.add_tokens(_added_tokens(file))
-    keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
+    inner.add_tokens(tokens.added())
+    ids = {key: file.get(key, int) for key in (_BOS_KEY, *_END_KEYS) if key in file.metadata}
     return Tokenizer(
         inner,
-        bos_id=file.get("tokenizer.ggml.bos_token_id", int) if "tokenizer.ggml.bos_token_id" in file.metadata else None,
-        eos_ids=[file.get(key, int) for key in keys if key in file.metadata],
+        bos_id=ids.pop(_BOS_KEY, None),
+        eos_ids=ids.values(),
         wants_bos=file.get("tokenizer.ggml.add_bos_token", bool, wants_bos),
     )
 
 
-def _vocabulary(file: GgufFile) -> dict[str, int]:
-    """Tokens and their ids, without those that only pad the table."""
-    tokens = file.items("tokenizer.ggml.tokens", str)
-    types = _token_types(file, len(tokens))
-    return {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}
+def _read_tokens(file: GgufFile) -> _Tokens:
+    names = file.items("tokenizer.ggml.tokens", str)
+    has_kinds = "tokenizer.ggml.token_type" in file.metadata
+    kinds = file.items("tokenizer.ggml.token_type", int) if has_kinds else [_NORMAL] * len(names)
+    if len(kinds) != len(names):
+        raise ModelError(f"{file.path}: the tokenizer has {len(names)} tokens but {len(kinds)} token types")
+    return _Tokens(file, names, kinds)
 
 
-def _token_types(file: GgufFile, num_tokens: int) -> list[int]:
-    if "tokenizer.ggml.token_type" not in file.metadata:
-        return [1] * num_tokens
-    types = file.items("tokenizer.ggml.token_type", int)
-    if len(types) != num_tokens:
-        raise ModelError(f"{file.path}: the tokenizer has {num_tokens} tokens but {len(types)} token types")
-    return types
-
-
-def _added_tokens(file: GgufFile) -> list[AddedToken]:
-    tokens = file.items("tokenizer.ggml.tokens", str)
-    types = _token_types(file, len(tokens))
-    return [
-        AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-    ]
-
-
-def _byte_level(file: GgufFile) -> tuple[InnerTokenizer, bool]:
+def _byte_level(tokens: _Tokens) -> tuple[InnerTokenizer, bool]:
+    file = tokens.file
     usual = "gpt-2" if file.get("general.architecture", str) == "llama" else "qwen2"
     name = file.get("tokenizer.ggml.pre", str, usual)
     cut = _WORD_CUTS.get(usual if name == "default" else name)
     if cut is None:
         raise ModelError(f"{file.path}: the pre-tokenizer {name!r} is not known (only {', '.join(_WORD_CUTS)} are)")
     merges = [pair.partition(" ")[::2] for pair in file.items("tokenizer.ggml.merges", str)]
-    inner = _inner(file, _vocabulary(file), merges, ignore_merges=cut.has_whole_words)
+    inner = tokens.bpe(merges, ignore_merges=cut.has_whole_words)
     if cut.is_normalised:
         inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = _pre_tokenizer(cut)
@@ -135,12 +147,10 @@ def _pre_tokenizer(cut: _WordCut) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _sentencepiece(file: GgufFile) -> InnerTokenizer:
-    vocabulary = _vocabulary(file)
-    unknown = file.items("tokenizer.ggml.tokens", str)[file.get("tokenizer.ggml.unknown_token_id", int, 0)]
-    merges = _merges_from_scores(file, vocabulary)
-    inner = _inner(file, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    has_prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
+def _sentencepiece(tokens: _Tokens) -> InnerTokenizer:
+    unknown = tokens.names[tokens.file.get("tokenizer.ggml.unknown_token_id", int, 0)]
+    inner = tokens.bpe(_merges_from_scores(tokens), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    has_prefix = tokens.file.get("tokenizer.ggml.add_space_prefix", bool, True)
     prepend: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if has_prefix else []
     strip: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     inner.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
@@ -148,28 +158,15 @@ def _sentencepiece(file: GgufFile) -> InnerTokenizer:
     return inner
 
 
-def _merges_from_scores(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def _merges_from_scores(tokens: _Tokens) -> list[tuple[str, str]]:
     """SentencePiece keeps a score for each token instead of merges: a better one was merged earlier."""
-    tokens = file.items("tokenizer.ggml.tokens", str)
-    scores = file.items("tokenizer.ggml.scores", float)
-    types = _token_types(file, len(tokens))
-    if len(scores) != len(tokens):
-        raise ModelError(f"{file.path}: the tokenizer has {len(tokens)} tokens but {len(scores)} scores")
+    scores, ids = tokens.file.items("tokenizer.ggml.scores", float), tokens.ids()
+    if len(scores) != len(tokens.names):
+        raise ModelError(f"{tokens.file.path}: the tokenizer has {len(tokens.names)} tokens but {len(scores)} scores")
     merges: list[tuple[float, int, int, str, str]] = []
-    for i, token in enumerate(tokens):
-        if types[i] != 1:
-            continue
-        for cut in range(1, len(token)):
-            left, right = vocabulary.get(token[:cut]), vocabulary.get(token[cut:])
-            if left is not None and right is not None:
-                merges.append((-scores[i], left, right, token[:cut], token[cut:]))
+    for name, kind, score in zip(tokens.names, tokens.kinds, scores, strict=True):
+        for cut in range(1, len(name)) if kind == _NORMAL else ():
+            left, right = name[:cut], name[cut:]
+            if left in ids and right in ids:
+                merges.append((-score, ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(merges)]
-
-
-def _inner(
-    file: GgufFile, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: bool | str
-) -> InnerTokenizer:
-    try:
-        return InnerTokenizer(models.BPE(vocabulary, merges, **options))
-    except Exception as error:  # the Rust side raises bare Exceptions
-        raise ModelError(f"{file.path}: the tokenizer is damaged: {error}") from None

@@ -11,7 +11,7 @@ Strict: a key nobody knows, or a wrong type, is an error that names its place.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,25 +28,8 @@ TABLES = ("replicas", "tiers", "routes")
 """What a fleet's file may hold beside settings."""
 
 
-class _ReplicaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: str
-    name: str = ""
-    kind: str = "auto"
-    models: dict[str, str] = {}
-    api_key_env: str = ""
-    apis: list[Api] = []
-    health_path: str | None = None
-    weight: float = 1.0
-    capacity_tokens: int = 1_000_000
-    max_connections: int | None = None
-    kv_events: str = ""
-    kv_replay: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """One replica."""
-
     url: str
     name: str
     kind: str = "auto"
@@ -59,12 +42,15 @@ class ReplicaConfig:
     weight: float = 1.0
     """How much faster than others it is."""
     capacity_tokens: int = 1_000_000
-    """How much of what it has read it keeps, roughly."""
+    """How many tokens it keeps cached, roughly."""
     max_connections: int = 128
     kv_events: str = ""
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""
     kv_replay: str = ""
     """Where what was published before can be asked for."""
+
+
+REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"api_key_env"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +82,7 @@ def _read_tables(path: Path) -> dict[str, Any]:
     data = read_toml(path)
     tables = {name: data[name] for name in TABLES if name in data}
     for name, value in tables.items():
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise ConfigError(f"{path}: write [[{name}]], once for each")
     return tables
 
@@ -106,29 +92,21 @@ def _by_url(url: str, router: RouterConfig) -> ReplicaConfig:
     return ReplicaConfig(url=address, name=name, max_connections=router.max_connections)
 
 
-def _parse_replica(table: Any, router: RouterConfig, environ: Mapping[str, str], path: Path | None) -> ReplicaConfig:
+def _parse_replica(
+    table: dict[str, Any], router: RouterConfig, environ: Mapping[str, str], path: Path | None
+) -> ReplicaConfig:
+    for name in table.keys() - REPLICA_KEYS:
+        raise ConfigError(f"{path}: [[replicas]]: there is no key {name!r}")
     try:
-        given = msgspec.convert(table, _ReplicaTable)
+        given = msgspec.convert({"name": "", "max_connections": router.max_connections, **table}, ReplicaConfig)
+        key_name = msgspec.convert(table.get("api_key_env", ""), str)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: [[replicas]]: {error}") from None
     if given.kind != "auto" and given.kind not in KINDS:
         raise ConfigError(f"{path}: there is no kind {given.kind!r}; there are {', '.join(KINDS)}")
-    if given.api_key_env and not environ.get(given.api_key_env):
-        raise ConfigError(f"{path}: {given.url} needs a key, but {given.api_key_env} is not set")
-    if given.weight <= 0 or given.capacity_tokens < 1 or (given.max_connections or 1) < 1:
+    if key_name and not environ.get(key_name):
+        raise ConfigError(f"{path}: {given.url} needs a key, but {key_name} is not set")
+    if given.weight <= 0 or given.capacity_tokens < 1 or given.max_connections < 1:
         raise ConfigError(f"{path}: {given.url}: weight, capacity_tokens and max_connections must be above zero")
-    named = _by_url(given.url, router)
-    return replace(
-        named,
-        name=given.name or named.name,
-        kind=given.kind,
-        models=given.models,
-        api_key=environ.get(given.api_key_env) if given.api_key_env else None,
-        apis=frozenset(given.apis),
-        health_path=given.health_path,
-        weight=given.weight,
-        capacity_tokens=given.capacity_tokens,
-        max_connections=given.max_connections or router.max_connections,
-        kv_events=given.kv_events,
-        kv_replay=given.kv_replay,
-    )
+    by_url = _by_url(given.url, router)
+    return replace(given, url=by_url.url, name=given.name or by_url.name, api_key=environ.get(key_name))

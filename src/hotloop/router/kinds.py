@@ -4,6 +4,7 @@ A replica whose kind is not given is recognised by the names on its metrics page
 table says what current versions do; a replica's own line in the file may say otherwise (`apis`, `health_path`).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,105 +14,62 @@ Api = Literal["chat", "completions", "responses", "messages"]
 """The APIs that are routed: OpenAI's three, and Anthropic's."""
 Auth = Literal["bearer", "x-api-key"]
 
+CHAT = "/v1/chat/completions"
+COUNT_TOKENS = "/v1/messages/count_tokens"
 PATHS: Mapping[str, Api] = {
-    "/v1/chat/completions": "chat",
+    CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
+    COUNT_TOKENS: "messages",
 }
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
-    """One sort of replica."""
-
     name: str
     apis: frozenset[Api] = _OPENAI
-    health_path: str | None = "/health"
-    """None: a hosted API is not asked how it is; its answers tell."""
-    models_path: str | None = "/v1/models"
     metrics_path: str | None = None
     metrics_prefix: str = ""
     """What its metrics begin with, by which it is recognised."""
     running: str = ""
-    """Metric: requests being answered."""
+    """Metric behind the prefix: requests being answered."""
     waiting: str = ""
-    """Metric: requests in its queue."""
-    auth: Auth = "bearer"
-    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Metric behind the prefix: requests in its queue."""
     tokenize_path: str | None = None
     """Where a chat is turned into token ids, for replicas that publish their KV state."""
+    health_path: str | None = "/health"
+    """None: a hosted API is not probed; its answers tell."""
+    models_path: str | None = "/v1/models"
+    auth: Auth = "bearer"
+    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     is_strict: bool = False
     """Whether it refuses fields that it does not know."""
 
 
-KINDS: Mapping[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="hotloop",
-            apis=_ALL,
-            metrics_path="/metrics",
-            metrics_prefix="hotloop_",
-            running="hotloop_requests_running",
-            waiting="hotloop_requests_waiting",
-            tokenize_path="/tokenize",
-        ),
-        Kind(
-            name="vllm",
-            apis=_ALL,
-            metrics_path="/metrics",
-            metrics_prefix="vllm:",
-            running="vllm:num_requests_running",
-            waiting="vllm:num_requests_waiting",
-            tokenize_path="/tokenize",
-        ),
-        Kind(
-            name="sglang",
-            apis=_OPENAI | {"responses", "messages"},
-            metrics_path="/metrics",
-            metrics_prefix="sglang:",
-            running="sglang:num_running_reqs",
-            waiting="sglang:num_queue_reqs",
-            tokenize_path="/tokenize",
-        ),
-        Kind(
-            name="tgi",
-            metrics_path="/metrics",
-            metrics_prefix="tgi_",
-            running="tgi_batch_current_size",
-            waiting="tgi_queue_size",
-        ),
-        Kind(
-            name="tensorrt_llm",
-            apis=_OPENAI | {"responses"},
-            metrics_path="/prometheus/metrics",
-            metrics_prefix="trtllm_",
-        ),
-        Kind(
-            name="llama_cpp",
-            apis=_OPENAI | {"messages"},
-            metrics_path="/metrics",
-            metrics_prefix="llamacpp:",
-            running="llamacpp:requests_processing",
-            waiting="llamacpp:requests_deferred",
-        ),
-        Kind(name="ollama", apis=_ALL, health_path="/api/version"),
-        Kind(name="openai_compatible", health_path="/v1/models"),
-        Kind(name="openai", apis=_OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
-        Kind(
-            name="anthropic",
-            apis=frozenset({"messages"}),
-            health_path=None,
-            models_path=None,
-            auth="x-api-key",
-            fixed_headers=((b"anthropic-version", b"2023-06-01"),),
-        ),
-    )
-}
+_KINDS = (
+    Kind("hotloop", _ALL, "/metrics", "hotloop_", "requests_running", "requests_waiting", "/tokenize"),
+    Kind("vllm", _ALL, "/metrics", "vllm:", "num_requests_running", "num_requests_waiting", "/tokenize"),
+    Kind("sglang", _ALL, "/metrics", "sglang:", "num_running_reqs", "num_queue_reqs", "/tokenize"),
+    Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
+    Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
+    Kind("llama_cpp", _OPENAI | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
+    Kind("ollama", _ALL, health_path="/api/version"),
+    Kind("openai_compatible", health_path="/v1/models"),
+    Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
+    Kind(
+        "anthropic",
+        frozenset({"messages"}),
+        health_path=None,
+        models_path=None,
+        auth="x-api-key",
+        fixed_headers=((b"anthropic-version", b"2023-06-01"),),
+    ),
+)
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 _HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
 
@@ -128,7 +86,6 @@ METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values()
 
 
 def kind_by_metrics(page: str) -> Kind | None:
-    """Whoever's names are on a metrics page."""
     for kind in KINDS.values():
         if kind.metrics_prefix and f"\n{kind.metrics_prefix}" in f"\n{page}":
             return kind
@@ -136,19 +93,7 @@ def kind_by_metrics(page: str) -> Kind | None:
 
 
 def read_load(kind: Kind, page: str) -> int | None:
-    """How many requests a replica has, by its metrics page; None if the page does not say."""
-    found = [_sum_metric(page, name) for name in (kind.running, kind.waiting) if name]
-    known = [value for value in found if value is not None]
-    return int(sum(known)) if known else None
-
-
-def _sum_metric(page: str, name: str) -> float | None:
-    """All series of one metric together."""
-    total = None
-    for line in page.splitlines():
-        if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
-            try:
-                total = (total or 0.0) + float(line.rsplit(None, 1)[-1])
-            except ValueError:
-                continue
-    return total
+    """How many requests a replica has: all series of two metrics together. None if its page does not say."""
+    names = "|".join(re.escape(kind.metrics_prefix + name) for name in (kind.running, kind.waiting) if name)
+    found = re.findall(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
+    return int(sum(map(float, found))) if names and found else None

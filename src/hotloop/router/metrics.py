@@ -1,6 +1,6 @@
-"""What Prometheus sees of the router. Every name is documented in docs/metrics.md, which a test checks."""
+"""What Prometheus sees of the router. Every name is documented in docs/fleet.md, which a test checks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -9,8 +9,9 @@ from prometheus_client.registry import Collector
 from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.saved import Saved
-from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.trace.tracer import Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
 
@@ -19,22 +20,25 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
+Rows = Mapping[tuple[str, str, str], Mapping[str, float]]
+"""Values by label; for each metric its name, the name of its label, and what it is."""
+
+
 class RouterMetrics:
     """Everything measured about one router, in a registry of its own."""
 
-    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved | None], tracer: Tracer | None = None) -> None:
+    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
         self.num_prompt = 0
         self.num_cached = 0
         self.registry = CollectorRegistry()
-        self.registry.register(_FleetCollector(fleet))
-        self.registry.register(_TiersCollector(find_saved))
-        self.registry.register(TraceCollector(tracer or NullTracer()))
+        self.registry.register(_StateCollector(fleet, find_saved))
+        self.registry.register(TraceCollector(tracer))
         self._requests = self._counter("requests", "Requests answered.", "api", "replica", "status")
         self._reasons = self._counter("placements", "Why a replica was chosen.", "replica", "reason")
         self._retries = self._counter("failures", "Attempts that failed before the first byte.", "replica", "why")
         self._broken = self._counter("broken_streams", "Streams that broke off.", "replica")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens, as replicas count them.", "replica")
-        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens replicas need not read.", "replica")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that need no prefill.", "replica")
         self._refused = self._counter("refusals", "Requests the router answered with an error.", "code")
         self._first_byte = Histogram(
             "hotloop_router_first_byte_seconds",
@@ -51,12 +55,13 @@ class RouterMetrics:
         self._reasons.labels(replica, reason.partition(",")[0]).inc()
         self._first_byte.observe(first_byte_s)
 
-    def count_told(self, replica: str, num_prompt: int | None, num_cached: int | None, *, is_broken: bool) -> None:
-        self.num_prompt += num_prompt or 0
-        self.num_cached += num_cached or 0
-        self._prompt.labels(replica).inc(num_prompt or 0)
-        self._cached.labels(replica).inc(num_cached or 0)
-        if is_broken:
+    def count_ended(self, replica: str, summary: AnswerSummary) -> None:
+        num_prompt, num_cached = summary.num_prompt or 0, summary.num_cached or 0
+        self.num_prompt += num_prompt
+        self.num_cached += num_cached
+        self._prompt.labels(replica).inc(num_prompt)
+        self._cached.labels(replica).inc(num_cached)
+        if summary.is_broken:
             self._broken.labels(replica).inc()
 
     def count_failure(self, replica: str, why: str) -> None:
@@ -69,46 +74,46 @@ class RouterMetrics:
         return Counter(f"hotloop_router_{name}", text, labels, registry=self.registry)
 
 
-class _FleetCollector(Collector):
-    """How the fleet is, read when somebody asks."""
+class _StateCollector(Collector):
+    """How the fleet is and what tiers saved, read when somebody asks."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved]) -> None:
         self._fleet = fleet
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        up = GaugeMetricFamily("hotloop_router_replica_up", "Whether a replica takes requests.", labels=("replica",))
-        running = GaugeMetricFamily("hotloop_router_running", "Requests at a replica.", labels=("replica",))
-        elsewhere = GaugeMetricFamily(
-            "hotloop_router_elsewhere", "Requests a replica has from others.", labels=("replica",)
-        )
-        for replica in self._fleet.replicas.values():
-            up.add_metric((replica.name,), float(replica.state == "up"))
-            running.add_metric((replica.name,), replica.num_running)
-            elsewhere.add_metric((replica.name,), replica.num_elsewhere)
-        waiting = GaugeMetricFamily("hotloop_router_waiting", "Requests waiting for a place.", labels=("priority",))
-        for priority in Priority:
-            waiting.add_metric((priority.name.lower(),), self._fleet.room.num_waiting(priority))
-        yield from (up, running, elsewhere, waiting)
-
-
-class _TiersCollector(Collector):
-    """What tiers did and saved; nothing where there are none."""
-
-    def __init__(self, find_saved: Callable[[], Saved | None]) -> None:
         self._find_saved = find_saved
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        answers = CounterMetricFamily("hotloop_router_tier_answers", "Answers by tier.", labels=("tier",))
-        discarded = CounterMetricFamily("hotloop_router_tier_discarded", "Answers not taken.", labels=("tier",))
-        cost = CounterMetricFamily("hotloop_router_tier_cost", "Money spent, by the prices given.", labels=("tier",))
-        saved = self._find_saved()
-        for name, tally in saved.tallies.items() if saved else ():
-            answers.add_metric((name,), tally.num_answers)
-            discarded.add_metric((name,), tally.num_discarded)
-            cost.add_metric((name,), tally.cost)
-        savings = saved.savings() if saved else None
-        money = GaugeMetricFamily("hotloop_router_saved_money", "Less than always the largest would have cost.")
-        seconds = GaugeMetricFamily("hotloop_router_saved_seconds", "Less than the largest would have taken.")
-        money.add_metric((), savings.money if savings else 0.0)
-        seconds.add_metric((), savings.time_s if savings else 0.0)
-        yield from (answers, discarded, cost, money, seconds)
+        replicas, saved = self._fleet.replicas, self._find_saved()
+        gauges: Rows = {
+            ("replica_up", "replica", "Whether a replica takes requests."): {
+                name: float(each.state == "up") for name, each in replicas.items()
+            },
+            ("running", "replica", "Requests at a replica."): {
+                name: each.num_running for name, each in replicas.items()
+            },
+            ("elsewhere", "replica", "Requests a replica has from others."): {
+                name: each.num_elsewhere for name, each in replicas.items()
+            },
+            ("waiting", "priority", "Requests waiting for a place."): {
+                each.name.lower(): self._fleet.room.num_waiting(each) for each in Priority
+            },
+        }
+        counters: Rows = {
+            ("tier_answers", "tier", "Answers by tier."): {
+                name: tally.num_answers for name, tally in saved.tallies.items()
+            },
+            ("tier_discarded", "tier", "Answers not taken."): {
+                name: tally.num_discarded for name, tally in saved.tallies.items()
+            },
+            ("tier_cost", "tier", "Money spent, by the prices given."): {
+                name: tally.cost for name, tally in saved.tallies.items()
+            },
+        }
+        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for (name, label, text), values in rows.items():
+                family = kind(f"hotloop_router_{name}", text, labels=(label,))
+                for key, value in values.items():
+                    family.add_metric((key,), value)
+                yield family
+        money, seconds = "Less than always the largest would have cost.", "Less than the largest would have taken."
+        yield GaugeMetricFamily("hotloop_router_saved_money", money, saved.money)
+        yield GaugeMetricFamily("hotloop_router_saved_seconds", seconds, saved.time_s)

@@ -9,11 +9,10 @@ from hotloop.router.replicas.replica import Replica
 
 def show_replicas(fleet: Fleet) -> dict[str, Any]:
     """How each replica is, those on their way out too."""
-    everybody = [*fleet.replicas.values(), *fleet.leaving]
     return {
         "policy": fleet.config.router.policy,
         "waiting": len(fleet.room),
-        "replicas": [_show(each) for each in everybody],
+        "replicas": [_show(each) for each in (*fleet.replicas.values(), *fleet.leaving)],
     }
 
 
@@ -24,10 +23,9 @@ def list_models(fleet: Fleet) -> dict[str, Any]:
     return {"object": "list", "data": cards}
 
 
-def show_model(fleet: Fleet, name: str) -> dict[str, Any]:
+def show_model(fleet: Fleet, name: str) -> Any:
     """Raises RouteError where no replica has it."""
-    cards: list[dict[str, Any]] = list_models(fleet)["data"]
-    for card in cards:
+    for card in list_models(fleet)["data"]:
         if card["id"] == name:
             return card
     raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}")

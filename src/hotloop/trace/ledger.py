@@ -1,12 +1,12 @@
 """The account of a run, drawn from its spans: where the time went, what the tokens were, what it cost, what it waited
-for. Pure: the same spans give the same ledger, whatever process recorded them and in whatever order.
+for. Pure: the same spans give the same ledger, in whatever order.
 
-Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
-one of ours tells; else those the client was told of. What was told to the client, what was read ahead and what was done
-for an answer that was not delivered are told apart; together they are all that the engines did.
+Invariant: the parts of a turn, and of a run, make up its wall-clock time; what was delivered, prefilled ahead and lost
+make up all that the engines did. Tokens are those the server counted, where one of ours tells; else the client's.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,6 +20,8 @@ from hotloop.trace.sweep import Segment, TimePart, output_shares, split, sweep
 from hotloop.trace.tree import SpanNode, build_tree, clip, is_open, length_of, overlap_of, union
 
 _ASKERS = frozenset({names.RUN, names.TURN})
+_WORDS = (names.MODEL, names.REPLICA, names.REASON, names.PRIORITY, names.FINISH_REASON, names.ANSWER_ID)
+"""Of a turn: fields of `TurnLedger` by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +31,20 @@ class TokenCounts:
     prompt: int = 0
     cached: int = 0
     new: int = 0
-    again: int = 0
-    """Read though they had been read before; `causes` says why."""
-    restored: int = 0
-    """Those of the cached ones that came from disk."""
-    from_host: int = 0
-    """Those that came from host memory; the others were on the device."""
+    again: int = 0  # read though they had been read before; `causes` says why
+    restored: int = 0  # those of the cached ones that came from disk
+    from_host: int = 0  # those that came from host memory; the others were on the device
     output: int = 0
     sampled: int = 0
     forced: int = 0
-    drafted: int = 0
-    """Guessed, and right."""
-    guessed: int = 0
-    """Guessed, right or not."""
-    right: int = 0
-    """Of those: `drafted`, and what was forced anyway or came behind the end."""
+    drafted: int = 0  # guessed, and right
+    guessed: int = 0  # guessed, right or not
+    right: int = 0  # of those: `drafted`, and what was forced anyway or came behind the end
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
         counts = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
-        reasons = dict.fromkeys((*self.causes, *other.causes))
-        causes = {reason: self.causes.get(reason, 0) + other.causes.get(reason, 0) for reason in reasons}
-        return TokenCounts(**counts, causes=causes)
+        return TokenCounts(**counts, causes=dict(Counter(self.causes) + Counter(other.causes)))
 
 
 _COUNTS = [each for each in fields(TokenCounts) if each.name != "causes"]
@@ -67,8 +61,7 @@ class ToolLedger:
     dispatched_ns: int
     end_ns: int
     ran_s: float
-    waited_s: float
-    """For how long the run could do nothing but wait for this one."""
+    waited_s: float  # for how long the run could do nothing but wait for this one
     was_foreseen: bool
     num_tries: int
     is_error: bool
@@ -89,8 +82,7 @@ class TurnLedger:
     """From asking the model to the results of its calls being there; of a plain client, one request."""
 
     span_id: str
-    run_span_id: str
-    """The run it is a turn of; a run of an agent may have others within it."""
+    run_span_id: str  # the run it is a turn of; a run of an agent may have others within it
     index: int
     start_ns: int
     end_ns: int
@@ -98,18 +90,15 @@ class TurnLedger:
     first_token_s: float | None
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
-    read_ahead: TokenCounts
-    """What was read ahead in this turn, on top of what was asked."""
+    read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
     lost: TokenCounts
     """What was read and written for answers that failed or were broken off, or that others came before."""
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
-    num_wasted: int
-    """Of those foreseen."""
+    num_wasted: int  # of those foreseen
     model: str
     replica: str
-    reason: str
-    """Why that replica."""
+    reason: str  # why that replica
     priority: str
     finish_reason: str
     answer_id: str
@@ -123,8 +112,7 @@ class RunLedger:
     session: str
     agent: str
     end: str
-    is_running: bool
-    """Whether it has begun and not ended; then this is the account so far."""
+    is_running: bool  # whether it has begun and not ended; then this is the account so far
     start_ns: int
     end_ns: int
     wall_s: float
@@ -135,17 +123,13 @@ class RunLedger:
     lost: TokenCounts
     money: float
     critical_path: tuple[PathStep, ...]
-    model_idle_s: float
-    """While the run lasted and no model was asked anything."""
-    tool_idle_s: float
-    """While the run lasted and no tool ran."""
-    tools_hidden_s: float
-    """While tools ran behind the model's back."""
+    model_idle_s: float  # while the run lasted and no model was asked anything
+    tool_idle_s: float  # while the run lasted and no tool ran
+    tools_hidden_s: float  # while tools ran behind the model's back
     services: tuple[str, ...]
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -163,6 +147,7 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     run = next((node for node in roots if node.name == names.RUN), None)
     calls = [call for node in nodes if node.parent is None or node.name in _ASKERS for call in node.calls()]
     models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
+    tokens, read_ahead, lost = _account(calls)
     return RunLedger(
         trace_id=spans[0].trace_id,
         session=next((node.span.session for node in nodes if node.span.session), ""),
@@ -174,9 +159,9 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
         wall_s=(end - begin) / 1e9,
         parts=_add_up(segments),
         turns=turns,
-        tokens=_sum(map(_tokens, calls)),
-        read_ahead=_sum(map(_read_ahead, calls)),
-        lost=_sum(map(_lost, calls)),
+        tokens=tokens,
+        read_ahead=read_ahead,
+        lost=lost,
         money=sum(_money(call, prices) for call in calls) or (run.amount(names.MONEY) if run else 0.0),
         critical_path=_path(segments),
         model_idle_s=(end - begin - length_of(models)) / 1e9,
@@ -202,6 +187,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     segments = sweep([turn], turn.begin, turn.end)
     within = [node for call in asked for node in call.walk()]
     guesses = [node for node in turn.children if node.name == names.FORESEEN]
+    tokens, read_ahead, lost = _account(calls)
     return TurnLedger(
         span_id=turn.span.span_id,
         run_span_id=turn.span.parent_id or "",
@@ -211,18 +197,13 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         wall_s=(turn.end - turn.begin) / 1e9,
         first_token_s=_first_token_s(asked[0]) if asked else None,
         parts=_add_up(segments),
-        tokens=_sum(map(_tokens, calls)),
-        read_ahead=_sum(map(_read_ahead, calls)),
-        lost=_sum(map(_lost, calls)),
+        tokens=tokens,
+        read_ahead=read_ahead,
+        lost=lost,
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
-        model=_first_word(within, names.MODEL),
-        replica=_first_word(within, names.REPLICA),
-        reason=_first_word(within, names.REASON),
-        priority=_first_word(within, names.PRIORITY),
-        finish_reason=_first_word(within, names.FINISH_REASON),
-        answer_id=_first_word(within, names.ANSWER_ID),
+        **{name: _first_word(within, name) for name in _WORDS},
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
@@ -247,12 +228,24 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
     )
 
 
-def _tokens(call: SpanNode) -> TokenCounts:
-    """Of an answer that was given, as the server counted them."""
-    if call.is_reading or call.span.error:
+def _account(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
+    """What was delivered by these, prefilled ahead, and lost."""
+    tokens = ahead = lost = TokenCounts()
+    for call in calls:
+        requests = [node for node in call.walk() if node.name == names.REQUEST]
+        if call.is_reading:
+            ahead += _sum(map(_counted, requests))
+            continue
+        givers = _givers(call, requests)
+        tokens += _sum(map(_counted, givers)) if givers else _told(call)
+        lost += _sum(_counted(each) for each in requests if not any(each is giver for giver in givers))
+    return tokens, ahead, lost
+
+
+def _told(call: SpanNode) -> TokenCounts:
+    """Of an answer that no server of ours counted: as its client was told."""
+    if call.span.error:
         return TokenCounts()
-    if givers := _givers(call):
-        return _sum(map(_counted, givers))
     told = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
     teller = next(told, call)
     num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
@@ -262,24 +255,13 @@ def _tokens(call: SpanNode) -> TokenCounts:
     )
 
 
-def _read_ahead(call: SpanNode) -> TokenCounts:
-    return _sum(map(_counted, _requests(call))) if call.is_reading else TokenCounts()
-
-
-def _lost(call: SpanNode) -> TokenCounts:
-    if call.is_reading:
-        return TokenCounts()
-    givers = {id(request) for request in _givers(call)}
-    return _sum(_counted(request) for request in _requests(call) if id(request) not in givers)
-
-
-def _givers(call: SpanNode) -> list[SpanNode]:
+def _givers(call: SpanNode, requests: Sequence[SpanNode]) -> list[SpanNode]:
     """Of the requests that were made for an answer, those that gave it: by its id, else all that went well. There may
     be none: another's model answered, after one of ours was asked what kind of a task it is, or answered badly.
     """
     if call.span.error:
         return []
-    requests, stem = _requests(call), _stem(call)
+    stem = _stem(call)
     named = [request for request in requests if stem and _stem(request) == stem]
     return named or [request for request in requests if not request.span.error and not _is_other(request, call)]
 
@@ -293,10 +275,6 @@ def _is_other(request: SpanNode, call: SpanNode) -> bool:
 def _stem(node: SpanNode) -> str:
     """An answer's id without what its API begins ids with: a router that translates changes no more than that."""
     return re.sub(r"^[a-z]+[-_]", "", _word(node, names.ANSWER_ID))
-
-
-def _requests(call: SpanNode) -> list[SpanNode]:
-    return [node for node in call.walk() if node.name == names.REQUEST]
 
 
 def _counted(request: SpanNode) -> TokenCounts:
@@ -319,10 +297,10 @@ def _counted(request: SpanNode) -> TokenCounts:
 
 
 def _causes(request: SpanNode) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for cause, _ in request.causes():
-        sums[cause["reason"]] = sums.get(cause["reason"], 0) + cause["num_tokens"]
-    return sums
+        sums[cause["reason"]] += cause["num_tokens"]
+    return dict(sums)
 
 
 def _first_token_s(call: SpanNode) -> float | None:
@@ -336,7 +314,7 @@ def _first_token_s(call: SpanNode) -> float | None:
 
 def _money(call: SpanNode, prices: PriceTable) -> float:
     """As the agent reckoned, or by the table."""
-    tokens, model = _tokens(call), _first_word(list(call.walk()), names.MODEL)
+    (tokens, _, _), model = _account([call]), _first_word(list(call.walk()), names.MODEL)
     return call.amount(names.MONEY) or prices.cost(
         model, num_prompt=tokens.prompt, num_cached=tokens.cached, num_output=tokens.output
     )
@@ -363,13 +341,13 @@ def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
 
 def _busy(nodes: Sequence[SpanNode], *, is_model: bool) -> list[tuple[int, int]]:
     """When a model, or a tool, was at work; a server of ours tells best when that was."""
-    if is_model:
-        kinds = [node for node in nodes if node.name == names.REQUEST]
-        kinds += [node for node in nodes if node.name == names.CHAT and not node.is_served]
-        kinds += [node for node in nodes if node.name == names.ROUTE and not node.is_served]
-    else:
-        kinds = [node for node in nodes if node.name == names.TOOL]
-    return union((node.begin, node.end) for node in kinds)
+
+    def is_busy(node: SpanNode) -> bool:
+        if not is_model:
+            return node.name == names.TOOL
+        return node.name == names.REQUEST or (node.name in (names.CHAT, names.ROUTE) and not node.is_served)
+
+    return union((node.begin, node.end) for node in nodes if is_busy(node))
 
 
 def _sum(each: Iterable[TokenCounts]) -> TokenCounts:

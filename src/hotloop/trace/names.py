@@ -1,49 +1,31 @@
-"""The vocabulary: what spans and their attributes are called, and what OpenTelemetry calls them. No other module spells
-a name out.
+"""The vocabulary: what spans and their attributes are called. No other module spells a name out.
 
-    agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
-    router              │                └ route ─ attempt
-    server              │                          └ request ┬ queue ┬ prefill ┬ decode
-                        └ (what is only read ahead is a chat, too: `IS_READING`)
-
-A process that is not there leaves its floor out: a plain client's request is a trace of its own.
+agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
+router              │                └ route ─ attempt
+server              │                          └ request ┬ queue ┬ prefill ┬ decode
+                    └ (what is only prefilled ahead is a chat, too: `IS_READING`)
 """
 
 from typing import Final
 
-RUN: Final = "run"
-"""One run of an agent."""
-TURN: Final = "turn"
-"""From asking the model to the results of its calls being there."""
-CHAT: Final = "chat"
-"""One question to a model, as the client saw it."""
+RUN: Final = "run"  # one run of an agent
+TURN: Final = "turn"  # from asking the model to the results of its calls being there
+CHAT: Final = "chat"  # one question to a model, as the client saw it
 TOOL: Final = "tool"
 """A call, from when its arguments were whole (or, foreseen, from when it was begun) to its result."""
-FORESEEN: Final = "foreseen"
-"""A tool that was begun before the model asked for it."""
-ROUTE: Final = "route"
-"""A request on its way through the router."""
-ATTEMPT: Final = "attempt"
-"""One try of one replica."""
+FORESEEN: Final = "foreseen"  # a tool that was begun before the model asked for it
+ROUTE: Final = "route"  # a request on its way through the router
+ATTEMPT: Final = "attempt"  # one try of one replica
 REQUEST: Final = "request"
 """A request of the engine's; its three children are the parts of it that follow one another."""
-QUEUE: Final = "queue"
-"""From arriving to being scheduled first."""
-PREFILL: Final = "prefill"
-"""From there to the first token."""
-DECODE: Final = "decode"
-"""From the first token to the last."""
-
-AGENT_SPANS: Final = frozenset({RUN, TURN, CHAT, TOOL, FORESEEN})
-ROUTER_SPANS: Final = frozenset({ROUTE, ATTEMPT})
-SERVER_SPANS: Final = frozenset({REQUEST, QUEUE, PREFILL, DECODE})
+QUEUE: Final = "queue"  # from arriving to being scheduled first
+PREFILL: Final = "prefill"  # from there to the first token
+DECODE: Final = "decode"  # from the first token to the last
 
 # Of a run.
-AGENT: Final = "agent"
-"""The agent's name, if it has one."""
+AGENT: Final = "agent"  # the agent's name, if it has one
 RUN_ID: Final = "run_id"
-END: Final = "end"
-"""done, limit, failed or cancelled."""
+END: Final = "end"  # done, limit, failed or cancelled
 NUM_TURNS: Final = "num_turns"
 NUM_CALLS: Final = "num_calls"
 MONEY: Final = "money"
@@ -54,8 +36,7 @@ INDEX: Final = "turn"
 # Of a question, as the wire told.
 MODEL: Final = "model"
 ANSWER_ID: Final = "answer_id"
-FIRST_TOKEN_NS: Final = "first_token_ns"
-"""A moment, in unix time, as all `_NS`."""
+FIRST_TOKEN_NS: Final = "first_token_ns"  # a moment, in unix time, as all `_NS`
 NUM_PROMPT: Final = "num_prompt"
 NUM_CACHED: Final = "num_cached"
 NUM_OUTPUT: Final = "num_output"
@@ -63,28 +44,21 @@ NUM_OUTPUT: Final = "num_output"
 # Of a tool.
 TOOL_NAME: Final = "tool"
 CALL_ID: Final = "call_id"
-DISPATCHED_NS: Final = "dispatched_ns"
-"""When the model's arguments were whole."""
+DISPATCHED_NS: Final = "dispatched_ns"  # when the model's arguments were whole
 WAS_FORESEEN: Final = "was_foreseen"
 NUM_TRIES: Final = "num_tries"
 IS_ERROR: Final = "is_error"
 CONFIDENCE: Final = "confidence"
-WAS_USED: Final = "was_used"
-"""Of what was foreseen: whether the model asked for it."""
+WAS_USED: Final = "was_used"  # of what was foreseen: whether the model asked for it
 
 # Of a route.
 REPLICA: Final = "replica"
-REASON: Final = "reason"
-"""Why this replica."""
-NUM_MATCHED: Final = "num_matched"
-"""Tokens of the prompt the replica was believed to have."""
-TRIED: Final = "tried"
-"""The replicas that were asked, in order."""
-QUEUE_NS: Final = "queue_ns"
-"""How long it waited for its turn; a duration."""
+REASON: Final = "reason"  # why this replica
+NUM_MATCHED: Final = "num_matched"  # tokens of the prompt the replica was believed to have
+TRIED: Final = "tried"  # the replicas that were asked, in order
+QUEUE_NS: Final = "queue_ns"  # how long it waited for its turn; a duration
 FIRST_BYTE_NS: Final = "first_byte_ns"
-STATUS: Final = "status"
-"""The status of the HTTP answer."""
+STATUS: Final = "status"  # the status of the HTTP answer
 
 # Of a request.
 REQUEST_ID: Final = "request_id"
@@ -104,45 +78,16 @@ NUM_STEPS: Final = "num_steps"
 NUM_RESTORED: Final = "num_restored"
 NUM_FROM_HOST: Final = "num_from_host"
 NUM_PREEMPTIONS: Final = "num_preemptions"
-WAITS: Final = "waits"
-"""What was waited for before anything was read: a list of {reason, wait_s}."""
+WAITS: Final = "waits"  # what was waited for before anything was read: a list of {reason, wait_s}
 IS_READING: Final = "is_reading"
 """Whether the prompt was only prefilled ahead, here and in a question: its one output token is discarded."""
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."
-CONTENT_REQUEST: Final = "content.request"
-"""The body of a request, as JSON text."""
+CONTENT_REQUEST: Final = "content.request"  # the body of a request, as JSON text
 CONTENT_ANSWER: Final = "content.answer"
-CONTENT_PROMPT: Final = "content.prompt"
-"""Of a run: what it was asked."""
+CONTENT_PROMPT: Final = "content.prompt"  # of a run: what it was asked
 CONTENT_ARGUMENTS: Final = "content.arguments"
 CONTENT_RESULT: Final = "content.result"
 CONTENT_WORDS: Final = "content.words"
 """For each of `CAUSES`, the words where the prompts part, {before, previous, current}, or null."""
-
-# OpenTelemetry's semantic conventions for generative AI. What has no place there is under our own prefix.
-OTEL_PREFIX: Final = "hotloop."
-OTEL_OPERATIONS: Final = {RUN: "invoke_agent", CHAT: "chat", TOOL: "execute_tool"}
-"""An operation is the first word of a span's name, and the name of whom it is done to the second."""
-OTEL_OBJECTS: Final = {RUN: AGENT, CHAT: MODEL, TOOL: TOOL_NAME}
-OTEL_OPERATION: Final = "gen_ai.operation.name"
-OTEL_PROVIDER: Final = "gen_ai.provider.name"
-OTEL_CONVERSATION: Final = "gen_ai.conversation.id"
-OTEL_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-OTEL_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-OTEL_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-OTEL_CACHE_READ_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
-OTEL_CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_write.input_tokens"
-OTEL_ATTRIBUTES: Final = {
-    AGENT: "gen_ai.agent.name",
-    RUN_ID: "gen_ai.agent.id",
-    TOOL_NAME: "gen_ai.tool.name",
-    CALL_ID: "gen_ai.tool.call.id",
-    MODEL: "gen_ai.request.model",
-    ANSWER_ID: "gen_ai.response.id",
-    NUM_PROMPT: OTEL_INPUT_TOKENS,
-    NUM_OUTPUT: OTEL_OUTPUT_TOKENS,
-    NUM_CACHED: OTEL_CACHE_READ_TOKENS,
-}
-"""Of the three operations; a question is counted once, by whoever asked first."""

@@ -1,8 +1,7 @@
 """Spans as OpenTelemetry has them, sent to a collector by OTLP over HTTP, for Langfuse, Phoenix, Jaeger and their kin.
 
-Needs the extra `otel`; only this module imports it. Names are in `names`: agents, tools and questions are called as the
-conventions for generative AI have it. Of the spans that tell of one question only the outermost counts its tokens, so
-that they are not added up twice. Ids, parents and times are the same as in the store.
+Needs the extra `otel`; only this module imports it. Of the spans that tell of one question only the outermost counts
+its tokens, so that they are not added up twice. Ids, parents and times are the same as in the store.
 """
 
 import threading
@@ -25,11 +24,25 @@ from hotloop.trace.tracer import Losses
 from hotloop.trace.tree import SpanNode, is_open
 
 _PATH = "/v1/traces"
+_PREFIX = "hotloop."  # of what has no place in the conventions
+# What the conventions for generative AI call an operation, which is the first word of a span's name, and whom it is
+# done to, the second; and the attributes of these. A question is counted once, by whoever asked first.
+_OPERATIONS = {names.RUN: "invoke_agent", names.CHAT: "chat", names.TOOL: "execute_tool"}
+_OBJECTS = {names.RUN: names.AGENT, names.CHAT: names.MODEL, names.TOOL: names.TOOL_NAME}
+_ATTRIBUTES = {
+    names.AGENT: "gen_ai.agent.name",
+    names.RUN_ID: "gen_ai.agent.id",
+    names.TOOL_NAME: "gen_ai.tool.name",
+    names.CALL_ID: "gen_ai.tool.call.id",
+    names.MODEL: "gen_ai.request.model",
+    names.ANSWER_ID: "gen_ai.response.id",
+    names.NUM_PROMPT: "gen_ai.usage.input_tokens",
+    names.NUM_OUTPUT: "gen_ai.usage.output_tokens",
+    names.NUM_CACHED: "gen_ai.usage.cache_read.input_tokens",
+}
 _SCOPE = InstrumentationScope("hotloop")
 _KINDS = {names.CHAT: SpanKind.CLIENT, names.ROUTE: SpanKind.SERVER, names.REQUEST: SpanKind.SERVER}
-_PROVIDER = "hotloop"
-_PATIENCE_S = 5.0
-"""How long the last spans may take to be sent."""
+_PATIENCE_S = 5.0  # how long the last spans may take to be sent
 
 Value = str | bool | int | float | Sequence[str]
 
@@ -113,29 +126,29 @@ def _role(span: Span) -> str:
 
 def _name(span: Span) -> str:
     role = _role(span)
-    if role not in names.OTEL_OPERATIONS:
-        return names.OTEL_PREFIX + span.name
-    return f"{names.OTEL_OPERATIONS[role]} {span.attributes.get(names.OTEL_OBJECTS[role], '')}".strip()
+    if role not in _OPERATIONS:
+        return _PREFIX + span.name
+    return f"{_OPERATIONS[role]} {span.attributes.get(_OBJECTS[role], '')}".strip()
 
 
 def _attributes(span: Span) -> dict[str, Value]:
-    told = {names.OTEL_PREFIX + name: _plain(value) for name, value in span.attributes.items() if value is not None}
+    told = {_PREFIX + name: _plain(value) for name, value in span.attributes.items() if value is not None}
     if span.session:
-        told[names.OTEL_CONVERSATION] = span.session
+        told["gen_ai.conversation.id"] = span.session
     role = _role(span)
-    if role not in names.OTEL_OPERATIONS:
+    if role not in _OPERATIONS:
         return told
-    told[names.OTEL_OPERATION] = names.OTEL_OPERATIONS[role]
-    for name, other in names.OTEL_ATTRIBUTES.items():
+    told["gen_ai.operation.name"] = _OPERATIONS[role]
+    for name, other in _ATTRIBUTES.items():
         if span.attributes.get(name) not in (None, "") and (
             role == names.CHAT or not other.startswith("gen_ai.usage.")
         ):
             told[other] = _plain(span.attributes[name])
     if names.FINISH_REASON in span.attributes:
-        told[names.OTEL_FINISH_REASONS] = [str(span.attributes[names.FINISH_REASON])]
+        told["gen_ai.response.finish_reasons"] = [str(span.attributes[names.FINISH_REASON])]
     if span.name == names.REQUEST:
-        told[names.OTEL_PROVIDER] = _PROVIDER
-        told[names.OTEL_CACHE_WRITE_TOKENS] = _num_written(span)
+        told["gen_ai.provider.name"] = "hotloop"
+        told["gen_ai.usage.cache_write.input_tokens"] = _num_written(span)
     return told
 
 

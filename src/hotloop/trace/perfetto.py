@@ -4,13 +4,12 @@
     thread    a lane of it; spans of one lane follow or enclose each other and never merely overlap, so that slices nest
     arrow     from a span to its child in another process
 
-Times are whole microseconds since the trace began, rounded down alike everywhere: what nests still does. Knows nothing
-of stores or files.
+Times are whole microseconds since the trace began, rounded down alike everywhere: what nests still does.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from hotloop.trace import names
@@ -29,21 +28,13 @@ _DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)
 """What tells spans of a name apart, the first that a span has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """Where a span is drawn."""
+@dataclass(slots=True)
+class _Lane:
+    """Where spans are drawn."""
 
     pid: int
     tid: int
-
-    def as_event(self, phase: str, name: str, **more: Any) -> dict[str, Any]:
-        return {"ph": phase, "name": name, "pid": self.pid, "tid": self.tid, **more}
-
-
-@dataclass(slots=True)
-class _Lane:
-    group: str
-    place: Track
+    group: str = ""
     open_until: list[int] = field(default_factory=list)
     """Ends of the spans that enclose the present, the innermost last."""
 
@@ -56,85 +47,67 @@ class _Lane:
         self.open_until.append(span.end_ns)
         return True
 
+    def event(self, phase: str, name: str, **more: Any) -> dict[str, Any]:
+        return {"ph": phase, "name": name, "pid": self.pid, "tid": self.tid, **more}
+
 
 def render_perfetto(spans: Iterable[Span]) -> dict[str, Any]:
-    """The spans of one trace, or of several, as one JSON document."""
-    ordered = sorted(_as_of_now(spans), key=lambda span: (span.start_ns, -span.end_ns))
+    """The spans of one trace as one JSON document."""
+    ordered = sorted(as_of_now(spans), key=lambda span: (span.start_ns, -span.end_ns))
     zero_ns = ordered[0].start_ns if ordered else 0
+    services = dict.fromkeys(span.service for span in ordered)
+    pids = {service: pid for pid, service in enumerate(services, 1)}
     lanes: list[_Lane] = []
-    places = {_key(span): place for span, place in _place(ordered, lanes)}
-    events = list(_name_lanes(ordered, lanes))
-    events += [_slice(span, places[_key(span)], zero_ns) for span in ordered]
+    places = {span.span_id: _find_lane(span, pids[span.service], lanes) for span in ordered}
+    events = list(_titles(pids, lanes))
+    events += [_slice(span, places[span.span_id], zero_ns) for span in ordered]
     events += _arrows(ordered, places, zero_ns)
     return {"displayTimeUnit": "ms", "otherData": {"start_unix_ns": str(zero_ns)}, "traceEvents": events}
 
 
-def _as_of_now(spans: Iterable[Span]) -> Iterator[Span]:
-    traces: dict[str, list[Span]] = {}
-    for span in spans:
-        traces.setdefault(span.trace_id, []).append(span)
-    return chain.from_iterable(map(as_of_now, traces.values()))
+def _find_lane(span: Span, pid: int, lanes: list[_Lane]) -> _Lane:
+    group = _GROUPS.get(span.name, _OTHER_GROUP)
+    for lane in lanes:
+        if (lane.group, lane.pid) == (group, pid) and lane.take(span):
+            return lane
+    lanes.append(_Lane(pid, len(lanes) + 1, group, [span.end_ns]))
+    return lanes[-1]
 
 
-def _place(ordered: Sequence[Span], lanes: list[_Lane]) -> Iterator[tuple[Span, Track]]:
-    pids = {service: pid for pid, service in enumerate(_services(ordered), 1)}
-    for span in ordered:
-        group, pid = _GROUPS.get(span.name, _OTHER_GROUP), pids[span.service]
-        for lane in lanes:
-            if (lane.group, lane.place.pid) == (group, pid) and lane.take(span):
-                break
-        else:
-            lane = _Lane(group, Track(pid, len(lanes) + 1))
-            lane.take(span)
-            lanes.append(lane)
-        yield span, lane.place
-
-
-def _name_lanes(ordered: Sequence[Span], lanes: Sequence[_Lane]) -> Iterator[dict[str, Any]]:
-    for pid, service in enumerate(_services(ordered), 1):
-        process = Track(pid, 0)
-        yield process.as_event("M", "process_name", args={"name": service})
-        yield process.as_event("M", "process_sort_index", args={"sort_index": pid})
-    seen: dict[tuple[int, str], int] = {}
+def _titles(pids: Mapping[str, int], lanes: Sequence[_Lane]) -> Iterator[dict[str, Any]]:
+    for service, pid in pids.items():
+        process = _Lane(pid, 0)
+        yield process.event("M", "process_name", args={"name": service})
+        yield process.event("M", "process_sort_index", args={"sort_index": pid})
+    seen = Counter[tuple[int, str]]()
     order = list(dict.fromkeys([*_GROUPS.values(), _OTHER_GROUP]))
     for lane in lanes:
-        number = seen[lane.place.pid, lane.group] = seen.get((lane.place.pid, lane.group), 0) + 1
+        seen[lane.pid, lane.group] += 1
+        number = seen[lane.pid, lane.group]
         title = lane.group if number == 1 else f"{lane.group} {number}"
-        rank = order.index(lane.group) * len(lanes) + number
-        yield lane.place.as_event("M", "thread_name", args={"name": title})
-        yield lane.place.as_event("M", "thread_sort_index", args={"sort_index": rank})
+        yield lane.event("M", "thread_name", args={"name": title})
+        yield lane.event("M", "thread_sort_index", args={"sort_index": order.index(lane.group) * len(lanes) + number})
 
 
-def _services(ordered: Sequence[Span]) -> list[str]:
-    """In the order they enter the story, which is that of their floors."""
-    return list(dict.fromkeys(span.service for span in ordered))
-
-
-def _slice(span: Span, place: Track, zero_ns: int) -> dict[str, Any]:
+def _slice(span: Span, lane: _Lane, zero_ns: int) -> dict[str, Any]:
     detail = next((str(span.attributes[key]) for key in _DETAILS if span.attributes.get(key)), "")
+    more = {"session": span.session, "error": span.error}
     args = {**span.attributes, "trace_id": span.trace_id, "span_id": span.span_id}
-    if span.session:
-        args["session"] = span.session
-    if span.error:
-        args["error"] = span.error
+    args |= {name: value for name, value in more.items() if value}
     start_us, end_us = (span.start_ns - zero_ns) // 1000, (span.end_ns - zero_ns) // 1000
     title = f"{span.name} {detail}".strip()
-    return place.as_event("X", title, cat=span.name, ts=start_us, dur=max(end_us - start_us, 0), args=args)
+    return lane.event("X", title, cat=span.name, ts=start_us, dur=max(end_us - start_us, 0), args=args)
 
 
-def _arrows(ordered: Sequence[Span], places: dict[tuple[str, str], Track], zero_ns: int) -> Iterator[dict[str, Any]]:
-    by_key = {_key(span): span for span in ordered}
+def _arrows(ordered: Sequence[Span], places: Mapping[str, _Lane], zero_ns: int) -> Iterator[dict[str, Any]]:
+    by_id = {span.span_id: span for span in ordered}
     for number, span in enumerate(ordered, 1):
-        parent = by_key.get((span.trace_id, span.parent_id or ""))
+        parent = by_id.get(span.parent_id or "")
         if parent is None or parent.service == span.service:
             continue
         if not parent.start_ns <= span.start_ns <= parent.end_ns:
             continue  # their clocks disagree: an arrow would point back in time
         arrow = {"cat": "arrow", "id": number}
         begin_us, end_us = (parent.start_ns - zero_ns) // 1000, (span.start_ns - zero_ns) // 1000
-        yield places[_key(parent)].as_event("s", "asks", **arrow, ts=begin_us)
-        yield places[_key(span)].as_event("f", "asks", **arrow, ts=end_us, bp="e")
-
-
-def _key(span: Span) -> tuple[str, str]:
-    return span.trace_id, span.span_id
+        yield places[parent.span_id].event("s", "asks", **arrow, ts=begin_us)
+        yield places[span.span_id].event("f", "asks", **arrow, ts=end_us, bp="e")

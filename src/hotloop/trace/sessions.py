@@ -1,7 +1,6 @@
 """Which trace a client's turns belong to that sends no trace context: those of one session, while it goes on, are one.
 
-Bounded: of the sessions seen lately the longest unused is forgotten, and begins a new trace if it comes back; and one
-that never ends, such as one that all users share, begins another after so many requests.
+Bounded: the longest unused session is forgotten, and one that never ends begins another trace after so many requests.
 """
 
 import time
@@ -10,11 +9,9 @@ from collections.abc import Callable
 
 from hotloop.trace.span import TraceContext, new_span_id, new_trace_id, parse_traceparent
 
-MAX_IDLE_S = 1800.0
-"""Who comes back later than this begins anew."""
+MAX_IDLE_S = 1800.0  # who comes back later than this begins anew
 MAX_SESSIONS = 4096
-MAX_REQUESTS = 1000
-"""In one trace: it is drawn, and in the end given up, as a whole."""
+MAX_REQUESTS = 1000  # in one trace: it is drawn, and in the end given up, as a whole
 
 
 class RecentTraces:

@@ -1,38 +1,44 @@
-"""A span: one thing that took time, in one process, as part of one trace. And how a trace is passed on over HTTP.
+"""A span: one thing that took time, in one process, as part of one trace. How it is written to a file, and how a trace
+is passed on over HTTP.
 
-Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are values: they are made when what
-they tell of is over, and never change. Only a run is told of twice, when it begins and when it is over; of two spans of
-one id the one that ends later counts. Which names and attributes there are is in `names`; nothing here knows any.
+Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are made when what they tell of is
+over, and never change; only a run is told of twice, when it begins and when it is over: of two spans of one id the one
+that ends later counts. Which names and attributes there are is in `names`.
 """
 
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-TRACEPARENT = "traceparent"
-"""The header."""
+from hotloop.core.errors import ConfigError
+
+TRACEPARENT = "traceparent"  # the header
 
 # A later version may have more to say behind the flags; 00 has not, and ff is none.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _IS_SAMPLED = 0x01
 
 
+TraceId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{32}\Z")]
+SpanId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{16}\Z")]
+UnixNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """`attributes` are JSON values; `error` is empty where all went well."""
 
-    trace_id: str
-    span_id: str
-    parent_id: str | None = None
+    trace_id: TraceId
+    span_id: SpanId
+    parent_id: SpanId | None = None
     name: str
-    service: str
-    """Who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`."""
-    start_ns: int
-    end_ns: int
+    service: str  # who recorded it, and which one of them: `agent`, `router:8780`, `server:tiny@8701`
+    start_ns: UnixNs
+    end_ns: UnixNs
     session: str = ""
     attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""
@@ -48,8 +54,7 @@ class TraceContext:
 
     trace_id: str
     span_id: str
-    is_sampled: bool = True
-    """What the caller's own tracing does; ours records either way."""
+    is_sampled: bool = True  # what the caller's own tracing does; ours records either way
 
     def child(self) -> "TraceContext":
         """The same trace, with a span of its own to be the parent."""
@@ -92,3 +97,24 @@ def parse_traceparent(header: str | None) -> TraceContext | None:
 
 def render_traceparent(context: TraceContext) -> str:
     return f"00-{context.trace_id}-{context.span_id}-{'01' if context.is_sampled else '00'}"
+
+
+_decoder = msgspec.json.Decoder(Span)
+
+
+def render_line(span: Span) -> bytes:
+    """As a line of JSON, with the fields of `Span` by their names."""
+    return msgspec.json.encode(span) + b"\n"
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Span]:
+    """Raises ConfigError with the number of the line that is none; empty ones are passed over."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                span = _decoder.decode(line)
+                if span.end_ns < span.start_ns:
+                    raise ValueError(f"it lasts from {span.start_ns} to {span.end_ns}")
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+                raise ConfigError(f"line {number} is not a span: {error}") from None
+            yield span

@@ -2,9 +2,8 @@
 
     record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
 
-What was committed survives the process being killed at any moment; after a power cut the last moments may be missing
-(WAL, synchronous = NORMAL), and the file opens all the same. A store holds no more than it was told to, in bytes and in
-days: the oldest runs go first, whole.
+What was committed survives the process being killed; after a power cut the last moments may be missing (WAL). A store
+holds no more than it was told to, in bytes and in days: the oldest runs go first, whole.
 """
 
 import logging
@@ -27,14 +26,16 @@ from hotloop.trace.tracer import Losses
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 20_000
-"""Spans that wait to be written; a disk that stands still costs no more memory than these."""
+MAX_PENDING = 20_000  # spans that wait to be written; a disk that stands still costs no more memory than these
 _MAX_BATCH = 500
 _BATCH_S = 0.2
 _RETRY_S = 5.0  # after a write that failed
 _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
+_AS_STORED = (
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_again"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +192,15 @@ class RunSummary:
     session: str
     agent: str
     model: str
-    end: str
-    """How the agent's run ended; empty for one that has not, or a plain client's."""
-    is_running: bool
-    """Whether an agent's run has begun and not ended, be it because it was killed."""
+    end: str  # how the agent's run ended; empty for one that has not, or a plain client's
+    is_running: bool  # whether an agent's run has begun and not ended, be it because it was killed
     num_turns: int
     num_spans: int
     num_errors: int
     num_prompt: int
     num_cached: int
     num_output: int
-    num_again: int
-    """Prompt tokens that were recomputed, as far as a server of ours tells."""
+    num_again: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
 
     @property
@@ -227,19 +225,13 @@ class TraceStore:
         *,
         before: str | None = None,
         session: str | None = None,
-        agent: str | None = None,
-        model: str | None = None,
         since_ns: int | None = None,
-        until_ns: int | None = None,
         has_errors: bool | None = None,
     ) -> list[RunSummary]:
         """The newest first. `before` is a run's id: those older than it, for the next page."""
         conditions: list[tuple[str, Any]] = [
             ("session = ?", session),
-            ("agent = ?", agent),
-            ("model = ?", model),
             ("start_ns >= ?", since_ns),
-            ("start_ns < ?", until_ns),
             ("(num_errors > 0) = ?", has_errors),
             ("(start_ns, trace_id) < (SELECT start_ns, trace_id FROM runs WHERE trace_id = ?)", before),
         ]
@@ -258,7 +250,7 @@ class TraceStore:
     def spans(self, trace_id: str) -> list[Span]:
         """All of a trace, as they began; empty if there is none of that id."""
         query = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? ORDER BY start_ns, end_ns DESC, span_id"
-        return [as_span(tuple(row)) for row in self._query(query, trace_id)]
+        return [as_span(row) for row in self._query(query, trace_id)]
 
     def find(self, name: str) -> str:
         """A run's whole id, from how it may begin, or `last`. Raises ConfigError where that is none, or several."""
@@ -294,18 +286,9 @@ class TraceStore:
         tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
         calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
         return RunSummary(
-            trace_id=row["trace_id"],
-            start_ns=row["start_ns"],
-            end_ns=row["end_ns"],
-            session=row["session"],
-            agent=row["agent"],
-            model=row["model"],
-            end=row["end"],
+            **{name: row[name] for name in _AS_STORED},
+            **tokens,
             is_running=row["num_open"] > 0,
             num_turns=row["num_turns"] or calls,
-            num_spans=row["num_spans"],
-            num_errors=row["num_errors"],
-            **tokens,
-            num_again=row["num_again"],
             money=row["money"] or self._prices.cost(row["model"], **tokens),
         )

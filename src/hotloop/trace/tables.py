@@ -1,18 +1,18 @@
-"""The tables of a store, and each statement that touches them. A span is a row; what a list of runs shows is summed up
-beside it, in the same transaction, so that a list of many thousands is read without reading their spans.
+"""The tables of a store, and each statement that touches them.
 
-    spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
-    runs    one row a trace; tokens are summed by floor, since agent, router and server each tell of the same ones
+spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
+runs    one row a trace, summed up in the same transaction, so that a list is read without the spans; tokens by
+        floor, since agent, router and server each tell of the same ones
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
@@ -20,8 +20,7 @@ from hotloop.trace.span import Span
 from hotloop.trace.tree import is_open
 
 VERSION = 2
-BUSY_S = 5.0
-"""How long a writer waits for another; each holds the lock for a few milliseconds."""
+BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
 _FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
 _BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))
@@ -58,8 +57,8 @@ CREATE INDEX runs_by_session ON runs (session, start_ns);
 PRAGMA user_version = {VERSION};
 """
 
-SPAN_COLUMNS = "trace_id, span_id, parent_id, name, service, start_ns, end_ns, session, attributes, error"
-_INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
+_INSERT = f"INSERT OR IGNORE INTO spans ({SPAN_COLUMNS}) VALUES ({', '.join('?' * len(Span.__struct_fields__))})"
 _REPLACE = _INSERT.replace("IGNORE", "REPLACE")
 _FIND = f"SELECT {SPAN_COLUMNS} FROM spans WHERE trace_id = ? AND span_id = ?"
 _WORDS = ("session", "agent", "model", "end")
@@ -81,39 +80,38 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     """The store at a path, made if it is not there. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Readable by its owner only: it records what agents did.
-        path.touch(mode=0o600, exist_ok=True)
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
+        path.touch(mode=0o600, exist_ok=True)  # readable by its owner only: it records what agents did
+    except OSError as error:
         raise ConfigError(f"cannot open the trace store {path}: {error}") from None
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        raise ConfigError(f"cannot open the trace store {path}: {error}") from None
-    except ConfigError:
-        connection.close()
-        raise
-    return connection
+    return _connect(path, str(path), _prepare)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Raises ConfigError, also where there is none. One of an older version is brought up to date first."""
     if not path.exists():
         raise ConfigError(f"there is no trace store at {path}: nothing was recorded there yet")
+    return _connect(path, f"{path.resolve().as_uri()}?mode=ro", _update)
+
+
+def _connect(path: Path, address: str, prepare: Callable[[sqlite3.Connection, Path], None]) -> sqlite3.Connection:
     try:
-        address = f"{path.resolve().as_uri()}?mode=ro"
-        connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            address, uri="?mode=" in address, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
         try:
-            if _version(connection) in _MIGRATIONS:
-                open_to_write(path).close()
-            _check_version(connection, path)
+            prepare(connection, path)
         except BaseException:
             connection.close()
             raise
     except sqlite3.Error as error:
         raise ConfigError(f"cannot open the trace store {path}: {error}") from None
     return connection
+
+
+def _update(connection: sqlite3.Connection, path: Path) -> None:
+    if _version(connection) in _MIGRATIONS:
+        open_to_write(path).close()
+    _check_version(connection, path)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -170,18 +168,7 @@ def insert(connection: sqlite3.Connection, spans: Iterable[Span]) -> int:
 
 
 def _as_row(span: Span) -> tuple[Any, ...]:
-    return (
-        span.trace_id,
-        span.span_id,
-        span.parent_id,
-        span.name,
-        span.service,
-        span.start_ns,
-        span.end_ns,
-        span.session,
-        _encode(span.attributes),
-        span.error,
-    )
+    return astuple(replace(span, attributes=_encode(span.attributes)))
 
 
 def _encode(attributes: Mapping[str, Any]) -> str:
@@ -213,20 +200,10 @@ def _text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def as_span(row: tuple[Any, ...]) -> Span:
+def as_span(row: Iterable[Any]) -> Span:
     """From a row of `SPAN_COLUMNS`."""
-    return Span(
-        trace_id=row[0],
-        span_id=row[1],
-        parent_id=row[2],
-        name=row[3],
-        service=row[4],
-        start_ns=row[5],
-        end_ns=row[6],
-        session=row[7],
-        attributes=_decoder.decode(row[8]),
-        error=row[9],
-    )
+    values = dict(zip(Span.__struct_fields__, row, strict=True))
+    return Span(**values | {"attributes": _decoder.decode(values["attributes"])})
 
 
 def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""The seam spans go through. Whoever times something is handed a `Tracer` and tells it; what becomes of it is not
-their business.
+"""Whoever times something is handed a `Tracer` and tells it; what becomes of it is not their business.
 
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """
@@ -16,16 +15,13 @@ class Losses:
 
     num_dropped: int = 0
     """Spans that could not be written in time: the oldest go where too many wait, and all that wait at the end."""
-    num_failed: int = 0
-    """Times that writing failed; what was to be written is kept and tried again."""
+    num_failed: int = 0  # times that writing failed; what was to be written is kept and tried again
 
     def __add__(self, other: "Losses") -> "Losses":
         return Losses(self.num_dropped + other.num_dropped, self.num_failed + other.num_failed)
 
 
 class Tracer(Protocol):
-    """Takes spans as they end."""
-
     @property
     def is_on(self) -> bool:
         """Whether spans are recorded; if not, spans need not be made."""
@@ -44,20 +40,6 @@ class Tracer(Protocol):
     def close(self) -> None:
         """Take note of what was recorded so far, and take no more."""
         ...
-
-
-class NullTracer:
-    """Nobody listens."""
-
-    is_on = False
-    keeps_content = False
-    losses = Losses()
-
-    def record(self, span: Span) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class TeeTracer:
@@ -85,6 +67,13 @@ class TeeTracer:
     def close(self) -> None:
         for each in self.tracers:
             each.close()
+
+
+class NullTracer(TeeTracer):
+    """Records nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class ListTracer:

@@ -1,8 +1,7 @@
 """The spans of one trace as a tree, on one clock.
 
-Whose parent is not here is a root; while a run goes on, what has ended of it is there before its turns are, and is the
-run's. Where a span's process has another clock than its parent's, so that it would begin
-outside of it, it is moved into the middle of it, with all below; lengths are never changed.
+Whose parent is not here is a root or, while a run goes on, a child of that run. A span whose process has another clock
+than its parent's, so that it would begin outside of it, is moved into the middle of it, with all below.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +13,12 @@ from msgspec.structs import replace
 from hotloop.trace import names
 from hotloop.trace.span import Span
 
-_SKEW_NS = 1_000_000
-"""Clocks of one machine agree better than this."""
+_SKEW_NS = 1_000_000  # clocks of one machine agree better than this
 
 _CALLS = frozenset({names.CHAT, names.ROUTE, names.REQUEST})
 
 _MAX_MOMENT = 2**63
-_MAX_COUNT = 2**53
-"""More than this is in no run, only in a hand-made file."""
+_MAX_COUNT = 2**53  # more than this is in no run, only in a hand-made file
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +27,8 @@ class SpanNode:
     parent: "SpanNode | None" = None
     children: list["SpanNode"] = field(default_factory=list)
     shift_ns: int = 0
-    is_reading: bool = False
-    """Whether it is part of reading ahead."""
-    is_served: bool = False
-    """Whether a server of ours tells what it did, here or below."""
+    is_reading: bool = False  # whether it is part of reading ahead
+    is_served: bool = False  # whether a server of ours tells what it did, here or below
 
     @property
     def name(self) -> str:

@@ -1,37 +1,37 @@
 """The page as an ASGI application: its files, and the API it asks. It writes nothing, and loads nothing from elsewhere.
 
 The page is for everybody, what it shows only for who carries the key: it asks for the key and sends it with each
-question. No text of a user's is ever put into HTML here: there is one HTML file, and it is always the same.
+request. No text of a user's is ever put into HTML here: there is one HTML file, and it is always the same.
 """
 
 import asyncio
-import hashlib
-import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotloop.border.page import is_own_name
+from hotloop.border.page import PAGE_PATH, is_own_name
 from hotloop.border.requests import has_key
 from hotloop.core.errors import HotloopError
-from hotloop.ui.source import End, RunFilter, UiSource
+from hotloop.ui.source import RunFilter
+from hotloop.ui.store_source import StoreSource
 
-ROOT = "/ui"
 MAX_RUNS = 1000
 """Runs in one answer."""
 _MAX_TEXT = 200
 _STATIC = Path(__file__).parent / "static"
-_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_API = f"{PAGE_PATH}/api"
+_QUERY = {"q": "text", "errors": "has_errors"} | {name: name for name in ("end", "min_wall_s", "limit", "before")}
 
 HEADERS = {
     "content-security-policy": (
@@ -44,106 +44,72 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
-_ANSWERED = {**HEADERS, "cache-control": "no-store"}
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class Refusal(Exception):
-    """What was asked is answered with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def create_ui(source: UiSource, *, api_key: str | None = None, host: str = "") -> Starlette:
+def create_ui(source: StoreSource, *, api_key: str | None = None, host: str = "") -> Starlette:
     """Everything below /ui, as an application of its own. `host` is the name it is served at: without a key no other
     name is answered to, but for addresses and this machine's own.
     """
-    api, files = _Api(source), _Files()
-    answers: dict[str, Endpoint] = {
-        "overview": api.overview,
-        "live": api.live,
-        "runs": api.runs,
-        "runs/{id}": api.run,
-        "runs/{id}/lint": api.lint,
-    }
+    api, files = _Api(source), _Files(directory=_STATIC)
     routes = [
-        Route(ROOT, files.page),
-        Route(f"{ROOT}/", files.move),
-        Route(f"{ROOT}/static/{{name:path}}", files.file),
-        *(Route(f"{ROOT}/api/{path}", _guard(answer, api_key)) for path, answer in answers.items()),
+        Route(PAGE_PATH, files.page),
+        Route(f"{PAGE_PATH}/", _leave_slash),
+        Mount(f"{PAGE_PATH}/static", files),
+        Route(f"{_API}/overview", api.overview),
+        Route(f"{_API}/live", api.live),
+        Route(f"{_API}/runs", api.runs),
+        Route(f"{_API}/runs/{{id}}", api.run),
+        Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
-    return Starlette(routes=routes, middleware=[] if api_key else [Middleware(_HostCheck, host=host)])
+    guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, api_key=api_key, host=host)])
+    return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _refuse})
 
 
-class _HostCheck:
-    """Whoever holds no key is known by the name that was called."""
+class _Guard:
+    """With a key, the API is for who carries it; without one, only our own names are answered to."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, host: str) -> None:
         self._app = app
+        self._key = api_key.encode() if api_key else None
         self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_own_name(Headers(scope=scope).get("host", ""), self._host):
-            await self._app(scope, receive, send)
-            return
-        reason = "without an API key the page is shown at an IP address or localhost only; set one to use another name"
-        await _refuse(Refusal(403, reason))(scope, receive, send)
+        headers = dict(scope["headers"])
+        if self._key is None and not is_own_name(headers.get(b"host", b"").decode("latin-1"), self._host):
+            raise HTTPException(403, "without an API key the page is shown at an IP address or localhost only")
+        if self._key and scope["path"].startswith(_API) and not has_key(headers, self._key):
+            raise HTTPException(401, "the API key is missing or wrong")
+        await self._app(scope, receive, send)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    media_type: str
-    etag: str
+class _Files(StaticFiles):
+    """The page's own files, checked with the server before they are used again."""
 
-
-class _Files:
-    """The page's own files, read once: only what is among them is ever sent."""
-
-    def __init__(self) -> None:
-        paths = [path for path in _STATIC.rglob("*") if path.suffix in _KINDS]
-        self._files = {path.relative_to(_STATIC).as_posix(): _read(path) for path in paths}
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS | {"cache-control": "no-cache"})
+        return response
 
     async def page(self, request: Request) -> Response:
-        return self._send("index.html", request)
-
-    async def move(self, request: Request) -> Response:
-        return RedirectResponse("../ui", headers=HEADERS)
-
-    async def file(self, request: Request) -> Response:
-        return self._send(request.path_params["name"], request)
-
-    def _send(self, name: str, request: Request) -> Response:
-        file = self._files.get(name)
-        if not file:
-            return _refuse(Refusal(404, "there is no such file"))
-        headers = {**HEADERS, "etag": file.etag, "cache-control": "no-cache"}
-        if request.headers.get("if-none-match") == file.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(file.body, media_type=file.media_type, headers=headers)
+        return await self.get_response("index.html", request.scope)
 
 
-def _read(path: Path) -> _File:
-    body = path.read_bytes()
-    return _File(body, _KINDS[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+async def _leave_slash(request: Request) -> Response:
+    return RedirectResponse("../ui", headers=HEADERS)
 
 
 class _Api:
     """What the page asks."""
 
-    def __init__(self, source: UiSource) -> None:
+    def __init__(self, source: StoreSource) -> None:
         self._source = source
 
     async def overview(self, request: Request) -> Response:
-        return _answer(self._source.about())
+        return _answer(self._source.about)
 
     async def live(self, request: Request) -> Response:
         live = await self._source.live()
         if live is None:
-            raise Refusal(404, "nothing runs here: these are recorded runs")
+            raise HTTPException(404, "nothing runs here: these are recorded runs")
         return _answer(live)
 
     async def runs(self, request: Request) -> Response:
@@ -155,64 +121,36 @@ class _Api:
         version = await asyncio.to_thread(self._source.version, run_id)  # asked first: what comes meanwhile is news
         etag = f'"{version}"'
         if version and request.headers.get("if-none-match") == etag:
-            return Response(status_code=304, headers={**_ANSWERED, "etag": etag})
+            return _answer(status=304, etag=etag)
         run = await asyncio.to_thread(self._source.run, run_id)
         if run is None:
-            raise Refusal(404, "there is no such run; it may have been too old to keep")
+            raise HTTPException(404, "there is no such run; it may have been too old to keep")
         return _answer(run, etag=etag)
 
     async def lint(self, request: Request) -> Response:
         findings = await asyncio.to_thread(self._source.lint, request.path_params["id"])
         if findings is None:
-            raise Refusal(404, "there is no linter here, or no such run")
-        return _answer({"findings": list(findings)})
+            raise HTTPException(404, "there is no linter here, or no such run")
+        return _answer({"findings": findings})
 
 
 def parse_filter(query: Mapping[str, str]) -> RunFilter:
-    """From the query of an address. Raises Refusal where that is nonsense."""
-    end = query.get("end", "")
-    if end and end not in get_args(End):
-        raise Refusal(400, f"end must be one of {', '.join(get_args(End))}")
-    return RunFilter(
-        text=query.get("q", "")[:_MAX_TEXT].strip(),
-        end=cast(End, end) if end else None,
-        min_wall_s=_number(query, "min_wall_s", 0.0),
-        has_errors=query.get("errors") == "1",
-        limit=max(1, min(int(_number(query, "limit", 200.0)), MAX_RUNS)),
-        before=query.get("before") or None,
-    )
-
-
-def _number(query: Mapping[str, str], name: str, default: float) -> float:
+    """From the query of an address. Raises HTTPException where that is nonsense."""
+    given = {_QUERY[name]: value for name, value in query.items() if value and name in _QUERY}
     try:
-        number = float(query.get(name) or default)
-    except ValueError:
-        raise Refusal(400, f"{name} must be a number") from None
-    if not math.isfinite(number) or number < 0:
-        raise Refusal(400, f"{name} must be a number that is not negative")
-    return number
+        wanted = msgspec.convert(given, RunFilter, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise HTTPException(400, f"{place.rstrip('`')}: {reason}") from None
+    return replace(wanted, text=wanted.text[:_MAX_TEXT].strip(), limit=min(wanted.limit, MAX_RUNS))
 
 
-def _guard(endpoint: Endpoint, api_key: str | None) -> Endpoint:
-    """Only with the key, if there is one; and what goes wrong is one line of JSON."""
-    expected = api_key.encode() if api_key else None
-
-    async def answer(request: Request) -> Response:
-        if expected and not has_key(dict(request.scope["headers"]), expected):
-            return _refuse(Refusal(401, "the API key is missing or wrong"))
-        try:
-            return await endpoint(request)
-        except Refusal as refusal:
-            return _refuse(refusal)
-        except HotloopError as error:  # the store cannot be read, or the engine does not answer
-            return _refuse(Refusal(503, str(error)))
-
-    return answer
+def _answer(value: object = None, status: int = 200, **headers: str) -> Response:
+    body = b"" if status == 304 else msgspec.json.encode(value)
+    return Response(body, status, {**HEADERS, "cache-control": "no-store", **headers}, "application/json")
 
 
-def _answer(value: object, status: int = 200, **headers: str) -> Response:
-    return Response(msgspec.json.encode(value), status, {**_ANSWERED, **headers}, "application/json")
-
-
-def _refuse(refusal: Refusal) -> Response:
-    return _answer({"error": {"message": str(refusal)}}, refusal.status)
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Of ours: the store cannot be read, or the engine does not answer."""
+    status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (503, str(error))
+    return _answer({"error": {"message": message}}, status)

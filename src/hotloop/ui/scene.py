@@ -18,17 +18,17 @@ from hotloop.trace.ledger import PathStep, RunLedger, ToolLedger, TurnLedger, bu
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.sweep import split, sweep
-from hotloop.trace.tree import SpanNode, build_tree
+from hotloop.trace.tree import SpanNode, build_tree, is_open
 from hotloop.ui.source import Json
-from hotloop.ui.unfinished import with_open_turns
 
 MAX_TEXT = 4000
 """Characters of a recorded text that are sent; the store has all of them."""
+_PARTS = frozenset({names.CHAT, names.TOOL, names.FORESEEN})
 
 
 def draw_run(spans: Sequence[Span], prices: PriceTable | None = None) -> Json:
     """There is at least one span."""
-    return _Scene(with_open_turns(spans), prices).draw()
+    return _Scene(_with_open_turns(spans), prices).draw()
 
 
 class _Scene:
@@ -42,21 +42,14 @@ class _Scene:
         ledger = self._ledger
         run = next((root for root in self._roots if root.name == names.RUN), None)
         return {
+            **_pick(ledger, "session", "agent", "error", "services", "money", "tokens", "read_ahead", "lost"),
             "id": ledger.trace_id,
-            "session": ledger.session,
-            "agent": ledger.agent,
-            "error": ledger.error,
             "prompt": _content(run, names.CONTENT_PROMPT) if run else None,
-            "services": ledger.services,
             "start_ms": ledger.start_ns / 1e6,
             "wall_ms": ledger.wall_s * 1e3,
-            "money": ledger.money,
             "model_idle_ms": ledger.model_idle_s * 1e3,
             "tools_hidden_ms": ledger.tools_hidden_s * 1e3,
             "parts": _as_ms(ledger.parts),
-            "tokens": _plain(ledger.tokens),
-            "read_ahead": _plain(ledger.read_ahead),
-            "lost": _plain(ledger.lost),
             "turns": [self._draw_turn(turn) for turn in ledger.turns],
             "path": [self._draw_step(step) for step in ledger.critical_path],
         }
@@ -76,6 +69,8 @@ class _Scene:
         node = self._nodes[turn.span_id]
         run = self._nodes.get(turn.run_span_id)
         return {
+            **_pick(turn, "model", "replica", "reason", "priority", "finish_reason", "money", "error"),
+            **_pick(turn, "tokens", "read_ahead", "lost"),
             "id": turn.span_id,
             "turn": turn.index,
             "depth": _depth(node),
@@ -84,16 +79,6 @@ class _Scene:
             "end": self._ms(turn.end_ns),
             "first_token_ms": None if turn.first_token_s is None else turn.first_token_s * 1e3,
             "parts": _as_ms(turn.parts),
-            "tokens": _plain(turn.tokens),
-            "read_ahead": _plain(turn.read_ahead),
-            "lost": _plain(turn.lost),
-            "model": turn.model,
-            "replica": turn.replica,
-            "reason": turn.reason,
-            "priority": turn.priority,
-            "finish_reason": turn.finish_reason,
-            "money": turn.money,
-            "error": turn.error,
             "answer": _answer(node),
             "causes": [cause for call in node.calls() if not call.is_reading for cause in _causes(call)],
             "rows": sorted(self._rows(node, turn), key=lambda row: (row["kind"] != "chat", row["start"])),
@@ -117,51 +102,43 @@ class _Scene:
                 if length_ns > 0:
                     pieces.append((part.value, self._ms(at), self._ms(at + length_ns)))
                 at += length_ns
-        return {
-            "kind": "chat",
-            "label": "read ahead" if call.is_reading else "model",
-            "start": self._ms(call.begin),
-            "end": self._ms(call.end),
-            "pieces": pieces,
-            "error": call.span.error,
-        }
+        label = "read ahead" if call.is_reading else "model"
+        return self._row(call, "chat", label, call.begin, call.end) | {"pieces": pieces}
 
     def _draw_tool(self, tool: ToolLedger, node: SpanNode) -> Json:
         return {
-            "kind": "tool",
-            "label": tool.name,
-            "start": self._ms(tool.start_ns),
+            **self._row(node, "tool", tool.name, tool.start_ns, tool.end_ns),
+            **_pick(tool, "was_foreseen", "num_tries", "is_error"),
             "dispatched": self._ms(tool.dispatched_ns),
-            "end": self._ms(tool.end_ns),
             "waited_ms": tool.waited_s * 1e3,
-            "was_foreseen": tool.was_foreseen,
-            "num_tries": tool.num_tries,
-            "is_error": tool.is_error,
-            "error": node.span.error,
             "arguments": _content(node, names.CONTENT_ARGUMENTS),
             "result": _content(node, names.CONTENT_RESULT),
         }
 
     def _draw_foreseen(self, node: SpanNode) -> Json:
         return {
-            "kind": "foreseen",
-            "label": str(node.span.attributes.get(names.TOOL_NAME, "")),
-            "start": self._ms(node.begin),
-            "end": self._ms(node.end),
+            **self._row(node, "foreseen", _tool_name(node), node.begin, node.end),
             "confidence": node.span.attributes.get(names.CONFIDENCE),
-            "error": node.span.error,
             "arguments": _content(node, names.CONTENT_ARGUMENTS),
         }
+
+    def _row(self, node: SpanNode, kind: str, label: str, start_ns: int, end_ns: int) -> Json:
+        start, end = self._ms(start_ns), self._ms(end_ns)
+        return {"kind": kind, "label": label, "start": start, "end": end, "error": node.span.error}
 
     def _draw_step(self, step: PathStep) -> Json:
         node = self._nodes.get(step.span_id)
         return {
             "name": step.name,
-            "label": str(node.span.attributes.get(names.TOOL_NAME, "")) if node else "",
+            "label": _tool_name(node) if node else "",
             "place": self._place_of.get(step.span_id),
             "start": self._ms(step.start_ns),
             "end": self._ms(step.end_ns),
         }
+
+
+def _tool_name(node: SpanNode) -> str:
+    return str(node.span.attributes.get(names.TOOL_NAME, ""))
 
 
 def _depth(node: SpanNode) -> int:
@@ -199,6 +176,39 @@ def _as_ms(parts: Any) -> dict[str, float]:
     return {part.value: seconds * 1e3 for part, seconds in parts.items()}
 
 
-def _plain(value: Any) -> Json:
-    plain: Json = msgspec.to_builtins(value)
-    return plain
+def _pick(value: Any, *fields: str) -> Json:
+    """Some of its fields, as JSON has them."""
+    return {name: msgspec.to_builtins(getattr(value, name)) for name in fields}
+
+
+def _with_open_turns(spans: Sequence[Span]) -> list[Span]:
+    """These spans, and the turns that are missing from runs that go on.
+
+    A span is recorded when it has ended, so what is done in a turn is known before the turn is: until then one is made
+    up for it. It has the id of the real one, which will take its place.
+    """
+    runs = sorted((span for span in spans if is_open(span)), key=lambda span: span.start_ns)
+    known = {span.span_id for span in spans}
+    parts: dict[str, list[Span]] = {}
+    for span in spans:
+        if runs and span.name in _PARTS and span.parent_id and span.parent_id not in known:
+            parts.setdefault(span.parent_id, []).append(span)
+    return [*spans, *(_make_up(turn_id, within, runs, spans) for turn_id, within in parts.items())]
+
+
+def _make_up(turn_id: str, within: Sequence[Span], runs: Sequence[Span], spans: Sequence[Span]) -> Span:
+    """Of runs within runs it is believed to be the innermost's: the one that began last."""
+    start_ns = min(span.start_ns for span in within)
+    run = next((run for run in reversed(runs) if run.start_ns <= start_ns), runs[0])
+    num_turns = sum(span.name == names.TURN and span.parent_id == run.span_id for span in spans)
+    return Span(
+        trace_id=run.trace_id,
+        span_id=turn_id,
+        parent_id=run.span_id,
+        name=names.TURN,
+        service=run.service,
+        start_ns=start_ns,
+        end_ns=max(span.end_ns for span in within),
+        session=run.session,
+        attributes={names.INDEX: num_turns + 1},
+    )

@@ -1,12 +1,10 @@
-"""Where the page's facts come from: the seam between the page and whoever serves it.
+"""What the page is told, field by field: what is renamed here is renamed in static/*.js."""
 
-`live` is asked on the event loop, all else on threads, and may wait. The values are as the page gets them, field by
-field: what is renamed here is renamed in static/*.js.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 End = Literal["done", "limit", "failed", "cancelled", "running", "lost", "none"]
 """How an agent's run ended; `running` has not, `lost` neither though nothing was heard of it for long, and `none` is a
@@ -14,30 +12,6 @@ plain client's.
 """
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """Whose page this is, and what it can tell."""
-
-    title: str
-    model: str = ""
-    version: str = ""
-    has_live: bool = False
-    has_lint: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTotals:
-    """Since the process started: they only grow, so that the page can tell rates. None is not known."""
-
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int | None = None
-    num_sampled: int | None = None
-    num_forced: int | None = None
-    num_drafted: int | None = None
-    num_accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +41,7 @@ class LiveRequest:
 
     session: str
     priority: str
-    state: Literal["waiting", "reading", "writing"]
+    state: Literal["waiting", "prefill", "decode"]
     num_prompt: int
     num_cached: int
     num_output: int
@@ -94,7 +68,10 @@ class Live:
     max_running: int | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)
     """By class."""
-    totals: TokenTotals = field(default_factory=TokenTotals)
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Tokens since the process started, by the names of `core.request.Usage`, as far as they are known. They only
+    grow, so that the page can tell rates.
+    """
     kv: KvUse | None = None
     requests: tuple[LiveRequest, ...] = ()
     replicas: tuple[LiveReplica, ...] = ()
@@ -107,43 +84,11 @@ class RunFilter:
     text: str = ""
     """Part of the session, agent, model, or the beginning of the id; in any case."""
     end: End | None = None
-    min_wall_s: float = 0.0
+    min_wall_s: Annotated[float, Meta(ge=0)] = 0.0
     has_errors: bool = False
-    limit: int = 200
+    limit: Annotated[int, Meta(ge=1)] = 200
     before: str | None = None
     """What the page before this one said: go on there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
-    """A line of the list."""
-
-    id: str
-    start_ms: float
-    wall_ms: float
-    """As far as it is recorded."""
-    running_ms: float | None
-    """Since it began, if it goes on."""
-    session: str
-    agent: str
-    model: str
-    end: str
-    """As `End`, and empty for `none`."""
-    num_turns: int
-    num_spans: int
-    num_errors: int
-    num_prompt: int
-    num_cached: int
-    num_again: int
-    num_output: int
-    money: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    runs: tuple[RunLine, ...]
-    before: str | None
-    """None: there are no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,34 +98,8 @@ class LintLine:
     rule: str
     severity: Literal["note", "warning", "error"]
     words: str
-    mend: str
+    fix: str
     place: str = ""
     num_tokens: int = 0
     ms: float | None = None
     money: float | None = None
-
-
-class UiSource(Protocol):
-    """Whoever serves the page."""
-
-    def about(self) -> About: ...
-
-    async def live(self) -> Live | None:
-        """None where nothing runs, as with a file of recorded runs."""
-        ...
-
-    def runs(self, wanted: RunFilter) -> RunPage: ...
-
-    def version(self, run_id: str) -> str | None:
-        """Another whenever `run` would tell something else; cheap. None where there is none of that id."""
-        ...
-
-    def run(self, run_id: str) -> Json | None:
-        """A run as `scene.draw_run` gives it, with `running_ms` as in a `RunLine`, its `end`, and whether it `is_open`:
-        may go on. None where there is none of that id.
-        """
-        ...
-
-    def lint(self, run_id: str) -> Sequence[LintLine] | None:
-        """The linter's findings; None where there is no linter here, or no such run."""
-        ...

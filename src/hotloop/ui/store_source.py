@@ -7,13 +7,14 @@ A run that was killed cannot say so. One that has not ended is believed to go on
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 
 from hotloop.core.version import __version__
 from hotloop.trace.money import PriceTable
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, TraceStore
 from hotloop.ui.scene import draw_run
-from hotloop.ui.source import About, Json, LintLine, Live, RunFilter, RunLine, RunPage
+from hotloop.ui.source import Json, LintLine, Live, RunFilter
 
 LOST_S = 600.0
 _SCAN = 1000
@@ -21,7 +22,10 @@ _SCAN = 1000
 
 
 class StoreSource:
-    """`live` and `lint` are left out where there is nothing to ask."""
+    """Where the page's facts come from. `live` and `lint` are left out where there is nothing to ask.
+
+    `live` is asked on the event loop, all else on threads, and may wait.
+    """
 
     def __init__(
         self,
@@ -37,103 +41,74 @@ class StoreSource:
         self._store = store
         self._clock = clock
         self._prices = prices
-        self._about = About(
-            title=title, model=model, version=__version__, has_live=live is not None, has_lint=lint is not None
-        )
+        self.about: Json = {"title": title, "model": model, "version": __version__}
+        self.about |= {"has_live": live is not None, "has_lint": lint is not None}
         self._live = live
         self._lint = lint
 
-    def about(self) -> About:
-        return self._about
-
     async def live(self) -> Live | None:
+        """None where nothing runs, as with a file of recorded runs."""
         return await self._live() if self._live else None
 
-    def runs(self, wanted: RunFilter) -> RunPage:
-        """Lines are looked through from the newest on until there are enough."""
-        found: list[RunLine] = []
+    def runs(self, wanted: RunFilter) -> Json:
+        """Lines are looked through from the newest on until there are enough; `before` says where to go on."""
+        found: list[Json] = []
         before, now_ns = wanted.before, self._clock()
         num_lines = _SCAN if wanted.text or wanted.end or wanted.min_wall_s else wanted.limit + 1
         while True:
             scanned = self._store.runs(num_lines, before=before, has_errors=True if wanted.has_errors else None)
             for run in scanned:
-                if not is_wanted(run, wanted, now_ns):
+                state = _state(run, now_ns)
+                if not _is_wanted(run, state["end"], wanted):
                     continue
                 if len(found) == wanted.limit:
-                    return RunPage(tuple(found), found[-1].id)
-                found.append(_as_line(run, now_ns))
+                    return {"runs": found, "before": found[-1]["id"]}
+                place = {"id": run.trace_id, "start_ms": run.start_ns / 1e6, "wall_ms": run.wall_s * 1e3}
+                found.append(asdict(run) | place | state)
             if len(scanned) < num_lines:
-                return RunPage(tuple(found), None)
+                return {"runs": found, "before": None}
             before = scanned[-1].trace_id
 
     def version(self, run_id: str) -> str | None:
-        """What a list would show of it changes whenever a span is added."""
-        run, now_ns = self._store.run(run_id), self._clock()
+        """Another whenever `run` would tell something else; None where there is none of that id.
+
+        What a list would show of a run changes whenever a span is added.
+        """
+        run = self._store.run(run_id)
         if run is None:
             return None
-        told = repr((run, end_of(run, now_ns), _is_open(run, now_ns)))
+        told = repr((run, _state(run, self._clock()) | {"running_ms": None}))
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def run(self, run_id: str) -> Json | None:
-        run, now_ns = self._store.run(run_id), self._clock()
-        spans = self._store.spans(run_id)
-        if not run or not spans:
-            return None
-        state = {"end": end_of(run, now_ns), "running_ms": _running_ms(run, now_ns), "is_open": _is_open(run, now_ns)}
-        return draw_run(spans, self._prices) | state
+        """A run as `draw_run` gives it, and its state."""
+        run, spans = self._store.run(run_id), self._store.spans(run_id)
+        return draw_run(spans, self._prices) | _state(run, self._clock()) if run and spans else None
 
     def lint(self, run_id: str) -> Sequence[LintLine] | None:
+        """The linter's findings; None where there is no linter here, or no such run."""
         spans = self._store.spans(run_id) if self._lint else []
         return self._lint(spans) if self._lint and spans else None
 
 
-def end_of(run: RunSummary, now_ns: int) -> str:
-    """How it ended, or that it has not; empty for a plain client's."""
-    if not run.is_running:
-        return run.end
-    return "running" if _is_heard_of(run, now_ns) else "lost"
+def _state(run: RunSummary, now_ns: int) -> Json:
+    """How a run ended, or that it has not (empty for a plain client's); since when it runs, if it does; and whether
+    more may come: a plain client does not say when it is done.
+    """
+    is_heard_of = now_ns - run.end_ns < LOST_S * 1e9
+    end = run.end
+    if run.is_running:
+        end = "running" if is_heard_of else "lost"
+    running_ms = max(now_ns - run.start_ns, 0) / 1e6 if end == "running" else None
+    return {"end": end, "running_ms": running_ms, "is_open": (run.is_running or not run.end) and is_heard_of}
 
 
-def is_wanted(run: RunSummary, wanted: RunFilter, now_ns: int) -> bool:
+def _is_wanted(run: RunSummary, end: str, wanted: RunFilter) -> bool:
     """Whether a run is one of those a filter asks for; how it has gone wrong is the store's to say."""
-    if wanted.end is not None and (end_of(run, now_ns) or "none") != wanted.end:
+    if wanted.end is not None and (end or "none") != wanted.end:
         return False
     if run.wall_s < wanted.min_wall_s:
         return False
     text = wanted.text.casefold()
     words = (run.session, run.agent, run.model)
     return not text or run.trace_id.startswith(text) or any(text in word.casefold() for word in words)
-
-
-def _is_heard_of(run: RunSummary, now_ns: int) -> bool:
-    return now_ns - run.end_ns < LOST_S * 1e9
-
-
-def _is_open(run: RunSummary, now_ns: int) -> bool:
-    """Whether more may come; a plain client does not say when it is done."""
-    return (run.is_running or not run.end) and _is_heard_of(run, now_ns)
-
-
-def _running_ms(run: RunSummary, now_ns: int) -> float | None:
-    return max(now_ns - run.start_ns, 0) / 1e6 if end_of(run, now_ns) == "running" else None
-
-
-def _as_line(run: RunSummary, now_ns: int) -> RunLine:
-    return RunLine(
-        id=run.trace_id,
-        start_ms=run.start_ns / 1e6,
-        wall_ms=(run.end_ns - run.start_ns) / 1e6,
-        running_ms=_running_ms(run, now_ns),
-        session=run.session,
-        agent=run.agent,
-        model=run.model,
-        end=end_of(run, now_ns),
-        num_turns=run.num_turns,
-        num_spans=run.num_spans,
-        num_errors=run.num_errors,
-        num_prompt=run.num_prompt,
-        num_cached=run.num_cached,
-        num_again=run.num_again,
-        num_output=run.num_output,
-        money=run.money,
-    )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hotloop.core.nesting import Nesting
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.errors import bad_answer
@@ -30,30 +31,6 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 def name_call(stem: str, number: int) -> str:
     return f"call_{stem}_{number}"
-
-
-class Nesting:
-    """Told a JSON text character by character; `depth` is the number of brackets that are open."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.is_in_string = False
-        self._is_escaped = False
-
-    def push(self, char: str) -> None:
-        if self.is_in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self.is_in_string = False
-        elif char == '"':
-            self.is_in_string = True
-        elif char in "{[":
-            self.depth += 1
-        elif char in "}]":
-            self.depth -= 1
 
 
 class OpenCall:
@@ -102,7 +79,7 @@ class OpenCall:
         nesting = self._nesting
         for i, char in enumerate(arguments):
             nesting.push(char)
-            if char in "}]" and nesting.depth <= 0 and not nesting.is_in_string:
+            if char in "}]" and not nesting.is_open:
                 return i + 1
         return None
 

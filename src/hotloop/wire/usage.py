@@ -24,11 +24,24 @@ class Usage:
     hotloop: Any = None
     """What a hotloop server tells beyond the API."""
 
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.num_prompt + other.num_prompt,
+            (self.num_cached or 0) + (other.num_cached or 0),
+            self.num_output + other.num_output,
+            self.num_written + other.num_written,
+            self.num_thought + other.num_thought,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + self.num_output
+
     def render_chat(self) -> Json:
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
-            "total_tokens": self.num_prompt + self.num_output,
+            "total_tokens": self.num_tokens,
             "prompt_tokens_details": self._prompt_details,
             **self._thoughts("completion_tokens_details", "reasoning_tokens"),
             **present(hotloop=self.hotloop),
@@ -40,7 +53,7 @@ class Usage:
             "input_tokens_details": self._prompt_details,
             "output_tokens": self.num_output,
             "output_tokens_details": {"reasoning_tokens": self.num_thought},
-            "total_tokens": self.num_prompt + self.num_output,
+            "total_tokens": self.num_tokens,
             **present(hotloop=self.hotloop),
         }
 

@@ -9,10 +9,13 @@ from tests.agent.runs import check
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import Event
-from hotloop.agent.model import Answered, AnswerEnd, Ask, ModelEvent, ModelUsage
+from hotloop.agent.model import Ask
 from hotloop.agent.scripted import ScriptedModel
 from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.stream import TextDelta
+from hotloop.wire.event import Ended, EndReason
+from hotloop.wire.event import Event as WireEvent
+from hotloop.wire.usage import Usage
 
 
 def plan(*steps: tuple[str, str, dict[str, Any]]) -> str:
@@ -40,14 +43,14 @@ def fail(why: str) -> str:
 TOOLS = [double, find, fail]
 
 
-def planner(written: str, *answers: Any, end: AnswerEnd = "stop", piece: int = 5) -> "Planner":
+def planner(written: str, *answers: Any, end: EndReason = "stop", piece: int = 5) -> "Planner":
     return Planner(written, answers, end, piece)
 
 
 class Planner(ScriptedModel):
     """Writes a plan when it is asked for one, in pieces; otherwise answers in turn."""
 
-    def __init__(self, written: str, answers: Sequence[Any], end: AnswerEnd, piece: int) -> None:
+    def __init__(self, written: str, answers: Sequence[Any], end: EndReason, piece: int) -> None:
         lines = iter(answers)
         super().__init__(lambda ask: next(lines))
         self.has_read = asyncio.Event()
@@ -57,7 +60,7 @@ class Planner(ScriptedModel):
         await super().read(ask)
         self.has_read.set()
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
         if ask.schema is None:
             async for event in super().stream(ask):
                 yield event
@@ -66,7 +69,7 @@ class Planner(ScriptedModel):
         for i in range(0, len(self._written), self._piece):
             await asyncio.sleep(0)
             yield TextDelta(self._written[i : i + self._piece])
-        yield Answered(self._end, ModelUsage(num_prompt=100, num_output=10))
+        yield Ended(self._end, usage=Usage(num_prompt=100, num_output=10))
 
 
 class Dictated(ScriptedModel):
@@ -76,14 +79,14 @@ class Dictated(ScriptedModel):
         super().__init__(lambda ask: answer)
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
         if ask.schema is None:
             async for event in super().stream(ask):
                 yield event
             return
         while (piece := await self.words.get()) is not None:
             yield TextDelta(piece)
-        yield Answered("stop")
+        yield Ended("stop")
 
 
 async def listen(agent: Agent[Any], **fields: Any) -> list[Event]:

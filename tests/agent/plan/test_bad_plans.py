@@ -10,11 +10,12 @@ from tests.agent.runs import end_of, of
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished, Event, PlanAbandoned
-from hotloop.agent.model import AnswerEnd, Ask
+from hotloop.agent.model import Ask
 from hotloop.agent.plan.schema import MAX_STEPS
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError
+from hotloop.wire.event import EndReason
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ async def test_what_was_done_of_a_bad_plan_is_used(last: tuple[str, str, dict[st
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])
-async def test_a_plan_that_is_cut_off(end: AnswerEnd) -> None:
+async def test_a_plan_that_is_cut_off(end: EndReason) -> None:
     written = plan(GOOD, ("b", "double", {"n": 5})).removesuffix("}}]}")
     events = await listen(Agent(planner(written, "2", end=end), TOOLS))
     assert [event.reason for event in of(PlanAbandoned, events)] == ["it was cut off"]

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.agent.predict.talks import clerk
 
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import load_predictor, render_predictor, save_predictor
+from hotloop.agent.predict.predictor import Predictor, load_predictor, save_predictor
 from hotloop.core.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def test_what_is_read_is_what_was_written(predictor: Predictor, tmp_path: Path):
     path = tmp_path / "new folder" / "foresight.json"
     save_predictor(predictor, path)
     loaded = load_predictor(path)
-    assert render_predictor(loaded) == render_predictor(predictor)
+    assert msgspec.json.encode(loaded) == msgspec.json.encode(predictor)
     history = History.of(clerk(50)[:3])
     expected = [(each.key, pytest.approx(each.confidence, abs=1e-3)) for each in predictor.predict(history)]
     assert [(each.key, each.confidence) for each in loaded.predict(history)] == expected
@@ -57,7 +57,7 @@ def damages() -> dict[str, Any]:
 @pytest.mark.parametrize("damage", damages())
 def test_a_damaged_file_is_one_clear_line(damage: str, predictor: Predictor, tmp_path: Path):
     path = tmp_path / "foresight.json"
-    path.write_bytes(damages()[damage](json.loads(render_predictor(predictor))))
+    path.write_bytes(damages()[damage](json.loads(msgspec.json.encode(predictor))))
     with pytest.raises(ConfigError, match=r"foresight\.json is not what a predictor has written"):
         load_predictor(path)
 

@@ -11,10 +11,10 @@ from hotloop.agent.predict.values import (
     call_key,
     canonical,
     leaves_of,
-    parse_arguments,
     shape_of,
     tokens_of,
 )
+from hotloop.wire.arguments import read_arguments
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -96,7 +96,7 @@ def test_the_canonical_text_is_one(value: object):
 
 def test_calls_are_the_same_by_value_and_only_then():
     def key(arguments: str) -> str | None:
-        return call_key("f", parse_arguments(arguments))
+        return call_key("f", read_arguments(arguments))
 
     assert key('{"a": 1, "b": [2]}') == key('{"b":[2],"a":1}')
     assert key("") == key("{}")

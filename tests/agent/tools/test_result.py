@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hotloop.agent.tools.result import MAX_CHARS, cut, render_result
+from hotloop.agent.tools.tool import MAX_CHARS, cut, render_result
 
 
 @dataclass

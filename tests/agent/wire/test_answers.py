@@ -1,7 +1,7 @@
 """Streams of both APIs, cut anywhere, become the same events; and what is wrong with one is said."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -26,48 +26,62 @@ from tests.agent.wire.streams import (
     stopped,
 )
 
-from hotloop.agent.model import Answered, ModelEvent, ModelUsage
-from hotloop.agent.wire.asking import Listener
-from hotloop.agent.wire.http import RemoteServer
+from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.chat.reader import ChatReader
+from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.messages.reader import MessagesReader
+from hotloop.wire.reader import Reader
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.sse import EventReader, ServerEvent
+from hotloop.wire.usage import Usage
 
-SERVER = RemoteServer("http://localhost")
+
+class Listener:
+    """A model, and the reader of one of its answers."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.model = OpenAIModel("http://localhost")
+        self._reader = reader
+
+    def push(self, event: ServerEvent) -> Iterator[Event]:
+        return self.model.hear(self._reader.push(event))
+
+    def finish(self) -> Iterator[Event]:
+        return self.model.hear(self._reader.finish())
 
 
 def chat_listener(*offered: str) -> Listener:
-    return Listener(SERVER, ChatReader(offered=offered, name_call=lambda _, number: f"call_{number}"))
+    return Listener(ChatReader(offered=offered, name_call=lambda _, number: f"call_{number}"))
 
 
-def hear(answer: Listener, pieces: Iterable[bytes]) -> list[ModelEvent]:
+def hear(answer: Listener, pieces: Iterable[bytes]) -> list[Event]:
+    """But for the beginning, and thoughts that are not whole."""
     reader = EventReader()
-    heard: list[ModelEvent] = []
+    heard: list[Event] = []
     for piece in pieces:
         for event in reader.push(piece):
             heard += answer.push(event)
     for event in reader.finish():
         heard += answer.push(event)
-    return [*heard, *answer.finish()]
+    return [event for event in [*heard, *answer.finish()] if not isinstance(event, Begun | ThoughtDelta)]
 
 
-def openai(*pieces: bytes) -> list[ModelEvent]:
+def openai(*pieces: bytes) -> list[Event]:
     return hear(chat_listener("weather", "clock"), pieces)
 
 
-def anthropic(*pieces: bytes) -> list[ModelEvent]:
-    return hear(Listener(SERVER, MessagesReader()), pieces)
+def anthropic(*pieces: bytes) -> list[Event]:
+    return hear(Listener(MessagesReader()), pieces)
 
 
-def responses(*pieces: bytes) -> list[ModelEvent]:
-    return hear(Listener(SERVER, ResponsesReader()), pieces)
+def responses(*pieces: bytes) -> list[Event]:
+    return hear(Listener(ResponsesReader()), pieces)
 
 
-def calls_of(heard: Iterable[ModelEvent]) -> list[tuple[str, str, str, bool]]:
+def calls_of(heard: Iterable[Event]) -> list[tuple[str, str, str, bool]]:
     """Id, name and arguments of each call, and whether it was closed; held to the order of events."""
     calls: dict[int, list[Any]] = {}
     for event in heard:
@@ -84,11 +98,11 @@ def calls_of(heard: Iterable[ModelEvent]) -> list[tuple[str, str, str, bool]]:
     return [(call_id, name, arguments, is_closed) for call_id, name, arguments, is_closed in calls.values()]
 
 
-def text_of(heard: Iterable[ModelEvent]) -> str:
+def text_of(heard: Iterable[Event]) -> str:
     return "".join(event.text for event in heard if isinstance(event, TextDelta))
 
 
-USAGE = ModelUsage(num_prompt=1200, num_cached=1024, num_output=40)
+USAGE = Usage(num_prompt=1200, num_cached=1024, num_output=40)
 PARIS = '{"city":"Pa\\"}ris"}'
 
 
@@ -108,29 +122,29 @@ def test_an_answer_of_openai() -> None:
     heard = openai(wires.OPENAI_CALLS)
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("call_a", "weather", PARIS, True), ("call_b", "clock", "{}", True)]
-    assert heard[-1] == Answered("calls", USAGE, "chatcmpl-1")
-    assert openai(wires.OPENAI_TEXT)[-1] == Answered("stop", USAGE, "chatcmpl-1")
+    assert heard[-1] == Ended("calls", usage=USAGE)
+    assert openai(wires.OPENAI_TEXT)[-1] == Ended("stop", usage=USAGE)
 
 
 def test_an_answer_of_anthropic() -> None:
     heard = anthropic(wires.ANTHROPIC_CALLS)
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("toolu_a", "weather", PARIS, True), ("toolu_b", "clock", "", True)]
-    assert heard[-1] == Answered("calls", ModelUsage(num_prompt=1120, num_cached=1000, num_output=40), "msg_1")
-    assert anthropic(wires.ANTHROPIC_TEXT)[-1].end == "stop"  # type: ignore[union-attr]
+    assert heard[-1] == Ended("calls", usage=Usage(num_prompt=1120, num_cached=1000, num_output=40, num_written=100))
+    assert anthropic(wires.ANTHROPIC_TEXT)[-1].reason == "stop"  # type: ignore[union-attr]
 
 
 def test_an_answer_of_openais_responses() -> None:
     heard = responses(wires.RESPONSES_CALLS)
-    assert heard[0] == Thought("", "c2VhbA==", maker="responses")
+    assert heard[0] == ThoughtClosed(Thought("", "c2VhbA==", maker="responses"))
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("call_a", "weather", PARIS, True), ("call_b", "clock", "{}", True)]
-    assert heard[-1] == Answered("calls", USAGE, "resp_1")
+    assert heard[-1] == Ended("calls", usage=USAGE)
     cut = wires.RESPONSES_CALLS.replace(
         b'"status": "completed", "output": [], "par', b'"status": "incomplete", "output": [], "par'
     )
     heard = responses(cut.replace(b'{"type": "response.completed"', b'{"type": "response.incomplete"'))
-    assert heard[-1].end == "length"  # type: ignore[union-attr]
+    assert heard[-1].reason == "length"  # type: ignore[union-attr]
     assert [is_closed for *_, is_closed in calls_of(heard)] == [True, False]
 
 
@@ -143,7 +157,7 @@ def test_calls_whose_pieces_are_mixed() -> None:
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_what_a_model_of_an_engine_thinks_is_heard(name: str) -> None:
     heard = openai(data(chunk({name: "H"}), chunk({name: "m"}), chunk({"content": "Hi."}), chunk(finish="stop")))
-    assert heard[:2] == [Thought("Hm"), TextDelta("Hi.")]
+    assert heard[:2] == [ThoughtClosed(Thought("Hm")), TextDelta("Hi.")]
 
 
 @pytest.mark.parametrize(
@@ -258,31 +272,32 @@ def piece(**fields: Any) -> dict[str, Any]:
 def test_servers_take_liberties(chunks: list[Any], calls: list[Any], finish: str) -> None:
     heard = openai(data(*chunks, chunk(finish=finish)))
     assert calls_of(heard) == [(*call, True) for call in calls]
-    assert heard[-1] == Answered("calls", answer_id="chatcmpl-1")
+    assert heard[-1] == Ended("calls")
     assert "other" not in text_of(heard)
 
 
 def test_a_whole_message_in_one_chunk_is_an_answer() -> None:
     message = {"role": "assistant", "content": "Hi.", "tool_calls": None}
     heard = openai(data({"choices": [{"message": message, "finish_reason": "stop"}], "usage": None}, done=False))
-    assert heard == [TextDelta("Hi."), Answered("stop")]
+    assert heard == [TextDelta("Hi."), Ended("stop")]
 
 
 def test_a_name_that_may_go_on_waits_for_the_arguments() -> None:
     answer = chat_listener("get", "get_all")
-    assert [*answer.push(_event(opened(0, "a", "get")))] == []
+    [begun] = answer.push(_event(opened(0, "a", "get")))
+    assert isinstance(begun, Begun)
     assert [*answer.push(_event(piece(index=0, function={"name": "_all"})))] == [CallOpened(0, "a", "get_all")]
 
 
 def test_a_call_that_was_cut_off_is_never_closed() -> None:
     cut = openai(data(opened(0, "a", "clock", "{}"), opened(1, "b", "weather", '{"city": "Ro'), chunk(finish="length")))
     assert [call[3] for call in calls_of(cut)] == [True, False]
-    assert cut[-1] == Answered("length", answer_id="chatcmpl-1")
+    assert cut[-1] == Ended("length")
     for partial in ('{"city": "Ro', ""):
         wire = events(started(), *call_block(0, "a", "weather", partial), *stopped("max_tokens"))
         heard = anthropic(wire)
         assert [call[3] for call in calls_of(heard)] == [False]
-        assert heard[-1].end == "length"  # type: ignore[union-attr]
+        assert heard[-1].reason == "length"  # type: ignore[union-attr]
 
 
 def test_input_that_comes_with_the_beginning_of_a_block() -> None:
@@ -299,7 +314,7 @@ def test_unknown_events_and_blocks_are_ignored() -> None:
         ended(0),
     ]
     late = added(7, type="compaction_delta", content="x")
-    assert anthropic(events(started(), *unknown, late, *stopped("end_turn")))[0].end == "stop"  # type: ignore[union-attr]
+    assert anthropic(events(started(), *unknown, late, *stopped("end_turn")))[0].reason == "stop"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -345,4 +360,4 @@ def test_an_event_without_end_is_not_waited_for() -> None:
 def test_hotloop_shows_itself_in_the_usage() -> None:
     answer = chat_listener()
     hear(answer, [data(chunk(finish="stop"), chunk(choices=[], usage={**wires.OPENAI_USAGE, "hotloop": {"steps": 1}}))])
-    assert answer.is_hotloop
+    assert answer.model.can_read_ahead

@@ -19,16 +19,17 @@ from tests.agent.wire import streams as wires
 from tests.agent.wire.streams import ASK, Reply, WireServer, chunk, data
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.model import Ask, Model, ModelEvent
+from hotloop.agent.model import Ask, Model
 from hotloop.agent.open_model import open_model
 from hotloop.agent.tools.tool import tool
 from hotloop.agent.wire.anthropic import AnthropicModel, render_ask
-from hotloop.agent.wire.asking import is_closed
 from hotloop.agent.wire.http import RemoteServer, Retries
 from hotloop.agent.wire.openai import OpenAIModel, ResponsesModel
+from hotloop.agent.wire.served import is_closed
 from hotloop.core.errors import ConfigError, RemoteError, RequestError
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, TextDelta
+from hotloop.wire.event import Event as WireEvent
 
 KEY = "sk-very-secret-1234"
 AT_ONCE = Retries(first_pause_s=0)
@@ -56,14 +57,14 @@ WIRES = [
 EACH = pytest.mark.parametrize(("make", "calls", "text"), WIRES)
 
 
-async def hear(model: Model, ask: Ask = ASK) -> list[ModelEvent]:
+async def hear(model: Model, ask: Ask = ASK) -> list[WireEvent]:
     try:
         return [event async for event in model.stream(ask)]
     finally:
         await model.close()
 
 
-def said(heard: list[ModelEvent]) -> str:
+def said(heard: list[WireEvent]) -> str:
     return "".join(event.text for event in heard if isinstance(event, TextDelta))
 
 
@@ -352,7 +353,7 @@ def test_one_model_serves_one_event_loop_after_another() -> None:
             if not remote:
                 remote.append(RemoteServer(server.url))
             remote[0].url = server.url
-            assert await remote[0].get("/x") == {}
+            assert await remote[0].ask("/x") == {}
             await remote[0].close()
 
     remote: list[RemoteServer] = []

@@ -25,11 +25,11 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.limits import Spent
-from hotloop.agent.model import ModelUsage
-from hotloop.cli.agent.timeline import BAR_CELLS, Timeline, draw_bar
+from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
-from hotloop.cli.text import shorten
+from hotloop.cli.output import Bar, draw_bar, shorten
+from hotloop.wire.usage import Usage
 
 WEATHER = """
 from hotloop import Agent, Call, Prices, ScriptedModel, tool
@@ -255,7 +255,7 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
 
 
 def a_turn() -> list[object]:
-    usage = ModelUsage(num_prompt=100, num_cached=87, num_output=7)
+    usage = Usage(num_prompt=100, num_cached=87, num_output=7)
     return [
         RunStarted("r", "s", at=0.0),
         TurnStarted(1, at=0.0),
@@ -297,9 +297,9 @@ def test_a_turn_can_be_drawn_at_any_moment_and_ends_in_a_line():
 
 
 def test_bars_stay_within_their_cells():
-    assert draw_bar([(0.0, 99.0, "━", "")], 0.0, 1.0).plain == "━" * BAR_CELLS
-    assert draw_bar([(5.0, 6.0, "━", "")], 0.0, 1.0).plain.strip() == "━"
-    assert draw_bar([(0.0, 0.0, "━", "")], 0.0, 0.0).plain.strip() == ""
+    assert draw_bar([Bar(0.0, 99.0, ("━", ""))], 0.0, 1.0, 30).plain == "━" * 30
+    assert draw_bar([Bar(5.0, 6.0, ("━", ""))], 0.0, 1.0, 30).plain.strip() == "━"
+    assert draw_bar([], 0.0, 0.0, 30).plain.strip() == ""
 
 
 def test_long_lines_are_shortened():

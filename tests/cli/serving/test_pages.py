@@ -23,7 +23,7 @@ async def test_what_goes_on_in_an_engine() -> None:
     assert live.max_running == 64
     assert live.kv
     assert live.kv.num_blocks == 512
-    assert live.totals.num_prompt > 0
+    assert live.totals["num_prompt"] > 0
     assert set(live.waiting) == {"interactive", "workflow", "background"}
     assert [each.session for each in live.kv.sessions] == ["somebody"]
     assert live.kv.sessions[0].num_cached == live.kv.num_cached > 0
@@ -37,7 +37,7 @@ async def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_said_so() 
             with pytest.raises(Overloaded, match="at one step"):
                 await live_of_engine(serving.engine, 64, patience_s=0.01)
         await asked
-        assert (await live_of_engine(serving.engine, 64)).totals.num_output == 1
+        assert (await live_of_engine(serving.engine, 64)).totals["num_output"] == 1
 
 
 async def test_what_goes_on_in_a_fleet() -> None:

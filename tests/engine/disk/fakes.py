@@ -10,7 +10,7 @@ from typing import Any
 
 from hotloop.backends.null import NullBackend
 from hotloop.engine.disk.folder import Folder
-from hotloop.engine.disk.store import KvStore
+from hotloop.engine.disk.store import KvStore, ThreadWorker
 
 SEGMENT_TOKENS = 8
 
@@ -57,7 +57,7 @@ class WornFolder(Folder):
         return super().read(key, num_bytes)
 
 
-class PatientWorker:
+class PatientWorker(ThreadWorker):
     """Does its jobs in their order, each when the test says so: nothing depends on a thread's luck."""
 
     def __init__(self, name: str) -> None:

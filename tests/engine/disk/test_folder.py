@@ -53,7 +53,7 @@ def test_every_flipped_bit_is_noticed(folder: Folder) -> None:
     whole = path.read_bytes()
     for at in [*range(HEADER_BYTES), HEADER_BYTES + 500, len(whole) - 1]:
         flip(path, at)
-        with pytest.raises(ValueError, match=r"none of ours|version|another name|checksum"):
+        with pytest.raises(ValueError, match="checksum"):
             folder.read(KEY, len(DATA))
         path.write_bytes(whole)
     assert folder.read(KEY, len(DATA)) == DATA
@@ -68,13 +68,13 @@ def test_a_file_cut_short_is_noticed(folder: Folder, length: int) -> None:
 
 def test_a_file_under_anothers_name_is_noticed(folder: Folder) -> None:
     file_of(folder).rename(file_of(folder, OTHER))
-    with pytest.raises(ValueError, match="another name"):
+    with pytest.raises(ValueError, match="checksum"):
         folder.read(OTHER, len(DATA))
 
 
 def test_a_file_of_another_version_is_noticed(folder: Folder) -> None:
     flip(file_of(folder), 8)
-    with pytest.raises(ValueError, match="of version 0, not 1"):
+    with pytest.raises(ValueError, match="checksum"):
         folder.read(KEY, len(DATA))
 
 

@@ -79,7 +79,7 @@ def test_a_prefix_survives_a_restart(filled: Path, alone: tuple[int, ...]) -> No
         assert say(engine) == (alone, NUM_STORED, 0), "now it is in memory"
         assert say(engine, [*PROMPT, 1, 2])[2] == 0
         stats = engine.stats()
-    assert stats.num_restored_tokens == NUM_STORED
+    assert stats.usage.num_restored == NUM_STORED
     assert stats.disk.num_bytes_read > 0
     assert stats.disk.num_bytes_written == 0 or stats.disk.num_segments > NUM_STORED // SEGMENT_TOKENS
 
@@ -162,8 +162,8 @@ def test_files_that_vanish(filled: Path, alone: tuple[int, ...]) -> None:
 def test_a_full_disk_fails_no_request(tmp_path: Path, alone: tuple[int, ...]) -> None:
     with disk_engine(FullFolder(tmp_path)) as engine:
         assert say(engine) == (alone, 0, 0)
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert say(engine, [9, *PROMPT])[1:] == (0, 0)
         assert engine.stats().disk.num_dropped == 14
         assert not engine.failure
@@ -252,8 +252,8 @@ def test_what_failed_leaves_the_disk_as_well(filled: Path, alone: tuple[int, ...
         with pytest.raises(BackendError, match="not numbers"):
             engine.generate(PROMPT, greedy())
         backend.is_broken = False
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert len(list(filled.glob("*.kv"))) == 1, "the answer's own, which nothing leads to any more"
         assert say(engine) == (alone, 0, 0)
 
@@ -274,6 +274,10 @@ class Rig:
         self.posted.append(command)
         self.has_come.release()
 
+    @property
+    def loading(self) -> list[Request]:
+        return [request for request in self.scheduler.waiting.values() if request.is_loading]
+
     def hear(self) -> None:
         """Of the next segment that was read."""
         assert self.has_come.acquire(timeout=30)
@@ -289,20 +293,20 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(filled: Path, caplog: pyt
     rig.tier.add(first)
     rig.tier.add(second)
     rig.tier.poll(PATIENCE_S - 0.1)
-    assert rig.tier.waiting == [first, second]
+    assert rig.loading == [first, second]
     rig.now = PATIENCE_S + 0.1
     rig.tier.poll(rig.now)
     assert list(rig.scheduler.waiting.values()) == [first, second]
     rig.tier.check()
     assert "has not answered for 2 s" in caplog.text
     rig.tier.add(third)
-    assert rig.tier.waiting == [], "nor by those who come later"
+    assert rig.loading == [], "nor by those who come later"
     folder.reads.release(100)
     for _ in range(NUM_STORED // SEGMENT_TOKENS):
         rig.hear()
     fourth = Request("d", PROMPT, greedy())
     rig.tier.add(fourth)
-    assert rig.tier.waiting == [fourth], "now that it has answered"
+    assert rig.loading == [fourth], "now that it has answered"
     rig.tier.close()
 
 
@@ -315,9 +319,11 @@ def test_the_urgent_are_read_for_first(tmp_path: Path) -> None:
     rig.tier._max_ahead = 2
     for name, priority in (("a", Priority.BACKGROUND), ("b", Priority.BACKGROUND), ("u", Priority.INTERACTIVE)):
         rig.tier.add(Request(name, prompts[name], greedy(), priority))
-    while rig.tier.waiting:
+    loaded: list[str] = []
+    while loading := rig.loading:
         rig.hear()
-    assert list(rig.scheduler.waiting) == ["u", "a", "b"]
+        loaded += [each.id for each in loading if not each.is_loading]
+    assert loaded == ["u", "a", "b"]
     rig.tier.close()
 
 
@@ -327,7 +333,7 @@ def test_a_prefix_lost_while_it_is_read_is_let_go(filled: Path) -> None:
     rig.tier.add(request)
     rig.hear()
     assert rig.scheduler.tree.evict(1000) > 0
-    while rig.tier.waiting:
+    while rig.loading:
         rig.hear()
     assert list(rig.scheduler.waiting.values()) == [request]
     assert rig.scheduler.pool.num_used == 0
@@ -345,7 +351,7 @@ def test_room_of_more_urgent_sessions_in_a_tool_gap_is_left_alone(filled: Path, 
     tree.hold(held, Hold(HoldKind.TOOL_GAP, until=900.0, rank=Priority.INTERACTIVE))
     request = Request("a", PROMPT, greedy(), priority)
     rig.tier.add(request)
-    while rig.tier.waiting:
+    while rig.loading:
         rig.hear()
     num_restored = NUM_STORED if priority is Priority.INTERACTIVE else 0
     assert (request.num_restored, tree.num_evicted * BLOCK_SIZE) == (num_restored, num_restored)
@@ -382,7 +388,7 @@ def test_under_pressure_the_same_is_said_as_without(tmp_path: Path, seed: int) -
             until_idle(engine)
             stats = engine.stats()
             assert stats.num_blocks_used == 0
-            num_restored += stats.num_restored_tokens
+            num_restored += stats.usage.num_restored
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40 * 160
     assert num_restored > 0
 

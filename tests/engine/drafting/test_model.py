@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.backends.device import NullDevice
 from tests.engine.tiny import BLOCK_SIZE, EOS_ID, TOKENIZER, VOCAB_SIZE, byte_tokenizer, make_request
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.null import NullBackend
 from hotloop.core.errors import BackendError, ModelError
 from hotloop.core.request import Request
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter, Want
@@ -23,7 +23,7 @@ PROMPT = [*b"a prompt of more than one block"]
 def make_drafter(num_blocks: int = 64, **settings: Any) -> tuple[ModelDrafter, list[Batch]]:
     batches: list[Batch] = []
     changes = {name: settings.pop(name) for name in ("max_context",) if name in settings}
-    backend = NullBackend(
+    backend = NullDevice(
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, on_run=batches.append, **changes
     )
     return ModelDrafter(backend, TOKENIZER, **settings), batches
@@ -34,7 +34,7 @@ def continuation(token_ids: Iterable[int], count: int) -> list[int]:
     tokens = [*token_ids]
     begin = len(tokens)
     while len(tokens) < begin + count and (len(tokens) == begin or tokens[-1] != EOS_ID):
-        seen = range(max(0, len(tokens) - NullBackend.WINDOW), len(tokens))
+        seen = range(max(0, len(tokens) - NullDevice.WINDOW), len(tokens))
         tokens.append(sum(tokens[i] * (i * 31 + 7) for i in seen) % VOCAB_SIZE)
     return tokens[begin:]
 
@@ -166,7 +166,7 @@ def test_a_failure_ends_the_guessing_and_nothing_else(caplog: pytest.LogCaptureF
     def fail(batch: Batch) -> None:
         raise BackendError("the hardware is gone")
 
-    backend = NullBackend(block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, on_run=fail)
+    backend = NullDevice(block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE, on_run=fail)
     drafter = ModelDrafter(backend, TOKENIZER)
     request = make_request(PROMPT)
     assert propose(drafter, [want(request)]) == propose(drafter, [want(request)]) == [[]]

@@ -11,7 +11,7 @@ from tests.router.placement.publishing import CLEARED, FakePublisher, removed, s
 
 from hotloop.core.errors import ConfigError
 from hotloop.router.placement.events import Cleared, KvEvents, Removed, Stored, parse_batch, parse_event
-from hotloop.router.placement.exact import ExactIndex
+from hotloop.router.placement.exact import HeldBlocks, match
 
 PROMPT = list(range(65))
 
@@ -69,13 +69,12 @@ class Following:
 
     def __init__(self, publisher: FakePublisher) -> None:
         self.publisher = publisher
-        self.index = ExactIndex()
-        self.index.add_replica("r")
+        self.held = HeldBlocks()
 
     async def until_matched(self, num_tokens: int | None) -> None:
         """Known to hold so much of the prompt; None if nothing is known."""
-        await until(lambda: self.index.match(PROMPT).get("r") == num_tokens)
-        self.index.check()
+        await until(lambda: match({"r": self.held}, PROMPT).get("r") == num_tokens)
+        self.held.check()
 
 
 @asynccontextmanager
@@ -85,7 +84,7 @@ async def following(keeps: int | None = 100, num_before: int = 0) -> AsyncIterat
         one = Following(publisher)
         for i in range(num_before):
             await publisher.publish(stored([i], PROMPT[i * 16 : i * 16 + 16], i - 1 if i else None))
-        task = asyncio.create_task(KvEvents(one.index, "r", publisher.endpoint, publisher.replay_endpoint).run())
+        task = asyncio.create_task(KvEvents(one.held, "r", publisher.endpoint, publisher.replay_endpoint).run())
         try:
             async with asyncio.timeout(30):
                 await publisher.subscribed()
@@ -95,16 +94,16 @@ async def following(keeps: int | None = 100, num_before: int = 0) -> AsyncIterat
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert one.index.num_blocks("r") == 0
-        assert not one.index.is_complete("r")
+        assert one.held.blocks == {}
+        assert not one.held.is_complete
 
 
 async def test_follows_a_replica_from_its_beginning() -> None:
     async with following(keeps=None) as one:
-        assert not one.index.is_complete("r")
+        assert not one.held.is_complete
         await one.publisher.publish(stored([b"x", 2], PROMPT[:32]))
         await one.until_matched(32)
-        assert one.index.is_complete("r")
+        assert one.held.is_complete
         await one.publisher.publish(removed(2), stored([3], PROMPT[16:32], b"x"), stored([4], PROMPT[32:48], 3))
         await one.until_matched(48)
         await one.publisher.publish(CLEARED)
@@ -119,7 +118,7 @@ async def test_who_has_never_said_anything_has_nothing() -> None:
 async def test_one_who_comes_late_hears_the_rest() -> None:
     async with following(num_before=3) as one:
         await one.until_matched(48)
-        assert one.index.is_complete("r")
+        assert one.held.is_complete
         await one.publisher.publish(stored([3], PROMPT[48:64], 2))
         await one.until_matched(64)
 
@@ -128,9 +127,9 @@ async def test_one_who_comes_too_late_knows_what_it_has_heard() -> None:
     async with following(keeps=1, num_before=3) as one:
         await one.publisher.publish(stored([9], PROMPT[:16]))
         await one.until_matched(16)
-        assert not one.index.is_complete("r")
+        assert not one.held.is_complete
         await one.publisher.publish(CLEARED, stored([1], PROMPT[:16]))
-        await until(lambda: one.index.is_complete("r"))
+        await until(lambda: one.held.is_complete)
 
 
 async def test_a_batch_that_was_lost_is_asked_for() -> None:
@@ -140,7 +139,7 @@ async def test_a_batch_that_was_lost_is_asked_for() -> None:
         await one.publisher.publish(stored([2], PROMPT[32:48], 1))
         assert await one.publisher.replay() == 0  # the last that was heard: it shows that nobody was started anew
         await one.until_matched(48)
-        assert one.index.is_complete("r")
+        assert one.held.is_complete
 
 
 async def test_where_a_lost_batch_is_not_to_be_had_everything_is_forgotten() -> None:
@@ -150,7 +149,7 @@ async def test_where_a_lost_batch_is_not_to_be_had_everything_is_forgotten() -> 
         await one.publisher.publish(removed(1), is_lost=True)
         await one.publisher.publish(stored([2], [7] * 16))
         await one.until_matched(None)
-        assert one.index.match([7] * 17) == {"r": 16}
+        assert match({"r": one.held}, [7] * 17) == {"r": 16}
 
 
 async def test_a_replica_that_is_started_anew_begins_with_nothing() -> None:
@@ -161,7 +160,7 @@ async def test_a_replica_that_is_started_anew_begins_with_nothing() -> None:
         one.publisher.start_anew()
         await one.publisher.publish(stored([2], [7] * 16))
         await one.until_matched(0)
-        assert one.index.match([7] * 17) == {"r": 16}
+        assert match({"r": one.held}, [7] * 17) == {"r": 16}
 
 
 async def test_what_is_said_by_adapters_tenants_and_strangers_is_passed_over() -> None:
@@ -169,9 +168,9 @@ async def test_what_is_said_by_adapters_tenants_and_strangers_is_passed_over() -
         salted = [*stored([1], PROMPT[:16]), None, [["salt"]]]
         await one.publisher.publish(salted, ["BlockMoved"], stored([2], PROMPT[16:32], 1))
         await one.until_matched(0)
-        assert one.index.num_blocks("r") == 0
+        assert one.held.blocks == {}
 
 
 def test_an_endpoint_that_is_none() -> None:
     with pytest.raises(ConfigError, match="kv_events of r must be like"):
-        KvEvents(ExactIndex(), "r", "localhost:5557")
+        KvEvents(HeldBlocks(), "r", "localhost:5557")

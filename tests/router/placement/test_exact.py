@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hotloop.router.placement.exact import MIN_RUN_TOKENS, ExactIndex
+from hotloop.router.placement.exact import MIN_RUN_TOKENS, HeldBlocks, match
 
 BLOCK_SIZES = {"fine": 1, "small": 4, "usual": 16, "also usual": 16, "large": 32}
 RUNS = {name: max(size, MIN_RUN_TOKENS) for name, size in BLOCK_SIZES.items()}
@@ -26,11 +26,10 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = ExactIndex()
+        self.known = {name: HeldBlocks() for name in BLOCK_SIZES}
         self.held: dict[str, set[tuple[int, ...]]] = {name: set() for name in BLOCK_SIZES}
-        for name in BLOCK_SIZES:
-            self.index.add_replica(name)
-            self.index.complete(name)
+        for known in self.known.values():
+            known.complete()
 
     @rule(name=st.sampled_from([*BLOCK_SIZES]), prompt=prompts)
     def store(self, name: str, prompt: list[int]) -> None:
@@ -41,7 +40,7 @@ class Machine(RuleBasedStateMachine):
         new = ends[len(known) :]
         token_ids = prompt[len(known) * size : len(ends) * size]
         parent = call(name, known[-1]) if known else None
-        self.index.stored(name, [call(name, end) for end in new], token_ids, block_size=size, parent=parent)
+        self.known[name].stored([call(name, end) for end in new], token_ids, block_size=size, parent=parent)
         self.held[name].update(new)
 
     @rule(name=st.sampled_from([*BLOCK_SIZES]), data=st.data())
@@ -51,14 +50,13 @@ class Machine(RuleBasedStateMachine):
         leaves = [one for one in held if not any(len(o) > len(one) and o[: len(one)] == one for o in held)]
         if leaves:
             leaf = data.draw(st.sampled_from(sorted(leaves)))
-            self.index.removed(name, [call(name, leaf), call(name, (7,))])
+            self.known[name].removed([call(name, leaf), call(name, (7,))])
             held.remove(leaf)
 
     @rule(name=st.sampled_from([*BLOCK_SIZES]))
     def start_anew(self, name: str) -> None:
-        self.index.remove_replica(name)
-        self.index.add_replica(name)
-        self.index.complete(name)
+        self.known[name].clear()
+        self.known[name].complete()
         self.held[name] = set()
 
     @rule(prompt=prompts)
@@ -68,86 +66,84 @@ class Machine(RuleBasedStateMachine):
         for name, run in RUNS.items():
             num_held = max((num_common(wanted, one) for one in self.held[name]), default=0)
             expected[name] = num_held // run * run
-        assert self.index.match(prompt) == expected
+        assert match(self.known, prompt) == expected
 
     @invariant()
     def is_sound(self) -> None:
-        self.index.check()
+        for known in self.known.values():
+            known.check()
 
 
 TestMachine = Machine.TestCase
 
 
 @pytest.fixture
-def index() -> ExactIndex:
-    index = ExactIndex()
-    index.add_replica("a")
-    return index
+def held() -> HeldBlocks:
+    return HeldBlocks()
 
 
 PROMPT = list(range(100))
 
 
-def test_who_was_not_heard_from_the_beginning_is_known_by_what_is_found(index: ExactIndex) -> None:
-    assert index.match(PROMPT) == {}
-    index.stored("a", [1, 2], PROMPT[:32], block_size=16)
-    assert index.match(PROMPT) == {"a": 32}
-    assert index.match(PROMPT[1:]) == {}
-    index.complete("a")
-    assert index.match(PROMPT[1:]) == {"a": 0}
-    assert index.match([]) == {"a": 0}
+def test_who_was_not_heard_from_the_beginning_is_known_by_what_is_found(held: HeldBlocks) -> None:
+    assert match({"a": held}, PROMPT) == {}
+    held.stored([1, 2], PROMPT[:32], block_size=16)
+    assert match({"a": held}, PROMPT) == {"a": 32}
+    assert match({"a": held}, PROMPT[1:]) == {}
+    held.complete()
+    assert match({"a": held}, PROMPT[1:]) == {"a": 0}
+    assert match({"a": held}, []) == {"a": 0}
 
 
-def test_what_follows_something_unknown_is_unknown(index: ExactIndex) -> None:
-    index.stored("a", [2], PROMPT[16:32], block_size=16, parent=1)
-    assert index.num_blocks("a") == 0
-    index.stored("a", [1], PROMPT[:16], block_size=16)
-    index.stored("a", [2], PROMPT[16:32], block_size=16, parent=1)
-    assert index.match(PROMPT) == {"a": 32}
+def test_what_follows_something_unknown_is_unknown(held: HeldBlocks) -> None:
+    held.stored([2], PROMPT[16:32], block_size=16, parent=1)
+    assert len(held.blocks) == 0
+    held.stored([1], PROMPT[:16], block_size=16)
+    held.stored([2], PROMPT[16:32], block_size=16, parent=1)
+    assert match({"a": held}, PROMPT) == {"a": 32}
 
 
-def test_the_last_token_is_always_read(index: ExactIndex) -> None:
-    index.stored("a", [1, 2], PROMPT[:32], block_size=16)
-    assert index.match(PROMPT[:33]) == {"a": 32}
-    assert index.match(PROMPT[:32]) == {"a": 16}
+def test_the_last_token_is_always_read(held: HeldBlocks) -> None:
+    held.stored([1, 2], PROMPT[:32], block_size=16)
+    assert match({"a": held}, PROMPT[:33]) == {"a": 32}
+    assert match({"a": held}, PROMPT[:32]) == {"a": 16}
 
 
-def test_a_hole_ends_a_match_until_it_is_filled(index: ExactIndex) -> None:
-    index.stored("a", [1, 2, 3], PROMPT[:48], block_size=16)
-    index.removed("a", [2])
-    assert index.match(PROMPT) == {"a": 16}
-    index.stored("a", [2], PROMPT[16:32], block_size=16, parent=1)
-    assert index.match(PROMPT) == {"a": 48}
-    index.check()
+def test_a_hole_ends_a_match_until_it_is_filled(held: HeldBlocks) -> None:
+    held.stored([1, 2, 3], PROMPT[:48], block_size=16)
+    held.removed([2])
+    assert match({"a": held}, PROMPT) == {"a": 16}
+    held.stored([2], PROMPT[16:32], block_size=16, parent=1)
+    assert match({"a": held}, PROMPT) == {"a": 48}
+    held.check()
 
 
-def test_a_block_is_held_as_long_as_it_is_anywhere(index: ExactIndex) -> None:
-    index.stored("a", [1], PROMPT[:16], block_size=16, place="GPU")
-    index.stored("a", [1], [], block_size=0, place="CPU")
-    index.stored("a", [1], PROMPT[:16], block_size=16, place="GPU")
-    index.removed("a", [1], place="GPU")
-    assert index.match(PROMPT) == {"a": 16}
-    index.removed("a", [1], place="elsewhere")
-    index.removed("a", [1], place="CPU")
-    assert index.num_blocks("a") == 0
-    index.check()
+def test_a_block_is_held_as_long_as_it_is_anywhere(held: HeldBlocks) -> None:
+    held.stored([1], PROMPT[:16], block_size=16, place="GPU")
+    held.stored([1], [], block_size=0, place="CPU")
+    held.stored([1], PROMPT[:16], block_size=16, place="GPU")
+    held.removed([1], place="GPU")
+    assert match({"a": held}, PROMPT) == {"a": 16}
+    held.removed([1], place="elsewhere")
+    held.removed([1], place="CPU")
+    assert len(held.blocks) == 0
+    held.check()
 
 
-def test_one_size_of_block_a_replica(index: ExactIndex) -> None:
-    index.stored("a", [1], PROMPT[:16], block_size=16)
-    index.stored("a", [9], PROMPT[16:24], block_size=8, parent=1)
-    assert index.num_blocks("a") == 1
-    index.removed("a", [1])
-    index.stored("a", [1], PROMPT[:32], block_size=32)
-    assert index.match(PROMPT) == {"a": 32}
+def test_one_size_of_block_a_replica(held: HeldBlocks) -> None:
+    held.stored([1], PROMPT[:16], block_size=16)
+    held.stored([9], PROMPT[16:24], block_size=8, parent=1)
+    assert len(held.blocks) == 1
+    held.removed([1])
+    held.stored([1], PROMPT[:32], block_size=32)
+    assert match({"a": held}, PROMPT) == {"a": 32}
 
 
 def test_what_there_is_no_room_for_is_unknown() -> None:
-    index = ExactIndex(max_blocks=2)
-    index.add_replica("a")
-    index.complete("a")
-    index.stored("a", [1, 2, 3], PROMPT[:48], block_size=16)
-    index.complete("a")
-    assert not index.is_complete("a")
-    assert index.match(PROMPT) == {"a": 32}
-    index.check()
+    held = HeldBlocks(max_blocks=2)
+    held.complete()
+    held.stored([1, 2, 3], PROMPT[:48], block_size=16)
+    held.complete()
+    assert not held.is_complete
+    assert match({"a": held}, PROMPT) == {"a": 32}
+    held.check()

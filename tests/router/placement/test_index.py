@@ -24,7 +24,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index: PrefixIndex[str] = PrefixIndex()
+        self.index = PrefixIndex()
         self.given: dict[str, list[list[int]]] = {replica: [] for replica in REPLICAS}
         for replica in REPLICAS:
             self.index.add_replica(replica, 1000)
@@ -40,12 +40,6 @@ class Machine(RuleBasedStateMachine):
         self.index.add_replica(replica, 1000)
         self.given[replica] = []
 
-    @rule(replica=st.sampled_from(REPLICAS), prompt=prompts)
-    def forget(self, replica: str, prompt: list[int]) -> None:
-        self.index.forget(replica, key(prompt))
-        kept = [p[: len(prompt) - 1] if p[: len(prompt)] == prompt else p for p in self.given[replica]]
-        self.given[replica] = [p for p in kept if p]
-
     @rule(replica=st.sampled_from(REPLICAS), max_blocks=st.integers(1, 20))
     def shrink_and_grow(self, replica: str, max_blocks: int) -> None:
         """What is given up is unknown to the plain model, so it is asked for."""
@@ -53,7 +47,7 @@ class Machine(RuleBasedStateMachine):
         assert self.index.num_blocks(replica) <= max_blocks
         self.index.check()
         self.index.resize(replica, 1000)
-        kept = [p[: self.index.match(key(p)).get(replica, 0)] for p in self.given[replica]]
+        kept = [p[: self.index.match(key(p)).blocks.get(replica, 0)] for p in self.given[replica]]
         self.given[replica] = [p for p in kept if p]
 
     @rule(prompt=prompts)
@@ -64,7 +58,7 @@ class Machine(RuleBasedStateMachine):
             )
 
         expected = {r: max(map(num_common, given), default=0) for r, given in self.given.items()}
-        assert self.index.match(key(prompt)) == {r: n for r, n in expected.items() if n}
+        assert self.index.match(key(prompt)).blocks == {r: n for r, n in expected.items() if n}
 
     @invariant()
     def is_sound(self) -> None:
@@ -78,20 +72,19 @@ TestIndex.settings = settings(max_examples=30, stateful_step_count=20, deadline=
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), prompts), max_size=40), st.integers(1, 15))
 def test_a_bound_is_kept_and_the_newest_stays(inserts: list[tuple[str, list[int]]], max_blocks: int) -> None:
-    index: PrefixIndex[str] = PrefixIndex()
+    index = PrefixIndex()
     for replica in REPLICAS:
         index.add_replica(replica, max_blocks)
     for replica, prompt in inserts:
         index.insert(replica, key(prompt))
         index.check()
         if len(prompt) <= max_blocks:
-            assert index.match(key(prompt))[replica] == len(prompt)
+            assert index.match(key(prompt)).blocks[replica] == len(prompt)
 
 
 def test_a_replica_nobody_knows_holds_nothing() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
+    index = PrefixIndex()
     index.insert("a", key([1]))
-    index.forget("a", key([1]))
     index.remove_replica("a")
-    assert index.match(key([1])) == {}
+    assert index.match(key([1])).blocks == {}
     index.check()

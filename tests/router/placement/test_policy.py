@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Ticket
+from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import (
+    NUM_DELAYED,
     POLICIES,
-    READERS,
     Choice,
     Placing,
     View,
@@ -58,7 +58,7 @@ def placing(num_tokens: int = 1000) -> Placing:
 def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
     warm, idle = View("warm", matched_tokens=900), View("idle")
     assert prefix([idle, warm], placing()).name == "warm"
-    warm.work_tokens = READERS * 900
+    warm.work_tokens = NUM_DELAYED * 900
     assert prefix([idle, warm], placing()).reason == "warm"
     warm.work_tokens += 1
     assert prefix([idle, warm], placing()) == Choice("idle", "moved, warm is busy")
@@ -67,7 +67,7 @@ def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_read
 
 
 def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
-    warm, idle = View("warm", matched_tokens=900, returning_tokens=READERS * 900 + 1), View("idle")
+    warm, idle = View("warm", matched_tokens=900, returning_tokens=NUM_DELAYED * 900 + 1), View("idle")
     assert prefix([idle, warm], placing()).name == "idle"
 
 
@@ -110,13 +110,13 @@ def test_a_session_goes_home() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
     placement = Placement(POLICIES[policy], block_tokens=64, seed=1)
-    assert placement.place(b"", 10) is None, "there is nobody"
+    assert placement.place(Prompt(num_tokens=10)) is None, "there is nobody"
     for name in "abc":
         placement.add_replica(name, capacity_tokens=64 * 20)
     tickets = []
     for i in range(60):
         key = b"".join(((i % 7) << 32 | j).to_bytes(8, "big") for j in range(10))
-        ticket = placement.place(key, 640, session=f"s{i % 7}", num_output=10, now=float(i))
+        ticket = placement.place(Prompt(key, 640, 10, f"s{i % 7}"), now=float(i))
         assert ticket
         tickets.append(ticket)
         if i % 3:
@@ -132,7 +132,7 @@ def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
         placement.finish(ticket)
     placement.check()
     assert all(view.work_tokens == 0 and view.num_running == 0 for view in placement._views.values())
-    assert placement.place(b"", 10, among=frozenset({"b"})) is None
+    assert placement.place(Prompt(num_tokens=10), among=frozenset({"b"})) is None
 
 
 def test_a_session_finds_its_prefix_again() -> None:
@@ -140,10 +140,10 @@ def test_a_session_finds_its_prefix_again() -> None:
     for name in "abcd":
         placement.add_replica(name, capacity_tokens=64 * 1000)
     key = b"".join(j.to_bytes(8, "big") for j in range(100))
-    first = placement.place(key[:400], 3200, session="s")
+    first = placement.place(Prompt(key[:400], 3200, session="s"))
     assert first
     placement.finish(first)
-    again = placement.place(key, 6400, session="s")
+    again = placement.place(Prompt(key, 6400, session="s"))
     assert again
     assert (again.choice.name, again.choice.matched_tokens) == (first.choice.name, 3200)
 
@@ -159,8 +159,8 @@ def fleet_of(*names: str, capacity_blocks: int = 1000) -> Placement:
     return placement
 
 
-def ask(placement: Placement, key: bytes, session: str = "s", **options: Any) -> Ticket:
-    ticket = placement.place(key, len(key) * 8, session=session, **options)
+def ask(placement: Placement, key: bytes, session: str = "s", num_output: int = 0, **options: Any) -> Ticket:
+    ticket = placement.place(Prompt(key, len(key) * 8, num_output, session), **options)
     assert ticket
     return ticket
 
@@ -251,7 +251,7 @@ def test_conversations_with_the_same_system_prompt_are_spread(num_first: int, *,
         for who in range(12):
             own = b"".join((1000 * (who + 1) + i).to_bytes(8) for i in range(2 * turn + num_first))
             name = str(who) if is_named else ""
-            ticket = placement.place(shared + own, 128 * (33 + 2 * turn), session=name, num_output=24)
+            ticket = placement.place(Prompt(shared + own, 128 * (33 + 2 * turn), 24, name))
             assert ticket
             homes.setdefault(who, set()).add(ticket.choice.name)
             placement.finish(ticket)
@@ -267,7 +267,7 @@ def test_what_others_give_a_replica_counts() -> None:
     for name in "ab":
         placement.add_replica(name, capacity_tokens=100_000)
     for _ in range(2):
-        assert placement.place(b"", 1000)
+        assert placement.place(Prompt(num_tokens=1000))
     placement.note_elsewhere("a", 5)
-    tickets = [placement.place(b"", 1000) for _ in range(3)]
+    tickets = [placement.place(Prompt(num_tokens=1000)) for _ in range(3)]
     assert [ticket.choice.name for ticket in tickets if ticket] == ["b"] * 3

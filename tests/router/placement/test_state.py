@@ -27,6 +27,11 @@ async def no_tokens(question: Mapping[str, Any]) -> list[int] | None:
     raise AssertionError("these prompts are tokens already")
 
 
+async def matched(state: ExactState, body: Mapping[str, Any]) -> dict[str, int]:
+    token_ids = await state.token_ids(body)
+    return state.match(token_ids) if token_ids else {}
+
+
 async def settle(engine: Engine, state: ExactState, name: str) -> None:
     """Until all that an engine keeps is known, and nothing else."""
     await asyncio.to_thread(until_idle, engine)
@@ -34,8 +39,9 @@ async def settle(engine: Engine, state: ExactState, name: str) -> None:
     for kept in engine._core.scheduler.tree.kept():
         wording.render(kept)
     names = set(wording._names.values())
-    await until(lambda: state.index.is_complete(name) and state.index._shelves[name].blocks.keys() == names)
-    state.index.check()
+    held = state.held[name]
+    await until(lambda: held.is_complete and held.blocks.keys() == names)
+    held.check()
 
 
 @asynccontextmanager
@@ -67,12 +73,12 @@ async def test_what_is_known_is_what_an_engine_finds() -> None:
             prompt = TRUNK[: rng.randrange(61)] + [rng.randrange(250) for _ in range(rng.randrange(1, 40))]
             for each, engine in engines.items():
                 await settle(engine, state, each)
-            known = await state.matched({"prompt": prompt})
+            known = await matched(state, {"prompt": prompt})
             assert known.keys() == engines.keys()
             found = await ask(engines[name], prompt)
             assert known[name] == found // MIN_RUN_TOKENS * MIN_RUN_TOKENS
         assert engines["a"].stats().num_evicted_blocks > 0
-        assert engines["a"].stats().num_cached_tokens > 0
+        assert engines["a"].stats().usage.num_cached > 0
 
 
 async def test_a_replica_that_is_removed_is_forgotten() -> None:
@@ -80,11 +86,11 @@ async def test_a_replica_that_is_removed_is_forgotten() -> None:
         for name, engine in engines.items():
             await ask(engine, TRUNK)
             await settle(engine, state, name)
-        assert await state.matched({"prompt": TRUNK}) == {"a": 48, "b": 48}
+        assert await matched(state, {"prompt": TRUNK}) == {"a": 48, "b": 48}
         await state.remove_replica("a")
         await state.remove_replica("a")
-        assert await state.matched({"prompt": TRUNK}) == {"b": 48}
-        state.index.check()
+        assert await matched(state, {"prompt": TRUNK}) == {"b": 48}
+        state.held["b"].check()
 
 
 async def test_one_who_follows_late_knows_everything() -> None:
@@ -99,7 +105,7 @@ async def test_one_who_follows_late_knows_everything() -> None:
         late.add_replica("a", publisher.endpoint, publisher.replay_endpoint)
         await settle(engines["a"], late, "a")
         await settle(engines["a"], state, "a")
-        assert await late.matched({"prompt": TRUNK}) == await state.matched({"prompt": TRUNK}) == {"a": 48}
+        assert await matched(late, {"prompt": TRUNK}) == await matched(state, {"prompt": TRUNK}) == {"a": 48}
         await late.aclose()
 
 
@@ -115,12 +121,12 @@ async def test_an_engine_that_is_started_anew_at_the_same_address() -> None:
             async with asyncio.timeout(30):
                 assert await publisher.replay() > 0  # is it still the same?
                 assert await publisher.replay() == 0
-            await until(lambda: state.index.match(TRUNK) == {"a": 0})
+            await until(lambda: state.match(TRUNK) == {"a": 0})
 
 
 async def test_prompts_that_share_with_nobody() -> None:
     async with fleet("a") as (state, _):
-        assert await state.matched({"prompt": TRUNK, "cache_salt": "mine"}) == {}
+        assert await matched(state, {"prompt": TRUNK, "cache_salt": "mine"}) == {}
 
 
 class Cutter:
@@ -142,7 +148,7 @@ async def told(state: ExactState) -> AsyncIterator[ExactState]:
         async with asyncio.timeout(30):
             await publisher.subscribed()
         await publisher.publish(stored([1], TOKENIZER.encode("!" * 16)))
-        await until(lambda: state.index.is_complete("a"))
+        await until(lambda: state.held["a"].is_complete)
         try:
             yield state
         finally:
@@ -155,9 +161,9 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "!" * 20}], "temp
 async def test_the_tokens_of_a_chat_are_asked_for_once() -> None:
     cutter = Cutter()
     async with told(ExactState(cutter, deadline_s=30)) as state:
-        assert await state.matched(CHAT) == await state.matched({**CHAT, "temperature": 0}) == {"a": 16}
+        assert await matched(state, CHAT) == await matched(state, {**CHAT, "temperature": 0}) == {"a": 16}
         assert cutter.questions == [{"model": "m", "messages": CHAT["messages"], "add_generation_prompt": True}]
-        assert await state.matched({"model": "m", "prompt": "hello"}) == {}
+        assert await matched(state, {"model": "m", "prompt": "hello"}) == {}
         assert cutter.questions[1:] == [{"model": "m", "prompt": "hello"}]
 
 
@@ -170,13 +176,13 @@ async def test_nobody_waits_long_for_tokens() -> None:
         raise RemoteError("it is not there")
 
     async with told(ExactState(never, deadline_s=0.001)) as state:
-        assert await state.matched(CHAT) == {}
+        assert await matched(state, CHAT) == {}
     async with told(ExactState(broken)) as state:
-        assert await state.matched(CHAT) == {}
+        assert await matched(state, CHAT) == {}
 
 
 async def test_nothing_is_asked_where_nobody_publishes() -> None:
-    assert await ExactState(no_tokens).matched(CHAT) == {}
+    assert await matched(ExactState(no_tokens), CHAT) == {}
 
 
 async def test_a_server_tells_the_tokens_of_chats_that_it_then_finds() -> None:
@@ -194,7 +200,7 @@ async def test_a_server_tells_the_tokens_of_chats_that_it_then_finds() -> None:
         for turn in range(len(script)):
             body = {"model": MODEL, "messages": messages, "tools": TOOLS}
             await settle(serving.engine, state, "a")
-            known = await state.matched(body)
+            known = await matched(state, body)
             answer = (await asyncio.to_thread(serving.http.post, "/v1/chat/completions", json=body)).json()
             assert known == {"a": answer["usage"]["prompt_tokens_details"]["cached_tokens"]}
             assert (known["a"] > 0) == (turn > 0)

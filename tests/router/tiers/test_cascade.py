@@ -8,10 +8,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade, dressed, judged_body
+from hotloop.router.tiers.cascade import Cascaded, cascade, judged_body, render_stream, strip_logprobs
 from hotloop.router.tiers.config import CascadeConfig, Tier, TiersConfig
-from hotloop.router.tiers.judge import find_doubt, find_fault, judge
-from hotloop.router.tiers.stream import render_stream
+from hotloop.router.tiers.judge import find_doubt, judge
 from hotloop.router.tiers.tiers import Reply, TierChoice
 
 TIERS = TiersConfig(tuple(Tier(name=name, model=f"{name}-model") for name in ("s", "m", "l")))
@@ -75,7 +74,7 @@ def tokens(*logprobs: float, others: float | None = None) -> dict[str, Any]:
     ],
 )
 def test_faults(given: dict[str, Any], request_: dict[str, Any], fault: str):
-    assert find_fault(given, request_) == fault
+    assert judge(given, request_, CascadeConfig(on=("invalid_output",))) == fault
 
 
 def test_doubts():
@@ -101,15 +100,15 @@ def test_what_a_shape_imposes_is_no_doubt_of_the_model(request_: dict[str, Any])
 
 def test_only_what_the_cascade_minds_is_judged():
     cut, unsure = answer(end="length"), answer(logprobs=tokens(-3.0))
-    assert judge(cut, {}, CascadeConfig()).doubt == "invalid_output"
-    assert judge(cut, {}, CascadeConfig(on=("low_confidence",))).is_good
-    assert judge(unsure, {}, CascadeConfig()).doubt == "low_confidence"
-    assert judge(unsure, {}, CascadeConfig(on=("invalid_output",))).is_good
+    assert judge(cut, {}, CascadeConfig()) == "cut off"
+    assert not judge(cut, {}, CascadeConfig(on=("low_confidence",)))
+    assert judge(unsure, {}, CascadeConfig()) == "mean logprob -3.00"
+    assert not judge(unsure, {}, CascadeConfig(on=("invalid_output",)))
     unsure_call = answer(None, calls=[call()], logprobs=tokens(-3.0))
-    assert judge(unsure_call, {"tools": TOOLS}, CascadeConfig()).is_good
-    assert judge(unsure_call, {"tools": TOOLS}, CascadeConfig(judge_calls=True)).reason == "mean logprob -3.00"
+    assert not judge(unsure_call, {"tools": TOOLS}, CascadeConfig())
+    assert judge(unsure_call, {"tools": TOOLS}, CascadeConfig(judge_calls=True)) == "mean logprob -3.00"
     for nothing, reason in ((None, "no answer"), ({"error": "late"}, "not a chat completion")):
-        assert judge(nothing, {}, CascadeConfig(on=())).reason == reason, "that is minded by everybody"
+        assert judge(nothing, {}, CascadeConfig(on=())) == reason, "that is minded by everybody"
 
 
 class Script:
@@ -145,7 +144,7 @@ async def test_it_goes_up_a_tier_at_a_time_and_leaves_the_largest_to_the_caller(
     assert [name for name, _ in script.asked] == ["s", "m"]
     assert cascaded.answer is None
     assert cascaded.choice == TierChoice("l", "l-model", "m: no answer")
-    assert [each.verdict.reason for each in cascaded.attempts] == ["cut off", "no answer"]
+    assert [each.doubt for each in cascaded.attempts] == ["cut off", "no answer"]
 
 
 async def test_the_largest_is_not_judged():
@@ -167,8 +166,7 @@ def test_probabilities_are_asked_for_where_they_matter_and_kept_where_they_were_
     assert "logprobs" not in judged_body({"tools": TOOLS}, "m", CascadeConfig())
     assert "logprobs" in judged_body({"tools": TOOLS}, "m", CascadeConfig(judge_calls=True))
     given = answer(logprobs=tokens(-0.1))
-    assert dressed(given, request) == given
-    assert (can_cascade({}), can_cascade({"n": 1}), can_cascade({"n": 2})) == (True, True, False)
+    assert strip_logprobs(given, request) == given
 
 
 def chunks_of(given: dict[str, Any], **request: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import ConfigError
-from hotloop.router.tiers.config import TiersConfig, Tokens, parse_tiers
+from hotloop.router.tiers.config import TiersConfig, parse_tiers
+from hotloop.wire.usage import Usage
 
 FILE = """
 [[tiers]]
@@ -68,9 +69,9 @@ def test_nothing_is_a_config_too():
 
 def test_prices_are_per_million_and_cached_tokens_have_their_own():
     fast, large = parse(FILE).tiers
-    tokens = Tokens(num_prompt=1_000_000, num_cached=500_000, num_output=1_000_000)
-    assert fast.cost(tokens) == pytest.approx(0.1 + 0.01 + 0.8)
-    assert large.cost(tokens) == pytest.approx(5), "cached ones cost as others where no price is given"
+    usage = Usage(num_prompt=1_000_000, num_cached=500_000, num_output=1_000_000)
+    assert fast.cost(usage) == pytest.approx(0.1 + 0.01 + 0.8)
+    assert large.cost(usage) == pytest.approx(5), "cached ones cost as others where no price is given"
 
 
 TIER = {"name": "a", "model": "m"}
@@ -80,28 +81,34 @@ TWO = [TIER, {"name": "b", "model": "n"}]
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        ({"tiers": {"name": "a"}}, r"tiers: write \[\[tiers\]\]"),
-        ({"tiers": ["a"]}, r"tiers\[0\]: expected object, got str"),
-        ({"tiers": [{"name": "a"}]}, r"tiers\[0\]: .*model"),
-        ({"tiers": [TIER | {"price": 1}]}, r"tiers\[0\]: .*price"),
-        ({"tiers": [TIER | {"input_price": "1"}]}, r"tiers\[0\]\.input_price: expected float, got str"),
-        ({"tiers": [TIER | {"output_price": -1}]}, r"tiers\[0\]\.output_price must be 0 or more"),
-        ({"tiers": [TIER | {"output_price": float("nan")}]}, r"tiers\[0\]\.output_price must be 0 or more"),
+        ({"tiers": {"name": "a"}}, r"expected array, got object - at tiers"),
+        ({"tiers": ["a"]}, r"expected object, got str - at tiers\[0\]"),
+        ({"tiers": [{"name": "a"}]}, r"model - at tiers\[0\]"),
+        ({"tiers": [TIER | {"price": 1}]}, r"price - at tiers\[0\]"),
+        ({"tiers": [TIER | {"input_price": "1"}]}, r"expected float, got str - at tiers\[0\]\.input_price"),
+        ({"tiers": [TIER | {"output_price": -1}]}, r"expected float >= 0.0 - at tiers\[0\]\.output_price"),
+        ({"tiers": [TIER | {"output_price": float("nan")}]}, r"expected float >= 0.0 - at tiers\[0\]\.output_price"),
         ({"tiers": [TIER, TIER]}, r"tiers\[1\]\.name: 'a' is there already"),
-        ({"tiers": [TIER | {"name": ""}]}, r"tiers\[0\]\.name is empty"),
+        ({"tiers": [TIER | {"name": ""}]}, r"expected str of length >= 1 - at tiers\[0\]\.name"),
         ({"routes": [{}]}, r"routes\[0\]: a route needs \[\[tiers\]\]"),
         ({"tiers": [TIER], "routes": [{}, {}]}, r"routes\[1\]\.name: 'auto' is there already"),
         ({"tiers": [TIER], "routes": [{"default": "b"}]}, r"routes\[0\]\.default: there is no tier 'b'; there are a"),
         ({"tiers": [TIER], "routes": [{"rules": [{"tier": "b"}]}]}, r"routes\[0\]\.rules\[0\]\.tier: there is no tier"),
-        ({"tiers": [TIER], "routes": [{"rules": [{"tier": "a", "task": 1}]}]}, r"routes\[0\]\.rules\[0\]: .*task"),
-        ({"tiers": [TIER], "routes": [{"rules": [{"tier": "a", "tasks": ["x"]}]}]}, r"rules\[0\]\.tasks\[.*'x'"),
-        ({"tiers": [TIER], "routes": [{"classifier": "magic"}]}, r"routes\[0\]\.classifier: .*'magic'"),
+        ({"tiers": [TIER], "routes": [{"rules": [{"tier": "a", "task": 1}]}]}, r"task - at routes\[0\]\.rules\[0\]"),
+        (
+            {"tiers": [TIER], "routes": [{"rules": [{"tier": "a", "tasks": ["x"]}]}]},
+            r"'x' - at .*rules\[0\]\.tasks",
+        ),
+        ({"tiers": [TIER], "routes": [{"classifier": "magic"}]}, r"'magic' - at routes\[0\]\.classifier"),
         ({"tiers": [TIER], "routes": [{"classifier": "embedding"}]}, r"routes\[0\]\.examples: .*two tasks"),
         ({"tiers": [TIER], "routes": [{"name": "m"}]}, r"routes\[0\]\.name: 'm' is also the model"),
         ({"tiers": [TIER], "routes": [{"cascade": {}}]}, r"routes\[0\]\.cascade needs two tiers"),
-        ({"tiers": TWO, "routes": [{"cascade": {"min_logprob": 1}}]}, r"cascade\.min_logprob must be 0 or less"),
-        ({"tiers": TWO, "routes": [{"cascade": {"on": ["mood"]}}]}, r"routes\[0\]\.cascade\.on\[.*'mood'"),
-        ({"tiers": TWO, "routes": [{"sticky_s": -1}]}, r"routes\[0\]\.sticky_s must be 0 or more"),
+        (
+            {"tiers": TWO, "routes": [{"cascade": {"min_logprob": 1}}]},
+            r"<= 0.0 - at .*\.min_logprob",
+        ),
+        ({"tiers": TWO, "routes": [{"cascade": {"on": ["mood"]}}]}, r"'mood' - at routes\[0\]\.cascade\.on"),
+        ({"tiers": TWO, "routes": [{"sticky_s": -1}]}, r"expected float >= 0.0 - at routes\[0\]\.sticky_s"),
     ],
 )
 def test_what_is_wrong_is_named(data: dict[str, Any], complaint: str):

@@ -10,14 +10,14 @@ from typing import Self
 
 import pytest
 
-from hotloop.router.upstream.address import Address
+from hotloop.border.url import split_url
 from hotloop.router.upstream.http1 import Http1Upstream
-from hotloop.router.upstream.wire import Answer, Ask, Timeouts, Upstream, UpstreamFailed
+from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, UpstreamResponse
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-POST = Ask("POST", "/v1/chat/completions", [(b"content-type", b"application/json")], b"{}")
+POST = UpstreamRequest("POST", "/v1/chat/completions", [(b"content-type", b"application/json")], b"{}")
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Replica:
 
     def upstream(self, *, max_connections: int = 8, timeouts: Timeouts | None = None) -> Http1Upstream:
         timeouts = timeouts or Timeouts()
-        return Http1Upstream(Address.parse(self.url), max_connections=max_connections, timeouts=timeouts)
+        return Http1Upstream(split_url(self.url), max_connections=max_connections, timeouts=timeouts)
 
     async def until(self, is_true: Callable[["Replica"], bool]) -> None:
         """Wait for what is about to happen here."""
@@ -145,11 +145,11 @@ async def silent(visit: Visit) -> None:
     await visit.reader.read()
 
 
-async def body_of(answer: Answer) -> bytes:
-    return b"".join([piece async for piece in answer.chunks()])
+async def body_of(answer: UpstreamResponse) -> bytes:
+    return b"".join([piece async for piece in answer])
 
 
-async def failure_of(upstream: Upstream, ask: Ask = POST) -> UpstreamFailed:
+async def failure_of(upstream: Upstream, ask: UpstreamRequest = POST) -> UpstreamFailed:
     """That of sending, or of reading the body; the place is given back either way."""
     with pytest.raises(UpstreamFailed) as caught:
         await body_of(await upstream.send(ask))

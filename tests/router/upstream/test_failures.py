@@ -8,10 +8,10 @@ import pytest
 from tests.router.upstream import replicas
 from tests.router.upstream.replicas import CHUNKED, HALF, OK, POST, Replica, Visit, body_of, full_queue, saying, silent
 
-from hotloop.router.upstream.address import Address
+from hotloop.border.url import split_url
 from hotloop.router.upstream.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from hotloop.router.upstream.http1 import Http1Upstream
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
+from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
 SHORT = Timeouts(connect_s=0.05, head_s=0.05, idle_s=0.05)
 
@@ -22,7 +22,7 @@ async def half(visit: Visit) -> None:
     await silent(visit)
 
 
-async def failure_of(upstream: Http1Upstream, ask: Ask = POST) -> UpstreamFailed:
+async def failure_of(upstream: Http1Upstream, ask: UpstreamRequest = POST) -> UpstreamFailed:
     failure = await replicas.failure_of(upstream, ask)
     upstream.check()
     await upstream.aclose()
@@ -39,22 +39,22 @@ async def failure_with(answer: Callable[[Visit], Awaitable[None]], timeouts: Tim
 async def test_nobody_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        address = Address.parse(f"http://127.0.0.1:{taken.getsockname()[1]}")
-        failure = await failure_of(Http1Upstream(address, max_connections=1, timeouts=Timeouts()))
+        url = split_url(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        failure = await failure_of(Http1Upstream(url, max_connections=1, timeouts=Timeouts()))
     assert (failure.stage, failure.is_timeout) == ("connect", False)
     assert str(failure) == "no connection to the replica: Connection refused"
 
 
 async def test_nobody_accepts() -> None:
     with full_queue() as port:
-        address = Address.parse(f"http://127.0.0.1:{port}")
-        failure = await failure_of(Http1Upstream(address, max_connections=1, timeouts=SHORT))
+        url = split_url(f"http://127.0.0.1:{port}")
+        failure = await failure_of(Http1Upstream(url, max_connections=1, timeouts=SHORT))
     assert (failure.stage, failure.is_timeout) == ("connect", True)
     assert str(failure) == "no connection to the replica: it did not accept one in 0.05 s"
 
 
 async def test_a_name_nobody_has() -> None:
-    upstream = Http1Upstream(Address.parse(f"http://{'a' * 64}.invalid"), max_connections=1, timeouts=Timeouts())
+    upstream = Http1Upstream(split_url(f"http://{'a' * 64}.invalid"), max_connections=1, timeouts=Timeouts())
     assert (await failure_of(upstream)).stage == "connect"
 
 
@@ -69,9 +69,9 @@ async def test_it_takes_only_part_of_the_request() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        address = Address.parse(f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        upstream = Http1Upstream(address, max_connections=1, timeouts=Timeouts(head_s=0.05))
-        failure = await failure_of(upstream, Ask("POST", "/", [], bytes(50_000_000)))
+        url = split_url(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        upstream = Http1Upstream(url, max_connections=1, timeouts=Timeouts(head_s=0.05))
+        failure = await failure_of(upstream, UpstreamRequest("POST", "/", [], bytes(50_000_000)))
     assert (failure.stage, failure.is_timeout) == ("send", True)
 
 
@@ -97,10 +97,24 @@ async def test_a_body_that_stops() -> None:
     assert (failure.stage, failure.is_timeout) == ("body", True)
 
 
+async def test_each_piece_moves_the_deadline() -> None:
+    async def answer(visit: Visit) -> None:
+        await visit.say(CHUNKED)
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            await visit.say(b"1\r\nx\r\n")
+        await visit.say(b"0\r\n\r\n")
+
+    async with Replica(answer) as replica:
+        upstream = replica.upstream(timeouts=Timeouts(head_s=0.6, idle_s=0.6))
+        assert await body_of(await upstream.send(POST)) == b"xxxx"
+        await upstream.aclose()
+
+
 async def test_what_came_before_a_failure_is_delivered() -> None:
     async with Replica(saying(HALF, then_hang_up=True)) as replica:
         upstream = replica.upstream()
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         await replica.until(lambda replica: replica.num_gone == 1)
         assert await anext(pieces) == b"half"
         for _ in range(2):
@@ -234,7 +248,7 @@ async def test_an_answerleft_unread_closes_its_connection() -> None:
     async with Replica(half) as replica:
         upstream = replica.upstream()
         left = await upstream.send(POST)
-        assert await anext(left.chunks()) == b"half"
+        assert await anext(left) == b"half"
         await left.aclose()
         await left.aclose()
         await replica.until(lambda replica: replica.num_gone == 1)
@@ -263,7 +277,7 @@ async def test_cancelled_within_a_body() -> None:
     async with Replica(half) as replica:
         upstream = replica.upstream()
         answer = await upstream.send(POST)
-        assert await anext(answer.chunks()) == b"half"
+        assert await anext(answer) == b"half"
         task = asyncio.create_task(body_of(answer))
         await asyncio.sleep(0)
         await cancelled(task)

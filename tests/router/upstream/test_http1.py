@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.router.upstream.replicas import CHUNKED, OK, POST, Replica, Visit, body_of, saying
 from tests.router.upstream.serving import Uvicorn
 
+from hotloop.border.url import split_url
 from hotloop.core.errors import RequestError
-from hotloop.router.upstream.address import Address
 from hotloop.router.upstream.connection import MAX_BUFFERED_BYTES
 from hotloop.router.upstream.http1 import Http1Upstream
-from hotloop.router.upstream.wire import Ask, Timeouts
+from hotloop.router.upstream.wire import Timeouts, UpstreamRequest
 
 
 async def echo(visit: Visit) -> None:
@@ -22,8 +22,10 @@ async def echo(visit: Visit) -> None:
 
 async def test_a_request_goes_out_as_it_was_given() -> None:
     async with Replica(saying(OK)) as replica:
-        upstream = Http1Upstream(Address.parse(f"{replica.url}/prefix/"), max_connections=1, timeouts=Timeouts())
-        answer = await upstream.send(Ask("POST", "/v1/x?a=%20b", [(b"X-Odd", b"caf\xe9"), (b"a", b"")], b"\0\xffbody"))
+        upstream = Http1Upstream(split_url(f"{replica.url}/prefix/"), max_connections=1, timeouts=Timeouts())
+        answer = await upstream.send(
+            UpstreamRequest("POST", "/v1/x?a=%20b", [(b"X-Odd", b"caf\xe9"), (b"a", b"")], b"\0\xffbody")
+        )
         assert (answer.status, await body_of(answer)) == (200, b"ok")
         [visit] = replica.visits
         assert visit.head == (
@@ -38,7 +40,7 @@ async def test_a_get_has_no_body_and_an_empty_post_says_so() -> None:
     async with Replica(saying(OK)) as replica:
         upstream = replica.upstream()
         for method in ("GET", "POST"):
-            await body_of(await upstream.send(Ask(method, "/", [])))
+            await body_of(await upstream.send(UpstreamRequest(method, "/", [])))
         assert [b"content-length" in visit.head for visit in replica.visits] == [False, True]
         await upstream.aclose()
 
@@ -63,7 +65,7 @@ async def test_bodies_of_any_size_go_and_come_back(size: int) -> None:
     async with Replica(echo) as replica:
         upstream = replica.upstream()
         for _ in range(2):
-            assert await body_of(await upstream.send(Ask("POST", "/", [], body[:size]))) == body[:size]
+            assert await body_of(await upstream.send(UpstreamRequest("POST", "/", [], body[:size]))) == body[:size]
         assert replica.num_connections == 1
         await upstream.aclose()
 
@@ -78,7 +80,7 @@ async def test_pieces_come_as_they_are_sent_neither_merged_nor_held_back() -> No
 
     async with Replica(answer) as replica:
         upstream = replica.upstream()
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         assert await anext(pieces) == b"one"
         goes_on.set()
         assert [piece async for piece in pieces] == [b"two", b"three"]
@@ -144,7 +146,7 @@ async def test_what_comes_before_the_answer_is_skipped() -> None:
 async def test_a_head_has_no_body_whatever_it_says() -> None:
     async with Replica(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")) as replica:
         upstream = replica.upstream()
-        assert await body_of(await upstream.send(Ask("HEAD", "/", []))) == b""
+        assert await body_of(await upstream.send(UpstreamRequest("HEAD", "/", []))) == b""
         await upstream.aclose()
 
 
@@ -171,7 +173,7 @@ def has_ipv6() -> bool:
 async def test_a_header_cannot_bring_in_another(header: tuple[bytes, bytes]) -> None:
     async with Replica(saying(OK)) as replica:
         with pytest.raises(RequestError, match="line break"):
-            await replica.upstream().send(Ask("POST", "/", [header]))
+            await replica.upstream().send(UpstreamRequest("POST", "/", [header]))
         assert replica.num_connections == 0
 
 
@@ -179,7 +181,7 @@ async def test_a_header_cannot_bring_in_another(header: tuple[bytes, bytes]) -> 
 async def test_a_target_is_one_path(target: str) -> None:
     async with Replica(saying(OK)) as replica:
         with pytest.raises(RequestError, match="target"):
-            await replica.upstream().send(Ask("POST", target, []))
+            await replica.upstream().send(UpstreamRequest("POST", target, []))
 
 
 async def test_a_thousand_at_once_over_eight_connections() -> None:
@@ -188,7 +190,7 @@ async def test_a_thousand_at_once_over_eight_connections() -> None:
 
         async def one(number: int) -> bool:
             body = b"%d" % number * 10
-            return await body_of(await upstream.send(Ask("POST", "/", [], body))) == body
+            return await body_of(await upstream.send(UpstreamRequest("POST", "/", [], body))) == body
 
         assert all(await asyncio.gather(*(one(number) for number in range(1000))))
         assert (len(replica.visits), replica.num_connections, upstream.num_open) == (1000, 8, 8)
@@ -221,21 +223,21 @@ async def test_a_slow_reader_holds_the_replica_back() -> None:
             await asyncio.sleep(0)
             most = max(most, answer_.num_buffered_bytes)
         assert MAX_BUFFERED_BYTES < most <= MAX_BUFFERED_BYTES + 256 * 1024
-        num_bytes = sum([len(piece) async for piece in answer_.chunks()])
+        num_bytes = sum([len(piece) async for piece in answer_])
         assert num_bytes == num_pieces * len(piece)
-        assert await body_of(await asyncio.wait_for(upstream.send(Ask("POST", "/", [])), 30))
+        assert await body_of(await asyncio.wait_for(upstream.send(UpstreamRequest("POST", "/", [])), 30))
         assert replica.num_connections == 1
         await upstream.aclose()
 
 
 async def test_an_ordinary_server() -> None:
     with Uvicorn() as server:
-        upstream = Http1Upstream(Address.parse(server.url), max_connections=2, timeouts=Timeouts())
+        upstream = Http1Upstream(split_url(server.url), max_connections=2, timeouts=Timeouts())
         for _ in range(3):
-            answer = await upstream.send(Ask("POST", "/stream", [], b"hello"))
+            answer = await upstream.send(UpstreamRequest("POST", "/stream", [], b"hello"))
             assert answer.status == 200
             assert (b"content-type", b"text/event-stream") in answer.headers
-            assert [piece async for piece in answer.chunks()] == [b"data: hello\n\n", b"data: [DONE]\n\n"]
+            assert [piece async for piece in answer] == [b"data: hello\n\n", b"data: [DONE]\n\n"]
             await answer.aclose()
         assert upstream.num_open == 1
         await upstream.aclose()

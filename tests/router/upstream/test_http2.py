@@ -19,9 +19,9 @@ from tests.router.upstream.replicas import (
     silent,
 )
 
-from hotloop.router.upstream.address import Address
+from hotloop.border.url import split_url
 from hotloop.router.upstream.http2 import HttpxUpstream
-from hotloop.router.upstream.wire import Ask, Timeouts, UpstreamFailed
+from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest
 
 
 @asynccontextmanager
@@ -29,8 +29,8 @@ async def connected(
     replica: Http2Replica | Replica, trust: Trust, timeouts: Timeouts | None = None
 ) -> AsyncIterator[HttpxUpstream]:
     async with replica:
-        address = Address.parse(f"{replica.url}/prefix")
-        upstream = HttpxUpstream(address, max_connections=4, timeouts=timeouts or Timeouts(), trusted=trust.believed)
+        url = split_url(f"{replica.url}/prefix")
+        upstream = HttpxUpstream(url, max_connections=4, timeouts=timeouts or Timeouts(), trusted=trust.believed)
         yield upstream
         await upstream.aclose()
         assert upstream.num_open == 0
@@ -45,7 +45,9 @@ async def test_many_share_one_connection(trust: Trust) -> None:
     async with connected(replica := Http2Replica(answer, trust), trust) as upstream:
 
         async def one(number: int) -> bytes:
-            answer = await upstream.send(Ask("POST", f"/%7Ev1?n={number}", [(b"X-A", b"b")], b"%d" % number * 1000))
+            answer = await upstream.send(
+                UpstreamRequest("POST", f"/%7Ev1?n={number}", [(b"X-A", b"b")], b"%d" % number * 1000)
+            )
             assert (answer.status, answer.headers) == (200, [(b"x-from", b"replica")])
             return await body_of(answer)
 
@@ -76,7 +78,7 @@ async def test_pieces_come_as_they_are_sent(trust: Trust) -> None:
         stream.begin()
 
     async with connected(Http2Replica(answer, trust), trust) as upstream:
-        pieces = (await upstream.send(POST)).chunks()
+        pieces = await upstream.send(POST)
         for piece in (b"one", b"two"):
             streams[0].say(piece)
             assert await anext(pieces) == piece
@@ -94,7 +96,7 @@ async def test_a_stream_reset_before_and_within_its_answer(trust: Trust) -> None
     async with connected(Http2Replica(answer, trust), trust) as upstream:
         assert (await failure_of(upstream)).stage == "head"
         with pytest.raises(UpstreamFailed) as caught:
-            await body_of(await upstream.send(Ask("POST", "/body", [])))
+            await body_of(await upstream.send(UpstreamRequest("POST", "/body", [])))
         assert caught.value.stage == "body"
 
 
@@ -108,7 +110,7 @@ async def test_frames_that_are_none(trust: Trust, raw: bytes) -> None:
     async with connected(Http2Replica(answer, trust), trust) as upstream:
         assert (await failure_of(upstream)).stage == "head"
         with pytest.raises(UpstreamFailed) as caught:
-            await body_of(await upstream.send(Ask("POST", "/body", [])))
+            await body_of(await upstream.send(UpstreamRequest("POST", "/body", [])))
         assert caught.value.stage in ("head", "body")
 
 
@@ -141,7 +143,7 @@ async def test_connections_with_a_stream_left_unread_take_no_more(trust: Trust) 
 
     async with connected(replica := Http2Replica(answer, trust), trust) as upstream:
         left, read = await upstream.send(POST), await upstream.send(POST)
-        assert await anext(left.chunks()) == b"some"
+        assert await anext(left) == b"some"
         await left.aclose()
         await left.aclose()
         later = await upstream.send(POST)
@@ -178,8 +180,8 @@ async def test_silence_is_a_timeout(trust: Trust) -> None:
 
 async def test_nobody_accepts() -> None:
     with full_queue() as port:
-        address = Address.parse(f"https://127.0.0.1:{port}")
-        upstream = HttpxUpstream(address, max_connections=1, timeouts=Timeouts(connect_s=0.05))
+        url = split_url(f"https://127.0.0.1:{port}")
+        upstream = HttpxUpstream(url, max_connections=1, timeouts=Timeouts(connect_s=0.05))
         failure = await failure_of(upstream)
         await upstream.aclose()
     assert (failure.stage, failure.is_timeout) == ("connect", True)
@@ -196,7 +198,7 @@ async def test_closing_ends_what_is_under_way_and_turns_away_what_follows(trust:
             asked.set()
 
     async with connected(Http2Replica(answer, trust), trust) as upstream:
-        begun = await upstream.send(Ask("POST", "/body", []))
+        begun = await upstream.send(UpstreamRequest("POST", "/body", []))
         body, head = asyncio.create_task(body_of(begun)), asyncio.create_task(upstream.send(POST))
         await asked.wait()
         await upstream.aclose()
@@ -238,8 +240,8 @@ async def test_a_stale_connection_is_replaced_once(old_trust: Trust) -> None:
 
 async def test_a_certificate_nobody_vouches_for(trust: Trust, old_trust: Trust) -> None:
     async with Replica(silent, certificate=trust.shown) as replica:
-        address = Address.parse(replica.url)
-        upstream = HttpxUpstream(address, max_connections=1, timeouts=Timeouts(), trusted=old_trust.believed)
+        url = split_url(replica.url)
+        upstream = HttpxUpstream(url, max_connections=1, timeouts=Timeouts(), trusted=old_trust.believed)
         failure = await failure_of(upstream)
         assert (failure.stage, failure.is_timeout) == ("connect", False)
         assert "certificate" in str(failure)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.upstream.deadline import Deadline
-from hotloop.router.upstream.pool import Pool
+from hotloop.router.upstream.connection import Pool
 
 
 @dataclass(eq=False)
@@ -24,7 +23,7 @@ class Spare:
 
 
 async def test_the_last_used_is_used_next() -> None:
-    pool: Pool[Spare] = Pool(2)
+    pool = Pool(2)
     first, second = Spare(), Spare()
     assert [await pool.take(), await pool.take()] == [None, None]
     pool.put(first)
@@ -34,22 +33,22 @@ async def test_the_last_used_is_used_next() -> None:
 
 
 async def test_who_waited_longest_is_next() -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     spare = Spare()
     await pool.take()
     waiting = [asyncio.create_task(pool.take()) for _ in range(3)]
     await asyncio.sleep(0)
     pool.put(spare)
     assert await waiting[0] is spare
-    pool.free()
+    pool.put()
     assert await waiting[1] is None
     assert not waiting[2].done()
-    pool.close()
+    pool.put()
     assert await waiting[2] is None
 
 
 async def test_a_place_that_comes_as_its_taker_goes_is_passed_on() -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     spare = Spare()
     await pool.take()
     gone, waits = asyncio.create_task(pool.take()), asyncio.create_task(pool.take())
@@ -62,7 +61,7 @@ async def test_a_place_that_comes_as_its_taker_goes_is_passed_on() -> None:
 
 
 async def test_what_is_idle_too_long_is_closed() -> None:
-    pool: Pool[Spare] = Pool(3, max_idle_s=0.02)
+    pool = Pool(3, max_idle_s=0.02)
     spares = [Spare() for _ in range(3)]
     for _ in spares:
         await pool.take()
@@ -81,7 +80,7 @@ def test_places_add_up(seed: int, max_open: int, num_steps: int) -> None:
     asyncio.run(_wander(random.Random(seed), Pool(max_open), num_steps))
 
 
-async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> None:
+async def _wander(chance: random.Random, pool: Pool, num_steps: int) -> None:
     """Callers come, hold a place, give it back one way or another, or lose patience."""
 
     async def call() -> None:
@@ -95,7 +94,7 @@ async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> N
         finally:
             if chance.random() < 0.3:
                 spare.abort()
-                pool.free()
+                pool.put()
             else:
                 pool.put(spare)
                 known.append(spare)
@@ -115,29 +114,14 @@ async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> N
         pool.check()
     await asyncio.gather(*calls, return_exceptions=True)
     pool.check()
-    pool.close()
+    for spare in known:
+        pool.drop(spare)
     assert pool.num_open == 0
-
-
-async def test_a_deadline_rings_when_last_set_and_only_then() -> None:
-    rung = asyncio.Event()
-    deadline = Deadline(rung.set)
-    for delay_s in (600.0, 0.001, 0.02):
-        deadline.set(delay_s)
-    async with asyncio.timeout(30):
-        await rung.wait()
-    rung.clear()
-    deadline.set(0.001)
-    deadline.clear()
-    deadline.set(600.0)
-    deadline.close()
-    await asyncio.sleep(0.005)
-    assert not rung.is_set()
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 async def test_a_lost_connection_is_not_kept(is_loaded: bool) -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     await pool.take()
     waiting = [asyncio.create_task(pool.take())] if is_loaded else []
     await asyncio.sleep(0)

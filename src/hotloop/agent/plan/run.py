@@ -1,30 +1,33 @@
 """A run that begins with a plan: the model writes all calls it can foresee, and answers once they are done.
 
-    plan        [a][b][c: a][d: b, c]        one answer, bound to the plan's schema
-    tools          a  b     c       d        while it is written
-    synthesis                          [answer]
+    model   ──[a]──[b]──[c: a]──[d: b, c]──┐      one answer, bound to the plan's schema
+    a           └──────────┐               │
+    b                └─────┼───────┐       │
+    c                      └───┐   │       │      begins once a is done
+    d                          └───┴───────┼──┐   begins once b and c are; then comes the answer
 
-The plan is a first turn like any other: the conversation has its calls and their results as if they had been made one
-by one, and then the ordinary loop goes on. That is also what happens after a bad plan, with what was done of it.
+A step whose reference leads nowhere, or to a step that failed, is not run, and its result says so. The plan is a first
+turn like any other: the conversation has its calls and their results as if they had been made one by one, and then the
+ordinary loop goes on. That is also what happens after a bad plan, with what was done of it.
 """
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.agent.events import PlanAbandoned, TurnFinished, TurnStarted
-from hotloop.agent.json_stream import ElementReader
-from hotloop.agent.model import Answered, Ask, ModelUsage
-from hotloop.agent.plan.execution import Execution
-from hotloop.agent.plan.schema import plan_schema
-from hotloop.agent.plan.step import BadPlan, parse_step
-from hotloop.agent.read_ahead import read_ahead
+from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
+from hotloop.agent.model import Ask
+from hotloop.agent.plan.reference import BadReference, fill
+from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, Step, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
+from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
 from hotloop.core.errors import HotloopError
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta
+from hotloop.wire.event import Ended
 
 _TASK = """\
 Do not answer yet. First write a plan of all the tool calls this takes, as JSON:
@@ -34,47 +37,139 @@ of it, if it is JSON; both may stand within a longer text. Steps that do not use
 time. If no tool is needed, write no steps."""
 
 
+@dataclass(slots=True)
+class _Planned:
+    """A step on its way."""
+
+    step: Step
+    pending: Pending
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Or is known never to begin: its call is what it will be."""
+
+
+class Execution:
+    """The steps of a plan, added in their order: each begins once what it refers to is there."""
+
+    def __init__(self, dispatcher: Dispatcher, *, turn: int, salt: int, emit: Callable[[Event], None]) -> None:
+        self._dispatcher = dispatcher
+        self._turn = turn
+        self._salt = salt
+        self._emit = emit
+        self.made: list[Pending] = []
+        """The calls that were made, in the order they began."""
+        self._planned: dict[str, _Planned] = {}
+
+    @property
+    def step_ids(self) -> set[str]:
+        return set(self._planned)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The calls, in the order of the plan; each as it was made, once it has begun."""
+        return [each.pending for each in self._planned.values()]
+
+    def add(self, step: Step) -> None:
+        """Carry out a step, as soon as that can be. Raises BadPlan if there are too many."""
+        if len(self._planned) == MAX_STEPS:
+            raise BadPlan(f"it has more than {MAX_STEPS} steps")
+        call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool.name, _dump(step.arguments))
+        self._emit(CallOpened(self._turn, call.id, call.name))
+        self._emit(CallArguments(self._turn, call.id, call.arguments))
+        task = asyncio.create_task(self._carry_out(step), name=f"step {step.id}")
+        planned = self._planned[step.id] = _Planned(step, Pending(call, task))
+        if not step.needs:
+            planned.has_begun.set()
+
+    async def begun(self) -> None:
+        """Until no step waits for another."""
+        for planned in self._planned.values():
+            await planned.has_begun.wait()
+
+    def drop_waiting(self) -> None:
+        """Forget the steps that have not begun; the others go on to their end."""
+        for planned in [each for each in self._planned.values() if not each.has_begun.is_set()]:
+            planned.pending.task.cancel()
+            del self._planned[planned.step.id]
+
+    async def close(self) -> None:
+        """Stop waiting; what the dispatcher runs is the dispatcher's to stop."""
+        await stop(pending.task for pending in self.pending)
+
+    async def _carry_out(self, step: Step) -> Outcome:
+        planned = self._planned[step.id]
+        needed = {step_id: self._planned[step_id] for step_id in step.needs}
+        try:
+            if needed:
+                await asyncio.wait([each.pending.task for each in needed.values()])
+            problem = self._fill(planned, needed)
+        finally:
+            planned.has_begun.set()
+        call = planned.pending.call
+        if problem:
+            outcome = Outcome(f"Error: not run: {problem}", is_error=True)
+            self._emit(CallFinished(self._turn, call.id, call.name, outcome.text, is_error=True, duration_s=0.0))
+            return outcome
+        self.made.append(self._dispatcher.start(call, self._turn))
+        running = self.made[-1].task
+        # Not awaited itself: to stop waiting must not hang on a tool that does not stop.
+        await asyncio.wait({running})
+        return running.result()
+
+    def _fill(self, planned: _Planned, needed: Mapping[str, _Planned]) -> str:
+        """Put what it refers to into a call's arguments. Says why, if that cannot be."""
+        for step_id, each in needed.items():
+            if each.pending.task.result().is_error:
+                return f"it needs the result of step {step_id!r} ({each.pending.call.name}), which failed"
+        if not needed:
+            return ""
+        step, call = planned.step, planned.pending.call
+        results = {step_id: each.pending.task.result().text for step_id, each in needed.items()}
+        try:
+            arguments = _dump(fill(step.arguments, results, step.tool.parameters))
+        except BadReference as error:
+            return str(error)
+        except RecursionError:
+            return "what it refers to is nested too deeply"
+        planned.pending.call = ToolCall(call.id, call.name, arguments)
+        return ""
+
+
 class PlannedRun(RunLoop):
     """A run whose first turn is a plan."""
 
     async def _turns(self) -> Any:
-        self._run.check()
-        self.spent.num_turns += 1
-        await self._take_planned_turn(self.spent.num_turns)
-        return await super()._turns()
-
-    async def _take_planned_turn(self, turn: int) -> None:
-        await self._compact(turn)
-        self._emit(TurnStarted(turn))
-        self._vision.look(self.conversation.messages, turn)
+        turn = await self._begin_turn()
         execution = Execution(self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
         self._begun = execution.made
         try:
-            usage = await self._follow_plan(execution, turn)
-            await self._finish(execution)
+            await self._follow_plan(execution, turn)
+            await execution.begun()
+            pending = execution.pending
+            said = Message("assistant", tool_calls=tuple(each.call for each in pending)) if pending else None
+            await self._end_turn(turn, said, pending)
         finally:
             await execution.close()
-        self._charge(usage, execution.made)
-        self.conversation.num_tokens = usage.num_tokens
-        self._emit(TurnFinished(turn, usage, len(execution.pending)))
+        return await super()._turns()
 
-    async def _follow_plan(self, execution: Execution, turn: int) -> ModelUsage:
+    async def _follow_plan(self, execution: Execution, turn: int) -> None:
         """Begin the steps as they are written. What is wrong with a plan ends it, and not the run."""
         tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
-        reader, end = ElementReader("steps"), Answered("stop")
+        reader = ElementReader("steps")
         try:
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
                 async for event in events:
-                    if isinstance(event, Answered):
-                        end = self._answer.end = event
+                    if isinstance(event, Ended):
+                        self._answer.push(event)
                     elif isinstance(event, TextDelta):
                         for element in reader.feed(event.text):
                             execution.add(parse_step(element, tools, execution.step_ids))
-            _check_whole(reader, end, execution)
+            if self._answer.ended.reason in ("length", "window") or (reader.has_list and not reader.is_closed):
+                raise BadPlan("it was cut off")
+            if not execution.pending:
+                raise BadPlan("it has no steps" if reader.has_list else "the model wrote no plan")
         except (BadPlan, HotloopError) as error:  # a server may refuse the schema; if it is down, the next turn says so
             execution.drop_waiting()
             self._emit(PlanAbandoned(turn, str(error)))
-        return end.usage
 
     def _ask_for_plan(self, tools: Mapping[str, Tool]) -> Ask:
         """The task stands at the end of the user's words, so that the prompt begins as the next turn's will."""
@@ -84,23 +179,7 @@ class PlannedRun(RunLoop):
         told = replace(last, content=f"{last.content}\n\n{_TASK}")
         return replace(self._ask(), messages=(*before, told), choice="none", schema=plan_schema(list(tools.values())))
 
-    async def _finish(self, execution: Execution) -> None:
-        """Wait for what has begun; then it has been said."""
-        await execution.begun()
-        if pending := execution.pending:
-            said = Message("assistant", tool_calls=tuple(each.call for each in pending))
-            if self._settings.can_read_ahead and self._settings.model.can_read_ahead:
-                await read_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
-            await asyncio.wait([each.task for each in pending])
-            self.conversation.add(said, *(each.message for each in pending))
-        self._begun = []
-        self._vision.settle(self.conversation.messages)
 
-
-def _check_whole(reader: ElementReader, end: Answered, execution: Execution) -> None:
-    if end.end == "length" or (reader.has_list and not reader.is_closed):
-        raise BadPlan("it was cut off")
-    if not reader.has_list:
-        raise BadPlan("the model wrote no plan")
-    if not execution.pending:
-        raise BadPlan("it has no steps")
+def _dump(arguments: dict[str, Any]) -> str:
+    """As a model would write it; half a surrogate pair, which a result may have, cannot be sent."""
+    return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace").decode()

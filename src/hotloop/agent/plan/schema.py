@@ -1,24 +1,33 @@
-"""The schema of a plan, made from the tools, so that a strict server lets only a plan be written.
+"""A plan as it is written: the schema a strict server binds it to, and its steps as values.
 
     {"steps": [{"id": "a", "tool": "search", "arguments": {"query": "..."}},
                {"id": "b", "tool": "open", "arguments": {"page": "${a.pages[0]}"}}]}
 
-The arguments of a step follow its tool's schema, except that a reference may stand wherever a value may. Words that
-describe are left out: the model reads them where it reads its tools.
+The arguments of a step follow its tool's schema, except that a reference may stand wherever a value may. Steps refer
+only backwards, so that no plan has a circle. A step that could never be run makes the whole plan a bad one.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from hotloop.agent.plan.reference import STEP_ID
+import msgspec
+
+from hotloop.agent.plan.reference import STEP_ID, BadReference, find_references
 from hotloop.core.message import Tool
+from hotloop.core.nesting import Nesting
 
 MAX_STEPS = 64
 
 _REFERENCE = {"$ref": "#/$defs/reference"}
 _PATTERN = rf"^\$\{{{STEP_ID}(\.[A-Za-z0-9_-]+|\[[0-9]{{1,6}}\])*\}}$"
+# Words that describe are left out: the model reads them where it reads its tools.
 _WORDS = {"$schema", "default", "description", "examples", "title"}
 _NARROWING = {"enum", "const", "pattern", "format", "minLength", "maxLength"}
+
+
+class BadPlan(Exception):
+    """A plan that cannot be followed; `str(error)` says why."""
 
 
 def plan_schema(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -79,3 +88,104 @@ def _or_reference(schema: Any, root: str) -> Any:
     if not isinstance(inner, Mapping) or not inner or (inner.get("type") == "string" and not _NARROWING & set(inner)):
         return inner
     return {"anyOf": [inner, _REFERENCE]}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    id: str
+    tool: Tool
+    arguments: dict[str, Any]
+    """As written: a value may be a reference."""
+    needs: tuple[str, ...]
+    """The steps it refers to, each once."""
+
+
+class _Written(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(pattern=f"^{STEP_ID}$")]
+    tool: str
+    arguments: dict[str, Any]
+
+
+def parse_step(text: str, tools: Mapping[str, Tool], earlier: Container[str]) -> Step:
+    """A step that can be run once the earlier ones are done. Raises BadPlan if it never can."""
+    try:
+        written = msgspec.json.decode(text.encode("utf-8", "replace"), type=_Written)
+        needs = tuple(dict.fromkeys(reference.step_id for reference in find_references(written.arguments)))
+    except (msgspec.DecodeError, BadReference) as error:
+        raise BadPlan(f"a step cannot be read: {error}") from None
+    except RecursionError:
+        raise BadPlan("a step is nested too deeply") from None
+    if written.id in earlier:
+        raise BadPlan(f"there are two steps {written.id!r}")
+    if written.tool not in tools:
+        raise BadPlan(f"step {written.id!r} calls {written.tool!r}, and there is no such tool")
+    for step_id in needs:
+        if step_id not in earlier:
+            raise BadPlan(f"step {written.id!r} refers to {step_id!r}, and there is no such step before it")
+    tool = tools[written.tool]
+    _check_names(written, tool)
+    return Step(written.id, tool, written.arguments, needs)
+
+
+def _check_names(written: _Written, tool: Tool) -> None:
+    """Whether values are right is for the tool to say, once they are known; which must be there is known now."""
+    given, properties = written.arguments.keys(), tool.parameters.get("properties", {})
+    if missing := [name for name in tool.parameters.get("required", ()) if name not in given]:
+        raise BadPlan(f"step {written.id!r} lacks the argument {missing[0]!r} of {tool.name}")
+    is_closed = tool.parameters.get("additionalProperties") is False
+    if is_closed and (unknown := [name for name in given if name not in properties]):
+        raise BadPlan(f"step {written.id!r} gives {tool.name} an argument {unknown[0]!r}, which it does not take")
+
+
+class ElementReader:
+    """The elements, as text, of the list that an object has under one key, each as it closes: `{"steps": [{…}, {…}]}`.
+
+    What stands before the object, such as a fence, is skipped, and so is what stands behind it.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.is_closed = False
+        """Whether the object is whole."""
+        self.has_list = False
+        self._key = f'"{key}"'
+        self._nesting = Nesting()
+        self._text: list[str] = []  # of the element, or before the list of the object's last string
+        self._is_inside = False
+
+    def feed(self, piece: str) -> Iterator[str]:
+        """Take more of the text; gives each element that closes in it."""
+        for char in piece:
+            if self.is_closed:
+                return
+            before = self._nesting.depth
+            if before == 0 and char != "{":
+                continue
+            was_in_string = self._nesting.is_in_string
+            self._nesting.push(char)
+            if self._is_inside:
+                yield from self._element(char, is_string=was_in_string)
+            elif before == 1:
+                self._look_for_list(char, is_string=was_in_string)
+            self.is_closed = self._nesting.depth == 0
+
+    def _look_for_list(self, char: str, *, is_string: bool) -> None:
+        """Directly before a value stands its key."""
+        if char == '"' and not is_string:
+            self._text = []
+        if is_string or char == '"':
+            self._text.append(char)
+        elif char == "[" and not self.has_list and "".join(self._text) == self._key:
+            self.has_list = self._is_inside = True
+            self._text = []
+
+    def _element(self, char: str, *, is_string: bool) -> Iterator[str]:
+        """An object is whole at its bracket; a bare value only at the comma behind it."""
+        depth = self._nesting.depth
+        self._is_inside = depth > 1
+        is_end = not is_string and (depth == 1 or (depth == 2 and char == ","))
+        if not is_end:
+            self._text.append(char)
+        if is_end or (depth == 2 and char in "}]" and not is_string):
+            element, self._text = "".join(self._text).strip(), []
+            if element:
+                yield element

@@ -1,54 +1,179 @@
-"""How one tool is called: the recipes that made its calls so far, and how often each of them was right."""
+"""How one tool is called: the recipes that made its calls so far, and how often each of them was right.
 
+A constant is kept only if nothing said before explains it, it does not look like somebody's (an id, a date, an address,
+an amount), and `MIN_RUNS` runs have used it. Until then there is but a mark of it, too short to tell which of many
+values it was. Somebody who comes often would else be written down by name.
+"""
+
+import hashlib
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from hotloop.agent.predict.constants import Constants, may_be_constant
+import msgspec
+
 from hotloop.agent.predict.history import History, PastCall
-from hotloop.agent.predict.sources import Candidate, Recipe, Source, explain
-from hotloop.agent.predict.tally import Tallies
-from hotloop.agent.predict.values import canonical
+from hotloop.agent.predict.sources import Source, explain, values_of
+from hotloop.agent.predict.values import call_key, canonical
 
 MAX_RECIPES = 12
+MIN_RUNS = 3
+_MAX_CANDIDATES = 8  # calls one recipe proposes at a time
 _MAX_ARGUMENTS = 16
 _MAX_SOURCES = 24
 _MAX_CHOICES = 3  # sources of an argument that are tried in a new recipe, the usual ones first
 _MAX_MIXES = 27
 _MAX_NEW = 2
+_MAX_CONTEXTS = 96
+_MAX_MARKS = 32
+_MARK_BYTES = 3
+_MAX_CONSTANT = 1000
+_CONSTANT_WORD = re.compile(r"[^\W\d_][^\W\d]{0,31}")
+_FADE = 0.985  # what is left of a count when the next one comes: the last 65 or so weigh most
+_PRIOR_TRIES = 2.0  # how many tries of a narrow context outweigh what the wider one says
+
+_Count = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(slots=True)
-class Argument:
-    """Where the values of an argument came from, with counts, and those it always has."""
+class Tally(msgspec.Struct, array_like=True):
+    """How often something happened of the times it could have, lately."""
 
-    sources: dict[Source, int] = field(default_factory=dict)
-    constants: Constants = field(default_factory=Constants)
+    hits: _Count = 0.0
+    tries: _Count = 0.0
+
+    def add(self, is_hit: bool) -> None:
+        self.hits = self.hits * _FADE + is_hit
+        self.tries = self.tries * _FADE + 1
+
+    def rate(self, prior: float, prior_tries: float) -> float:
+        """The mean of a Beta posterior, whose prior is a few tries that went as `prior` says."""
+        return (self.hits + prior_tries * prior) / (self.tries + prior_tries)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was."""
+
+    name: str
+    arguments: dict[str, Any]
+    key: str
+    rank: int | None
+
+
+class Recipe(msgspec.Struct, forbid_unknown_fields=True):
+    """How to make a call of a tool from what was said before, and how often that was right after what."""
+
+    sources: tuple[tuple[str, Source], ...]
+    tallies: dict[str, Tally] = {}
+    """By context. A narrow context is believed as far as it has been seen; beyond that, the wider one is."""
+
+    def candidates(self, tool: str, history: History) -> list[Candidate]:
+        """The calls it proposes, likeliest first: the items of a list in turn, those already asked for left out."""
+        columns = self._columns(history)
+        if columns is None:
+            return []
+        fresh: list[Candidate] = []
+        made: list[Candidate] = []
+        for row in range(max((len(column) for column in columns.values()), default=1)):
+            arguments = {name: column[min(row, len(column) - 1)] for name, column in columns.items()}
+            key = call_key(tool, arguments)
+            if key is None or any(key == each.key for each in (*fresh, *made)):
+                continue
+            if history.has_made(key):
+                made.append(Candidate(tool, arguments, key, None))
+            else:
+                fresh.append(Candidate(tool, arguments, key, len(fresh)))
+            if len(fresh) == _MAX_CANDIDATES:
+                break
+        return fresh or made[-1:]
+
+    def _columns(self, history: History) -> dict[str, list[Any]] | None:
+        """The values of each argument. Arguments with one source between them take turns: from, to, from, to."""
+        shared = [source for _, source in self.sources]
+        columns = {}
+        for index, (name, source) in enumerate(self.sources):
+            turn, stride = shared[:index].count(source), shared.count(source)
+            values = values_of(source, history)
+            column = values if source.kind in ("argument", "constant") else values[turn::stride]
+            if not column:
+                return None
+            columns[name] = column
+        return columns
+
+    def rate(self, contexts: Iterable[str], prior: float) -> float:
+        """What to expect, given the contexts from the widest to the narrowest."""
+        for context in contexts:
+            if tally := self.tallies.get(context):
+                prior = tally.rate(prior, _PRIOR_TRIES)
+        return prior
+
+    def add(self, contexts: Iterable[str], is_hit: bool) -> None:
+        for context in contexts:
+            self.tallies.setdefault(context, Tally()).add(is_hit)
+        if len(self.tallies) > _MAX_CONTEXTS:  # forget the rarest, several at once: so a new one has time
+            usual = sorted(self.tallies.items(), key=lambda item: -item[1].tries)
+            self.tallies = dict(usual[: _MAX_CONTEXTS * 3 // 4])
+
+    @property
+    def num_hits(self) -> float:
+        return max((tally.hits for tally in self.tallies.values()), default=0.0)
+
+
+class _CountedSource(msgspec.Struct, array_like=True):
+    source: Source
+    count: Number = 0
+
+
+class _Seen(msgspec.Struct, array_like=True):
+    """How many runs have used a constant, and the last that did."""
+
+    num_runs: Number = 0
+    last_run: Number = 0
+
+
+class Argument(msgspec.Struct, forbid_unknown_fields=True):
+    """Where the values of an argument came from, with counts, and the marks of those that may be constants."""
+
+    sources: list[_CountedSource] = []
+    constants: dict[str, _Seen] = {}
 
     def trace(self, value: Any, history: History, run: int) -> list[Source]:
         """Where this value may have come from, the usual sources first."""
         found = explain(value, history)
-        if not found and may_be_constant(value) and (text := canonical(value)) and self.constants.see(text, run):
+        if not found and may_be_constant(value) and (text := canonical(value)) and self._is_usual(text, run):
             found.append(Source("constant", what=text))
-        for source in found:
-            self.sources[source] = self.sources.get(source, 0) + 1
-        usual = sorted(found, key=lambda source: -self.sources[source])
+        usual = sorted(map(self._count, found), key=lambda each: -each.count)
         while len(self.sources) > _MAX_SOURCES:
-            self.sources.pop(min(self.sources, key=lambda source: self.sources[source]))
-        return usual
+            self.sources.remove(min(self.sources, key=lambda each: each.count))
+        return [each.source for each in usual]
+
+    def _count(self, source: Source) -> _CountedSource:
+        counted = next((each for each in self.sources if each.source == source), None)
+        if counted is None:
+            counted = _CountedSource(source)
+            self.sources.append(counted)
+        counted.count += 1
+        return counted
+
+    def _is_usual(self, value: str, run: int) -> bool:
+        """Note that a run uses a value (as JSON); whether that is usual by now."""
+        mark = hashlib.blake2s(value.encode("utf-8", "replace"), digest_size=_MARK_BYTES).hexdigest()
+        seen = self.constants.setdefault(mark, _Seen())
+        if seen.last_run != run:
+            seen.num_runs += 1
+            seen.last_run = run
+        while len(self.constants) > _MAX_MARKS:
+            rarest = min(self.constants.items(), key=lambda item: (item[1].num_runs, item[1].last_run))
+            self.constants.pop(rarest[0])
+        return seen.num_runs >= MIN_RUNS
 
 
-@dataclass(slots=True)
-class Habits:
-    tool: str
-    recipes: dict[Recipe, Tallies] = field(default_factory=dict)
-    arguments: dict[str, Argument] = field(default_factory=dict)
-
-    def candidates(self, history: History) -> Iterator[tuple[Recipe, Candidate]]:
-        for recipe in self.recipes:
-            for candidate in recipe.candidates(history):
-                yield recipe, candidate
+class Habits(msgspec.Struct, forbid_unknown_fields=True):
+    recipes: list[Recipe] = []
+    arguments: dict[str, Argument] = {}
 
     def learn(self, call: PastCall, history: History, run: int) -> list[tuple[Recipe, Candidate]]:
         """Find how this call could have been made from what was said before; the recipes that are new."""
@@ -60,22 +185,28 @@ class Habits:
                 return []
             sources = self.arguments.setdefault(name, Argument()).trace(value, history, run)
             choices.append([(name, source) for source in sources[:_MAX_CHOICES]])
-        found = list(itertools.islice(self._fitting(call, choices, history), _MAX_NEW))
-        new = [(recipe, candidate) for recipe, candidate in found if recipe not in self.recipes]
+        known = [recipe.sources for recipe in self.recipes]
+        found = itertools.islice(_fitting(call, choices, history), _MAX_NEW)
+        new = [(recipe, candidate) for recipe, candidate in found if recipe.sources not in known]
         for recipe, _ in new:
-            self._make_room()
-            self.recipes[recipe] = Tallies()
+            while len(self.recipes) >= MAX_RECIPES:
+                self.recipes.remove(min(self.recipes, key=lambda recipe: recipe.num_hits))
+            self.recipes.append(recipe)
         return [(recipe, candidate) for recipe, candidate in new if recipe in self.recipes]
 
-    def _fitting(
-        self, call: PastCall, choices: list[list[tuple[str, Source]]], history: History
-    ) -> Iterator[tuple[Recipe, Candidate]]:
-        for mix in itertools.islice(itertools.product(*choices), _MAX_MIXES):
-            recipe = Recipe(self.tool, mix)
-            for candidate in recipe.candidates(history):
-                if candidate.key == call.key:
-                    yield recipe, candidate
 
-    def _make_room(self) -> None:
-        while len(self.recipes) >= MAX_RECIPES:
-            self.recipes.pop(min(self.recipes, key=lambda recipe: self.recipes[recipe].num_hits))
+def _fitting(
+    call: PastCall, choices: list[list[tuple[str, Source]]], history: History
+) -> Iterator[tuple[Recipe, Candidate]]:
+    for mix in itertools.islice(itertools.product(*choices), _MAX_MIXES):
+        recipe = Recipe(mix)
+        for candidate in recipe.candidates(call.name, history):
+            if candidate.key == call.key:
+                yield recipe, candidate
+
+
+def may_be_constant(value: Any) -> bool:
+    """Whether a value may be written down: yes, no, a small number, or words without digits and signs."""
+    if isinstance(value, str):
+        return _CONSTANT_WORD.fullmatch(value) is not None
+    return isinstance(value, int) and abs(value) < _MAX_CONSTANT

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hotloop.agent.predict.values import Leaves, call_key, leaves_of, parse_arguments, tokens_of
+from hotloop.agent.predict.values import Leaves, call_key, leaves_of, tokens_of
 from hotloop.core.message import Message, ToolCall
+from hotloop.wire.arguments import read_arguments
 
 MAX_MESSAGES = 200
 """How far back a predictor looks."""
@@ -20,7 +21,7 @@ class PastCall:
     def __init__(self, call: ToolCall) -> None:
         self.id = call.id
         self.name = call.name
-        self.arguments = parse_arguments(call.arguments)
+        self.arguments = read_arguments(call.arguments)
         self.key = call_key(call.name, self.arguments)
         self.result = ""
 

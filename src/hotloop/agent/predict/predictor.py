@@ -5,21 +5,31 @@ followed it has been tried, and when the model then makes just that call it has 
 this very call comes, arguments and all. Two questions are asked and learned apart: what comes `next`, before the model
 has said anything; and, once it has `named` a tool, with what arguments.
 
-Everything is bounded, and nothing depends on a clock or on chance.
+Everything is bounded, and nothing depends on a clock or on chance. On disk it is one JSON file, believed only after it
+was checked: names of tools, arguments and fields of results, shapes of ids (`a_a_9`), counts, and the few values that
+several runs had in common (see `habits`). What was said, and what tools answered, is not in it.
 """
 
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from hotloop.agent.predict.calibration import Calibration
-from hotloop.agent.predict.habits import Habits
+import msgspec
+
+from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
 from hotloop.agent.predict.history import History, PastCall
-from hotloop.agent.predict.sources import Candidate
-from hotloop.agent.predict.tally import Tallies
+from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 
+_VERSION = 1
+_MAX_BYTES = 64 << 20
 MAX_TOOLS = 64
+_NUM_BUCKETS = 10
+_CAUTION = 0.9  # what a promise is worth while there is no experience with it
+_PRIOR_TRIES = 8.0
 _MAX_NAME_CHARS = 128
 _ORDER = 3  # how many of the last events a context has at most
 _MAX_RANK = 3  # later items of a list are alike
@@ -54,20 +64,41 @@ class Pattern:
 @dataclass(frozen=True, slots=True)
 class _Guess:
     candidate: Candidate
-    tallies: Tallies
+    recipe: Recipe
     contexts: tuple[str, ...]
     expected: float
 
 
-@dataclass(slots=True)
-class Predictor:
+_Buckets = Annotated[list[Tally], msgspec.Meta(min_length=_NUM_BUCKETS, max_length=_NUM_BUCKETS)]
+
+
+class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
+    """What expectations have been worth so far: of the calls expected at about this rate, how many came?
+
+    Whoever picks the best of many guesses picks the luckiest too, so rates promise too much. Each is therefore held
+    against what then happened, before anything is learned from it.
+    """
+
+    next: _Buckets
+    named: _Buckets
+
+    def bucket(self, question: Question, expected: float) -> Tally:
+        buckets = self.next if question == "next" else self.named
+        return buckets[min(int(expected * _NUM_BUCKETS), _NUM_BUCKETS - 1)]
+
+    def confidence(self, question: Question, expected: float) -> float:
+        return self.bucket(question, expected).rate(expected * _CAUTION, _PRIOR_TRIES)
+
+
+class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
 
-    tools: dict[str, Habits] = field(default_factory=dict)
-    calibrations: dict[Question, Calibration] = field(
-        default_factory=lambda: {"next": Calibration(), "named": Calibration()}
+    version: int = _VERSION
+    num_runs: Number = 0
+    calibrations: Calibrations = msgspec.field(
+        default_factory=lambda: Calibrations(*([Tally() for _ in range(_NUM_BUCKETS)] for _ in range(2)))
     )
-    num_runs: int = 0
+    tools: dict[str, Habits] = {}
 
     def learn(self, messages: Sequence[Message]) -> None:
         """Learn from a whole run."""
@@ -100,23 +131,23 @@ class Predictor:
     def patterns(self) -> list[Pattern]:
         """All that was learned, the most often right first."""
         found = []
-        for habits in self.tools.values():
-            for recipe, tallies in habits.recipes.items():
+        for tool, habits in self.tools.items():
+            for recipe in habits.recipes:
                 arguments = {name: str(source) for name, source in recipe.sources}
-                for context, tally in tallies.by_context.items():
+                for context, tally in recipe.tallies.items():
                     question, _, after = context.partition(" ")
                     rate = tally.hits / tally.tries if tally.tries else 0.0
-                    found.append(Pattern(question, after, habits.tool, arguments, tally.tries, rate))
+                    found.append(Pattern(question, after, tool, arguments, tally.tries, rate))
         return sorted(found, key=lambda pattern: -pattern.num_tries * pattern.hit_rate)
 
     def _guess(self, question: Question, history: History, names: Iterable[str]) -> list[_Guess]:
         guesses = []
-        for habits in filter(None, map(self.tools.get, names)):
-            for recipe, candidate in habits.candidates(history):
-                tallies = habits.recipes[recipe]
-                contexts = _contexts(question, candidate, history)
-                expected = tallies.rate(contexts, _PRIORS[question])
-                guesses.append(_Guess(candidate, tallies, contexts, expected))
+        for name in names:
+            for recipe in self.tools[name].recipes if name in self.tools else ():
+                for candidate in recipe.candidates(name, history):
+                    contexts = _contexts(question, candidate, history)
+                    expected = recipe.rate(contexts, _PRIORS[question])
+                    guesses.append(_Guess(candidate, recipe, contexts, expected))
         return guesses
 
     def _judge(self, question: Question, guesses: Iterable[_Guess]) -> list[Prediction]:
@@ -126,28 +157,27 @@ class Predictor:
             known = best.setdefault(guess.candidate.key, guess)
             if known.expected < guess.expected:
                 best[guess.candidate.key] = guess
-        confidence = self.calibrations[question].confidence
-        found = [
-            Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence(guess.expected))
-            for key, guess in best.items()
-        ]
+        found = []
+        for key, guess in best.items():
+            confidence = self.calibrations.confidence(question, guess.expected)
+            found.append(Prediction(guess.candidate.name, guess.candidate.arguments, key, guess.expected, confidence))
         return sorted(found, key=lambda prediction: -prediction.confidence)
 
     def _score(self, question: Question, history: History, names: Iterable[str], came: set[str | None]) -> None:
         guesses = self._guess(question, history, names)
         for prediction in self._judge(question, guesses):
-            self.calibrations[question].add(prediction.expected, prediction.key in came)
+            self.calibrations.bucket(question, prediction.expected).add(prediction.key in came)
         for guess in guesses:
-            guess.tallies.add(guess.contexts, guess.candidate.key in came)
+            guess.recipe.add(guess.contexts, guess.candidate.key in came)
 
     def _learn_call(self, call: PastCall, history: History, run: int) -> None:
         if len(call.name) > _MAX_NAME_CHARS:
             return
-        habits = self.tools.pop(call.name, None) or Habits(call.name)
+        habits = self.tools.pop(call.name, None) or Habits()
         self.tools[call.name] = habits  # the last in the order is the last that was called
         for recipe, candidate in habits.learn(call, history, run):
             # It was found because it fits. That says something of where arguments come from, nothing of when.
-            habits.recipes[recipe].add(_contexts("named", candidate, history), is_hit=True)
+            recipe.add(_contexts("named", candidate, history), is_hit=True)
         while len(self.tools) > MAX_TOOLS:
             self.tools.pop(next(iter(self.tools)))
 
@@ -158,3 +188,35 @@ def _contexts(question: Question, candidate: Candidate, history: History) -> tup
     trail = ["start", *history.trail][-_ORDER:]
     tails = [" → ".join(trail[-length:]) for length in range(1, len(trail) + 1)]
     return (f"{question} {item}", *(f"{question} {item} after {tail}" for tail in tails))
+
+
+def save_predictor(predictor: Predictor, path: Path) -> None:
+    """Raises ConfigError where the file cannot be written; what was there is then still there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner only
+        try:
+            with os.fdopen(file, "wb") as out:
+                out.write(msgspec.json.encode(predictor))
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_predictor(path: Path) -> Predictor:
+    """Raises ConfigError where there is no such file, or one that is damaged."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        predictor = msgspec.json.decode(data, type=Predictor)
+        if predictor.version != _VERSION:
+            raise ValueError(f"its version is {predictor.version}, and this program reads {_VERSION}")
+    except ValueError as error:
+        raise ConfigError(f"{path} is not what a predictor has written: {error}") from error
+    return predictor

@@ -1,32 +1,32 @@
 """Where an argument's value came from: a place in an earlier result, an earlier argument, somebody's words, or nowhere
-(a constant). A recipe names a source for every argument of a call, and gives the calls it would make now.
+(a constant).
 """
 
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from hotloop.agent.predict.history import History, Tokens
-from hotloop.agent.predict.values import call_key, canonical, shape_of
+from hotloop.agent.predict.values import canonical, shape_of
 
-Kind = Literal["result", "argument", "user", "earlier", "model", "constant"]
-
-MAX_CANDIDATES = 8
-"""Most calls one recipe proposes at a time."""
 _MAX_EXPLANATIONS = 8
 _MAX_SAID = 20  # messages of the user that are looked through
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, array_like=True):
     """The `result` of the tool `where`, at the path `what`; its `argument` `what`; a token of the shape `what` in the
     `user`'s latest message, in one `earlier`, or in the `model`'s; or the `constant` `what`, as JSON."""
 
-    kind: Kind
+    kind: Literal["result", "argument", "user", "earlier", "model", "constant"]
     where: str = ""
     what: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "constant":
+            json.loads(self.what)  # a file that is damaged is refused when it is read
 
     def __str__(self) -> str:
         match self.kind:
@@ -37,60 +37,6 @@ class Source:
             case "constant":
                 return f"always {self.what}"
         return {"user": "the user", "earlier": "the user, earlier", "model": "the model"}[self.kind] + f": {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was."""
-
-    name: str
-    arguments: dict[str, Any]
-    key: str
-    rank: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How to make a call of a tool from what was said before."""
-
-    tool: str
-    sources: tuple[tuple[str, Source], ...]
-
-    def candidates(self, history: History) -> list[Candidate]:
-        """The calls it proposes, likeliest first: the items of a list in turn, those already asked for left out."""
-        columns = self._columns(history)
-        if columns is None:
-            return []
-        fresh: list[Candidate] = []
-        made: list[Candidate] = []
-        for row in range(max((len(column) for column in columns.values()), default=1)):
-            arguments = {name: column[min(row, len(column) - 1)] for name, column in columns.items()}
-            key = call_key(self.tool, arguments)
-            if key is None or any(key == each.key for each in (*fresh, *made)):
-                continue
-            if history.has_made(key):
-                made.append(Candidate(self.tool, arguments, key, None))
-            else:
-                fresh.append(Candidate(self.tool, arguments, key, len(fresh)))
-            if len(fresh) == MAX_CANDIDATES:
-                break
-        return fresh or made[-1:]
-
-    def _columns(self, history: History) -> dict[str, list[Any]] | None:
-        """The values of each argument. Arguments with one source between them take turns: from, to, from, to."""
-        shared = [source for _, source in self.sources]
-        columns = {}
-        for index, (name, source) in enumerate(self.sources):
-            turn, stride = shared[:index].count(source), shared.count(source)
-            values = values_of(source, history)
-            column = values if source.kind in ("argument", "constant") else values[turn::stride]
-            if not column:
-                return None
-            columns[name] = column
-        return columns
-
-    def __str__(self) -> str:
-        return f"{self.tool}({', '.join(f'{name}: {source}' for name, source in self.sources)})"
 
 
 def values_of(source: Source, history: History) -> list[Any]:

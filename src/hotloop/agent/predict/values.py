@@ -33,15 +33,6 @@ def canonical(value: Any) -> str | None:
         return None
 
 
-def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments of a call; None if they are no JSON object."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def call_key(name: str, arguments: dict[str, Any] | None) -> str | None:
     """What two calls have in common if and only if they are the same call."""
     text = None if arguments is None else canonical(arguments)

@@ -6,36 +6,57 @@
     c                         │     │   └────┼──┐
     results                   1     2        │  3   given to the model in the order of its calls
 
-Calls run at once, as far as the limits allow; one that fails is a result like any other.
+Calls run at once, as far as the limits allow; one that fails is a result like any other. Nothing a tool does gets out
+of here but its outcome; only being cancelled does.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from hotloop.agent.events import CallDispatched, CallFinished, Event
-from hotloop.agent.tools.carry_out import Outcome, carry_out
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.foresight import Vision
-from hotloop.agent.tools.result import render_result
-from hotloop.agent.tools.tasks import stop
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
+from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 
 log = logging.getLogger(__name__)
 
+MAX_TRIES = 3
+_FIRST_PAUSE_S = 0.1  # before another try; twice as long before the next
+_MAX_STOP_S = 5.0  # for a tool that was cancelled
+_BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
+
 Approve = Callable[[ToolCall], Awaitable[bool | str]]
 """Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
 
-_BROKEN_OFF = "Error: this call was broken off; it is not known whether it did anything"
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the model is told."""
+
+    text: str
+    is_error: bool = False
+    num_tries: int = 1
+
+
+@dataclass(slots=True)
+class EarlyCall:
+    """A call that runs before the model has asked for it."""
+
+    key: str
+    cost: float
+    task: "asyncio.Task[Outcome]"
+    began_at: float = field(default_factory=time.monotonic)
+    finished_at: float | None = None
 
 
 @dataclass(slots=True)
 class Pending:
-    """A call that was given out."""
+    """A call that was dispatched."""
 
     call: ToolCall
     task: "asyncio.Task[Outcome]"
@@ -43,26 +64,21 @@ class Pending:
     @property
     def num_tries(self) -> int:
         """How often the tool was run for it; one that was broken off may have been."""
-        is_over = self.task.done() and not self.task.cancelled() and not self.task.exception()
-        return self.task.result().num_tries if is_over else 1
+        return self.task.result().num_tries if self._is_known else 1
 
     @property
     def message(self) -> Message:
-        """The result; only once the task is done."""
-        return self._as_message(self.task.result().text)
+        """The result, or that there will be none: for a call that is done, or a run that is over."""
+        text = self.task.result().text if self._is_known else _BROKEN_OFF
+        return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
 
     @property
-    def last_word(self) -> Message:
-        """The result, or that there will be none: for a run that is over."""
-        is_known = self.task.done() and not self.task.cancelled() and not self.task.exception()
-        return self.message if is_known else self._as_message(_BROKEN_OFF)
-
-    def _as_message(self, text: str) -> Message:
-        return Message("tool", text, tool_call_id=self.call.id, name=self.call.name)
+    def _is_known(self) -> bool:
+        return self.task.done() and not self.task.cancelled() and not self.task.exception()
 
 
 class Dispatcher:
-    """Starts calls, and waits for them."""
+    """Starts calls, and waits for them. `claim` gives the call that runs already, if one does."""
 
     def __init__(
         self,
@@ -70,7 +86,7 @@ class Dispatcher:
         surroundings: Surroundings,
         *,
         emit: Callable[[Event], None],
-        vision: Vision,
+        claim: Callable[[ToolCall], EarlyCall | None],
         count: Callable[[], None],
         concurrency: int,
         approve: Approve | None = None,
@@ -78,7 +94,7 @@ class Dispatcher:
         self._tools = tools
         self._surroundings = surroundings
         self._emit = emit
-        self._vision = vision
+        self._claim = claim
         self._count = count
         self._approve = approve
         self._room = asyncio.Semaphore(concurrency)
@@ -90,7 +106,7 @@ class Dispatcher:
         self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, call: ToolCall, turn: int) -> Pending:
-        """Give out a call; it begins before this turn of the event loop is over, or as soon as there is room.
+        """Dispatch a call; it begins before this turn of the event loop is over, or as soon as there is room.
 
         Raises LimitReached if there were too many.
         """
@@ -101,19 +117,19 @@ class Dispatcher:
         return Pending(call, task)
 
     async def close(self) -> None:
-        """Stop everything. What does not stop is left behind, and said so."""
+        """Stop everything."""
         await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:
         tool = self._tools.get(call.name)
-        refusal = await self._refusal(tool, call) if tool else f"there is no tool {call.name!r}; {self._offer()}"
+        refusal = await self._refusal(tool, call)
         began_at = time.monotonic()
         if refusal or tool is None:
             outcome = Outcome(render_result(f"Error: {refusal}"), is_error=True, num_tries=0)
-        elif glimpse := self._vision.claim(call):  # what runs already needs no room
-            began_at = glimpse.began_at
+        elif early := self._claim(call):  # what runs already needs no room
+            began_at = early.began_at
             self._emit(CallDispatched(turn, call.id, call.name, call.arguments, was_foreseen=True))
-            outcome = await glimpse.outcome()
+            outcome = await early.task
         else:
             async with self._rooms.get(call.name, nullcontext()), self._room:
                 began_at = time.monotonic()
@@ -125,11 +141,10 @@ class Dispatcher:
         )
         return outcome
 
-    def _offer(self) -> str:
-        return f"there are: {', '.join(sorted(self._tools)) or 'none'}"
-
-    async def _refusal(self, tool: AgentTool, call: ToolCall) -> str:
+    async def _refusal(self, tool: AgentTool | None, call: ToolCall) -> str:
         """Why a call may not run; empty if it may."""
+        if tool is None:
+            return f"there is no tool {call.name!r}; there are: {', '.join(sorted(self._tools)) or 'none'}"
         if not tool.traits.needs_approval:
             return ""
         if self._approve is None:
@@ -142,3 +157,64 @@ class Dispatcher:
         if verdict is True:
             return ""
         return f"the call was not approved{': ' + verdict if isinstance(verdict, str) and verdict else ''}"
+
+
+async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Outcome:
+    """Run a tool. A tool that crashed or ran late is tried again if that does no harm; what it refused is not."""
+    pause_s = _FIRST_PAUSE_S
+    max_tries = MAX_TRIES if tool.traits.can_retry else 1
+    for num_tries in range(1, max_tries + 1):
+        outcome, can_retry = await _try(tool, arguments, surroundings, num_tries)
+        if not can_retry or num_tries == max_tries or _is_cancelled():
+            break
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+    return outcome
+
+
+async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_tries: int) -> tuple[Outcome, bool]:
+    """The outcome, and whether another try might go better."""
+    deadline = asyncio.timeout(tool.traits.timeout_s)
+    try:
+        async with deadline:
+            return Outcome(render_result(await tool.run(arguments, surroundings)), num_tries=num_tries), False
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+        reason, can_retry = f"{tool.spec.name} cancelled itself", True
+    except (Exception, SystemExit, BaseExceptionGroup) as error:  # not ours: whatever it raises is for the model
+        reason, can_retry = describe_failure(error)
+        if deadline.expired() and isinstance(error, TimeoutError):
+            reason = describe_timeout(tool)
+    return Outcome(render_result(f"Error: {reason}"), is_error=True, num_tries=num_tries), can_retry
+
+
+def describe_failure(error: BaseException) -> tuple[str, bool]:
+    """What the model is told of a tool that failed, and whether another try might go better."""
+    match error:
+        case ToolError() | HotloopError():
+            return str(error) or type(error).__name__, isinstance(error, ToolCrashed)
+        case TimeoutError():
+            return "TimeoutError", True
+    return f"{type(error).__name__}: {error}", True
+
+
+def describe_timeout(tool: AgentTool) -> str:
+    return f"{tool.spec.name} did not answer within {tool.traits.timeout_s:g} s"
+
+
+def _is_cancelled() -> bool:
+    """Whether we were told to stop, though the tool may have made something else of it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def stop(running: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel all of them. A task that does not stop is left behind and logged."""
+    tasks = list(running)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stuck = await asyncio.wait(tasks, timeout=_MAX_STOP_S)
+        for task in stuck:
+            log.warning("%s does not stop when it is cancelled", task.get_name())

@@ -1,30 +1,58 @@
 """Functions as tools: a typed function becomes a schema for the model, and a call of the model a call of the function.
 
     @tool(read_only=True)
-    async def weather(city: str, days: Literal[1, 3, 7] = 1) -> Forecast:
+    async def weather(city: str, db: Context[Database], days: Literal[1, 3, 7] = 1) -> Forecast:
         \"\"\"The weather of the next days.
 
         Args:
             city: its English name
         \"\"\"
 
-A tool fails in words: whatever goes wrong inside raises `ToolError`, whose text is for the model to read. Nothing here
-knows when a tool is run, or beside what.
+The model never sees a `Context`: that is a thing of the run, `agent.run("...", context=[Database("shop.db")])`, found
+by its type. A run adds one of its own, the `Run` a tool runs in. A tool fails in words: whatever goes wrong inside
+raises `ToolError`, whose text is for the model to read. Nothing here knows when a tool is run, or beside what.
 """
 
+import asyncio
+import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
 import pydantic
+import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.tools.context import FromContext, Surroundings
-from hotloop.agent.tools.threads import in_thread
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
+
+MAX_CHARS = 100_000
+"""Most characters of one result that a model is given; more is cut in the middle, and said so."""
+
+T = TypeVar("T")
+
+
+class FromContext:
+    """Marks a parameter that comes from the run, not from the model."""
+
+
+Context = Annotated[T, FromContext()]
+
+
+class Surroundings:
+    """The things of a run, by type. The first of a type, or of a type derived from it, is taken."""
+
+    def __init__(self, things: Iterable[Any] = ()) -> None:
+        self.things = tuple(things)
+
+    def find(self, wanted: type[T]) -> T:
+        for thing in self.things:
+            if isinstance(thing, wanted):
+                return thing
+        raise ConfigError(f"a tool wants a {wanted.__name__}, and the run's context has none")
 
 
 class ToolError(Exception):
@@ -106,7 +134,8 @@ class FunctionTool:
             parsed = self._arguments.model_validate_json(arguments or "{}")
         except pydantic.ValidationError as error:
             raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
-        return {name: getattr(parsed, field) for field, name in _python_names(self._arguments).items()}
+        fields = self._arguments.model_fields.items()
+        return {info.alias or field: getattr(parsed, field) for field, info in fields}
 
 
 @overload
@@ -139,8 +168,53 @@ async def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
     """A function that does not await runs in a thread, so that it blocks nobody."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
-    result = await in_thread(lambda: function(**values))
+    result = await _in_thread(lambda: function(**values))
     return await result if isinstance(result, Awaitable) else result
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """In a daemon thread of its own: a thread cannot be stopped, and an executor's would hold up the program's end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            settle, outcome = future.set_result, context.run(call)
+        except BaseException as error:
+            # A future cannot carry what would end the program, such as SystemExit.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            settle, outcome = future.set_exception, error if is_plain else RuntimeError(repr(error))
+        try:
+            loop.call_soon_threadsafe(lambda: future.done() or settle(outcome))
+        except RuntimeError:
+            return  # the loop has been closed: nobody waits any more
+
+    threading.Thread(target=work, name="hotloop-tool", daemon=True).start()
+    return await future
+
+
+def render_result(value: Any) -> str:
+    """What a tool gave, as the model reads it: text as it is, anything else as JSON.
+
+    A result is not to be trusted: it may be megabytes, bytes that are no text, or something JSON has no word for.
+    """
+    if value is None:
+        return "done"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return cut(bytes(value).decode("utf-8", "replace"))
+    if isinstance(value, str):
+        return cut(value.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be sent
+    data = pydantic_core.to_json(value, fallback=str, bytes_mode="utf8", inf_nan_mode="constants")
+    return cut(data.decode("utf-8", "replace"))
+
+
+def cut(text: str, max_chars: int = MAX_CHARS) -> str:
+    """A text that is too long, without its middle; the beginning and the end usually say most."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseModel], dict[str, type]]:
@@ -163,10 +237,6 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         return pydantic.create_model(function.__name__, __config__=config, **fields), wanted
     except pydantic.PydanticUserError as error:
         raise ConfigError(f"{function.__name__}: {str(error).splitlines()[0]}") from error
-
-
-def _python_names(arguments: type[pydantic.BaseModel]) -> dict[str, str]:
-    return {field: info.alias or field for field, info in arguments.model_fields.items()}
 
 
 class _PlainSchema(GenerateJsonSchema):

@@ -1,83 +1,57 @@
 """Models behind Anthropic's messages: Anthropic's own, and whoever speaks like them, as hotloop does.
 
-What was read is kept at two breakpoints: behind what never changes (tools and system prompt), and behind all that was
-said so far, which the next turn begins with. What the model thought before its calls goes back with them, ahead of all
-else it said: a model that thinks refuses to go on without.
+There are two cache breakpoints: behind what never changes (tools and system prompt), and behind all that was said so
+far, which the next turn begins with.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-import httpx
+from typing import ClassVar
 
 from hotloop.agent.model import Ask
-from hotloop.agent.wire.asking import make_request
-from hotloop.agent.wire.http import TIMEOUT, Retries
-from hotloop.agent.wire.served import ServedModel
+from hotloop.agent.wire.served import ServedModel, call_id, make_request
 from hotloop.wire import request as wire
 from hotloop.wire.field import Json
 from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.messages.render import render_request
 from hotloop.wire.policy import Target
-from hotloop.wire.sse import ServerEvent
 
 _VERSION = "2023-06-01"
+_MAX_TOKENS = 8192  # for asks that do not say, since this API must be told
 _KEPT = {"cache_control": {"type": "ephemeral"}}
 
 
 class AnthropicModel(ServedModel):
-    """`base_url` is without `/v1`. `max_tokens` is for asks that do not say, since this API must be told."""
+    """`base_url` is without `/v1`."""
 
     path = "/v1/messages"
     models_path = "/v1/models"
+    quiet: ClassVar[Json] = {"max_tokens": 0}
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        max_tokens: int = 8192,
-        is_plain: bool = False,
-        headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout = TIMEOUT,
-        retries: Retries | None = None,
-    ) -> None:
-        url = base_url.rstrip("/").removesuffix("/v1")
-        super().__init__(
-            url, model, api_key=api_key, is_plain=is_plain, headers=headers, timeout=timeout, retries=retries
-        )
-        self._max_tokens = max_tokens
-
-    @property
-    def _quiet(self) -> Json:
-        return {"max_tokens": 0}
+    def _root(self, base_url: str) -> str:
+        return base_url.rstrip("/").removesuffix("/v1")
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
-        body = render_ask(ask, model, max_tokens=self._max_tokens)
+        body = render_ask(ask, model, max_tokens=self._max_tokens or _MAX_TOKENS)
         return (body if self._is_plain else mark(body)) | ({"stream": True} if is_stream else {})
 
     def _reader(self, ask: Ask) -> MessagesReader:
-        return MessagesReader(name_call=lambda _, number: f"call_{len(ask.messages)}_{number}")
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.name == "message_stop"
+        return MessagesReader(name_call=lambda _, n: call_id(ask, n))
 
 
 def render_ask(ask: Ask, model: str, *, max_tokens: int) -> Json:
     """The body, but for breakpoints and how the answer is to be sent."""
     request = make_request(ask, model)
-    tools = tuple(_shy(tool) for tool in request.tools if isinstance(tool, wire.Tool))
+    # `strict` is said only where it is not wanted: what this API can be strict about it does not say.
+    tools = tuple(
+        replace(tool, is_strict=None if tool.is_strict else tool.is_strict)
+        for tool in request.tools
+        if isinstance(tool, wire.Tool)
+    )
     limit = request.max_tokens or max_tokens
     return {**render_request(replace(request, tools=tools, max_tokens=limit), Target()), **ask.extra}
-
-
-def _shy(tool: wire.Tool) -> wire.Tool:
-    """`strict` is said only where it is not wanted: what this API can be strict about it does not say."""
-    return replace(tool, is_strict=None if tool.is_strict else tool.is_strict)
 
 
 def mark(body: Json) -> Json:

@@ -1,44 +1,32 @@
 """Models behind OpenAI's chat completions and responses: hotloop's, those of vLLM, SGLang, llama.cpp and many more, and
-OpenAI's own.
-
-Every prompt begins as the one before it did; the session is named in a header, and in `prompt_cache_key` for those who
-route by it. What a model thought goes back to it, as the server gave it out.
+OpenAI's own. The session is named in a header, and in `prompt_cache_key` for those who route by it.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 from hotloop.agent.model import Ask
-from hotloop.agent.wire.asking import make_request
-from hotloop.agent.wire.served import ServedModel
-from hotloop.agent.wire.session import shared_session
+from hotloop.agent.wire.served import ServedModel, call_id, make_request
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.chat.render import render_request as render_chat
 from hotloop.wire.field import Json
 from hotloop.wire.policy import Target
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
-from hotloop.wire.sse import ServerEvent
-
-_LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
 class OpenAIModel(ServedModel):
     """Chat completions. `base_url` ends with `/v1`."""
 
     path = "/chat/completions"
-
-    @property
-    def _quiet(self) -> Json:
-        return {"generate": False, "max_completion_tokens": 1}  # one token, for a hotloop that does not know the field
+    # One token, for a hotloop that does not know the field.
+    quiet: ClassVar[Json] = {"generate": False, "max_completion_tokens": 1}
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
         return render_ask(ask, model, is_plain=self._is_plain, is_stream=is_stream)
 
     def _reader(self, ask: Ask) -> ChatReader:
-        return ChatReader(offered={tool.name for tool in ask.tools}, name_call=lambda _, n: _call_id(ask, n))
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.data.strip() == b"[DONE]"
+        return ChatReader(offered={tool.name for tool in ask.tools}, name_call=lambda _, n: call_id(ask, n))
 
 
 class ResponsesModel(ServedModel):
@@ -51,26 +39,18 @@ class ResponsesModel(ServedModel):
         return False
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
-        request = make_request(ask, model, cache_key=None if self._is_plain else shared_session(ask) or None)
+        request = make_request(ask, model, has_cache_key=not self._is_plain)
         body = render_responses(replace(request, is_stream=is_stream), Target(is_plain=self._is_plain))
         sealed = {} if self._is_plain else {"include": ["reasoning.encrypted_content"]}
         return {**body, **sealed, **ask.extra}
 
     def _reader(self, ask: Ask) -> ResponsesReader:
-        return ResponsesReader(name_call=lambda _, n: _call_id(ask, n))
-
-    def _is_last(self, event: ServerEvent) -> bool:
-        return event.name in _LAST
+        return ResponsesReader(name_call=lambda _, n: call_id(ask, n))
 
 
 def render_ask(ask: Ask, model: str, *, is_plain: bool = False, is_stream: bool = False) -> Json:
-    request = make_request(ask, model, cache_key=None if is_plain else shared_session(ask) or None)
+    request = make_request(ask, model, has_cache_key=not is_plain)
     target = Target(
         is_plain=is_plain, takes_signatures=True, limit="max_tokens" if is_plain else "max_completion_tokens"
     )
     return {**render_chat(replace(request, is_stream=is_stream), target), **ask.extra}
-
-
-def _call_id(ask: Ask, number: int) -> str:
-    """An id of its own in the conversation, for a call that comes without one."""
-    return f"call_{len(ask.messages)}_{number}"

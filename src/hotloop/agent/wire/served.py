@@ -1,29 +1,40 @@
-"""A model behind an API over HTTP, whichever it is."""
+"""A model behind an API over HTTP, whichever it is: what is asked of it as a request of the wire."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import httpx
 
-from hotloop.agent.model import Ask, ModelEvent
-from hotloop.agent.wire.asking import Listener
-from hotloop.agent.wire.http import TIMEOUT, RemoteServer, Retries
-from hotloop.agent.wire.session import session_headers
+from hotloop.agent.model import Ask
+from hotloop.agent.wire.http import RemoteServer, Retries
 from hotloop.core.errors import RemoteError
+from hotloop.core.message import Message, Tool
+from hotloop.trace.span import TRACEPARENT, render_traceparent
+from hotloop.wire import request as wire
+from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
+from hotloop.wire.part import Call, Result, Text, Turn
 from hotloop.wire.reader import Reader
-from hotloop.wire.sse import ServerEvent
+
+SESSION_HEADER = "x-session-id"
+_MAX_CACHE_KEY_CHARS = 64
+_FAILED = "Error: "  # how a run words a call that failed
 
 
 class ServedModel(ABC):
     """Without a `model` it is the first that the server lists.
 
-    `is_plain` is for servers that refuse fields they do not know: it leaves out all but the oldest.
+    `max_tokens` is for asks that do not say. `is_plain` is for servers that refuse fields they do not know: it leaves
+    out all but the oldest.
     """
 
-    path: str
-    models_path = "/models"
+    path: ClassVar[str]
+    models_path: ClassVar[str] = "/models"
+    quiet: ClassVar[Json] = {}
+    """What has a prompt prefilled, and nothing answered."""
 
     def __init__(
         self,
@@ -31,14 +42,17 @@ class ServedModel(ABC):
         model: str | None = None,
         *,
         api_key: str | None = None,
+        max_tokens: int | None = None,
         is_plain: bool = False,
         headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout = TIMEOUT,
+        timeout: httpx.Timeout | None = None,
         retries: Retries | None = None,
     ) -> None:
         own = {**self._key_headers(api_key), **(headers or {})}
-        self._server = RemoteServer(base_url, headers=own, secret=api_key, timeout=timeout, retries=retries)
+        url = self._root(base_url)
+        self._server = RemoteServer(url, headers=own, secret=api_key, timeout=timeout, retries=retries)
         self._model = model
+        self._max_tokens = max_tokens
         self._is_plain = is_plain
         self._is_hotloop = False
 
@@ -51,44 +65,53 @@ class ServedModel(ABC):
 
     @property
     def can_read_ahead(self) -> bool:
-        """Only hotloop reads without answering; it shows itself in the usage of its answers."""
+        """Only hotloop prefills without answering; it shows itself in the usage of its answers."""
         return self._is_hotloop
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        ask = replace(ask, max_tokens=ask.max_tokens or self._max_tokens)
         body = self._render(ask, await self.find_model(), is_stream=True)
-        listener = Listener(self._server, self._reader(ask))
-        async with aclosing(self._server.events(self.path, body, session_headers(ask), self._is_last)) as events:
+        reader = self._reader(ask)
+        sent = self._server.events(self.path, body, session_headers(ask), lambda: reader.is_over)
+        async with aclosing(sent) as events:
             async for event in events:
-                for each in listener.push(event):
+                for each in self.hear(reader.push(event)):
                     yield each
-        last = [*listener.finish()]
-        self._is_hotloop |= listener.is_hotloop
-        for each in last:
+        for each in self.hear(reader.finish()):
             yield each
+
+    def hear(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The events of an answer. Raises RemoteError, in this server's name, if they tell of a failure."""
+        try:
+            for event in events:
+                if isinstance(event, Begun | Ended):
+                    self._is_hotloop |= event.usage.hotloop is not None
+                if isinstance(event, Ended) and event.reason == "refusal":
+                    raise RemoteError("the model refused to answer, or a content filter stopped it")
+                yield event
+        except RemoteError as error:
+            raise self._server.fail(f"broke off: {error}") from None
 
     async def read(self, ask: Ask) -> None:
         body = self._render(ask, await self.find_model(), is_stream=False)
-        await self._server.post(self.path, body | self._quiet, session_headers(ask))
+        await self._server.ask(self.path, body | self.quiet, session_headers(ask))
 
     async def find_model(self) -> str:
         """The model's name on this server."""
         if self._model is None:
-            self._model = await self._first_model()
+            match await self._server.ask(self.models_path):
+                case {"data": [{"id": str(name)}, *_]}:
+                    self._model = name
+                case _:
+                    raise RemoteError(f"{self._server.url}{self.models_path} lists no model: name the one to use")
         return self._model
 
     async def close(self) -> None:
         await self._server.close()
 
-    async def _first_model(self) -> str:
-        match await self._server.get(self.models_path):
-            case {"data": [{"id": str(name)}, *_]}:
-                return name
-        raise RemoteError(f"{self._server.url}{self.models_path} lists no model: name the one to use")
-
-    @property
-    def _quiet(self) -> Json:
-        """What has a prompt read, and nothing answered."""
-        return {}
+    def _root(self, base_url: str) -> str:
+        """Where the paths begin."""
+        return base_url
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -99,5 +122,62 @@ class ServedModel(ABC):
     @abstractmethod
     def _reader(self, ask: Ask) -> Reader: ...
 
-    @abstractmethod
-    def _is_last(self, event: ServerEvent) -> bool: ...
+
+def session_headers(ask: Ask) -> dict[str, str]:
+    session = {SESSION_HEADER: ask.session_id} if ask.session_id else {}
+    return session | ({TRACEPARENT: render_traceparent(ask.trace)} if ask.trace else {})
+
+
+def call_id(ask: Ask, number: int) -> str:
+    """An id of its own in the conversation, for a call that comes without one."""
+    return f"call_{len(ask.messages)}_{number}"
+
+
+def make_request(ask: Ask, model: str, *, has_cache_key: bool = False) -> wire.Request:
+    """The cache key is the session that branches have in common: `session-1/2` began as `session-1`."""
+    mode: wire.ChoiceMode = "none" if ask.schema is not None else ask.choice
+    strict = {"strict": True} if is_closed(ask.schema) else {}
+    session = ask.session_id.partition("/")[0][:_MAX_CACHE_KEY_CHARS]
+    return wire.Request(
+        api="chat",
+        model=model,
+        turns=tuple(_make_turn(message) for message in ask.messages),
+        tools=tuple(_make_tool(tool) for tool in ask.tools),
+        choice=wire.Choice(None if mode == "auto" else mode) if ask.tools else wire.Choice(),
+        shape=None if ask.schema is None else wire.Shape(dict(ask.schema), strict),
+        max_tokens=ask.max_tokens,
+        temperature=ask.temperature,
+        cache=wire.Cache(key=session or None if has_cache_key else None),
+    )
+
+
+def is_closed(schema: Any) -> bool:
+    """Whether OpenAI takes a schema as a strict one: every object lists all it may have, and must have it."""
+    if isinstance(schema, list):
+        return all(map(is_closed, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    if schema.get("type") == "object":
+        properties = schema.get("properties") or {}
+        if schema.get("additionalProperties") is not False or set(schema.get("required") or ()) != set(properties):
+            return False
+    return all(is_closed(value) for key, value in schema.items() if key not in ("default", "enum", "const"))
+
+
+def _make_turn(message: Message) -> Turn:
+    text = Text(message.content)
+    match message.role:
+        case "tool":
+            is_error = message.content.startswith(_FAILED)
+            return Turn("user", (Result(message.tool_call_id or "", (text,), is_error=is_error),))
+        case "assistant":
+            calls = [Call(call.id, call.name, call.arguments or "{}") for call in message.tool_calls]
+            return Turn("assistant", (*message.thoughts, text, *calls))
+        case role:
+            return Turn(role, (text,), is_plain=True)
+
+
+def _make_tool(tool: Tool) -> wire.Tool:
+    """`strict` is said where it can be kept everywhere; a server that can do more does it unasked."""
+    is_said = not tool.is_strict or is_closed(tool.parameters)
+    return wire.Tool(tool.name, tool.description, dict(tool.parameters), tool.is_strict if is_said else None)

@@ -5,11 +5,11 @@ can be replayed with other lengths; programs that find nothing to do leave at on
 
     sequence s owns rows [row_begins[s], row_begins[s + 1]) and has lens[s] keys, those of its own rows the last:
     keys     0 ................................ lens[s]
-    splits   [ 0      | 1      | 2      | 3     ]          each a multiple of TILE_TOKENS, the last ones maybe empty
+    splits   [ 0      | 1      | 2      | 3     ]          where they begin and end is planned with the step (splits.py)
     rows                                  [ r r r ]        row r sees the keys up to its own
 
-Where leading keys of a sequence are taken care of elsewhere (shared.py), its splits begin after them, and are merged
-with what was found there.
+What a split finds is a part of a row's result; all parts of a row are merged, those among shared keys (shared.py)
+included. A row of one part is stored at once.
 
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
 """
@@ -24,30 +24,25 @@ import triton
 import triton.language as tl
 
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+from hotloop.backends.cuda.splits import SPLIT_INTS
 
-MAX_SPLITS = 64
-TILE_TOKENS = 64
+_TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
 _PROGRAMS_PER_SM = 2
+_TILE_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What each split found, until it is merged with the others. Shared by all layers; flat, so any batch uses it."""
+    """What each split found, until it is merged with the others. Shared by all layers."""
 
-    outs: torch.Tensor  # [row, head, split, head_dim] float32
-    lses: torch.Tensor  # [row, head, split]
+    outs: torch.Tensor  # [part, head, head_dim] float32
+    lses: torch.Tensor  # [part, head]
 
     @classmethod
-    def allocate(
-        cls, max_rows: int, num_heads: int, head_dim: int, max_splits: int, device: torch.device | str
-    ) -> Self:
-        """Room for `max_rows` rows in `max_splits` splits, and so for twice the rows in half the splits."""
-        size = max_rows * num_heads * max_splits
-        return cls(
-            torch.empty(size * head_dim, dtype=torch.float32, device=device),
-            torch.empty(size, dtype=torch.float32, device=device),
-        )
+    def allocate(cls, num_parts: int, num_heads: int, head_dim: int, device: torch.device | str) -> Self:
+        outs = torch.empty(num_parts, num_heads, head_dim, dtype=torch.float32, device=device)
+        return cls(outs, torch.empty(num_parts, num_heads, dtype=torch.float32, device=device))
 
 
 @cache
@@ -55,10 +50,9 @@ def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
-def num_splits_for(num_sequences: int, num_kv_heads: int, num_sms: int = 132) -> int:
-    """A power of two that gives every multiprocessor some programs, so that none waits long for the others."""
-    wanted = triton.cdiv(_PROGRAMS_PER_SM * num_sms, num_sequences * num_kv_heads)
-    return min(MAX_SPLITS, triton.next_power_of_2(wanted))
+def programs_to_fill(device: torch.device, num_kv_heads: int) -> int:
+    """How many splits, of all kv heads each, the card works on at a time."""
+    return -(-_PROGRAMS_PER_SM * num_multiprocessors(device) // num_kv_heads)
 
 
 def decode_attention(
@@ -69,88 +63,71 @@ def decode_attention(
     lens: torch.Tensor,  # [num_sequences]
     block_ids: torch.Tensor,  # ragged: sequence s has [block_begins[s], block_begins[s + 1])
     block_begins: torch.Tensor,
+    splits: torch.Tensor,  # [num_splits * SPLIT_INTS]
+    part_begins: torch.Tensor,  # [rows that have sequences + 1]
     out: torch.Tensor,  # [rows, num_heads, head_dim]
-    workspace: Workspace | None,
+    workspace: Workspace,
     *,
-    num_sequences: int,
     max_rows: int,
-    num_splits: int,
+    usual_rows: int,
     scale: float,
-    lse: torch.Tensor | None = None,  # [rows, num_heads] float32, natural
-    num_skipped: torch.Tensor | None = None,  # [num_sequences] leading keys, whole tiles
-    num_others: torch.Tensor | None = None,  # [num_sequences] parts that were found among them
-    num_parts: int = 0,
     kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> torch.Tensor:
-    """Flash-decoding. `num_sequences`, `max_rows` (of a sequence) and `num_splits` are what a CUDA graph fixes.
+    """Flash-decoding. The number of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
 
-    One split needs no workspace, unless keys are skipped: then a row has room for `num_parts` parts there, its splits
-    first.
+    A sequence with more rows than the usual may load its keys more than once.
     """
-    num_rows, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
-    num_pairs = max_rows * (num_heads // num_kv_heads)
-    tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
-    tile_tokens = TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * TILE_TOKENS
+    group = num_heads // num_kv_heads
+    tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * group)))
+    tile_tokens = _TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * _TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
-    part_out, part_lse = out, lse
-    num_parts = max(num_parts, num_splits)
-    if num_parts > 1:
-        assert workspace is not None
-        assert num_rows * num_heads * num_parts <= workspace.lses.numel()
-        part_out, part_lse = workspace.outs, workspace.lses
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
-    _attend[(num_sequences, num_kv_heads, triton.cdiv(num_pairs, tile_pairs) * num_splits)](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, kv_scales, part_out, part_lse,
-        scale * math.log2(math.e), num_parts, num_splits, num_heads, num_kv_heads, head_dim, block_size, tile_pairs,
-        tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+    _attend[(num_kv_heads, len(splits) // SPLIT_INTS, triton.cdiv(max_rows * group, tile_pairs))](
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, workspace.outs,
+        workspace.lses, scale * math.log2(math.e), SPLIT_INTS, num_heads, num_kv_heads, head_dim, block_size,
+        tile_pairs, tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
         **overlap(q.device),
     )  # fmt: skip
-    if num_parts > 1:
-        part_tile = triton.next_power_of_2(num_parts)
-        _merge_parts[(num_sequences, num_heads, max_rows)](
-            part_out, part_lse, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
-            num_heads, head_dim, tile_tokens, part_tile, dim_tile,
-            num_warps=max(1, min(4, part_tile // 8)), **overlap(q.device),
-        )  # fmt: skip
+    _merge_parts[(len(part_begins) - 1, num_heads)](
+        workspace.outs, workspace.lses, part_begins, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
+        num_warps=2, **overlap(q.device),
+    )  # fmt: skip
     return out
 
 
 @triton.jit(
-    do_not_specialize=["num_parts", "num_splits"],
-    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "num_skipped", "kv_scales"],
+    do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "splits", "kv_scales"],
 )
 def _attend(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, num_skipped, kv_scales, out, lse, scale_log2,
-    num_parts, num_splits,
-    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, outs, lses, scale_log2,
+    split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
+    block_size: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, kv head, tile and split): pairs of (row, one of the kv head's query heads) over some keys."""
+    """Program (kv head, split, tile): pairs of (row, one of the kv head's query heads) over some keys."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    tile, split = tl.program_id(2) // num_splits, tl.program_id(2) % num_splits
+    kv_head, split, tile = tl.program_id(0), splits + tl.program_id(1) * split_ints, tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
+    sequence, begin, end = tl.load(split), tl.load(split + 1), tl.load(split + 2)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
+    if (tile * tile_pairs >= num_rows * group) | (begin >= end):
+        return
     length = tl.load(lens + sequence)
     # pairs   (0, h) (0, h+1) .. (1, h) (1, h+1) ..     h: the group's first head
     pair = tile * tile_pairs + tl.arange(0, tile_pairs)
-    position = length - num_rows + pair // group
     end_row = tl.minimum(num_rows, tl.cdiv((tile + 1) * tile_pairs, group))  # after the tile's last
-    skipped = _load_count(num_skipped, sequence)
-    share = _split_size(length - skipped, num_splits, tile_tokens)
-    begin = skipped + split * share
-    end = tl.minimum(begin + share, length - num_rows + end_row)
-    if (tile * tile_pairs >= num_rows * group) | (begin >= end):
-        return
+    end = tl.minimum(end, length - num_rows + end_row)
+    last = tl.minimum(end - 1, length - num_rows + pair // group)  # key that a row sees
 
     d = tl.arange(0, dim_tile)[None, :]
     is_dim = d < head_dim
     is_pair = pair < num_rows * group
-    row_head = (row_begin + pair // group).to(tl.int64) * num_heads + kv_head * group + pair % group
+    head = kv_head * group + pair % group
+    row_head = (row_begin + pair // group).to(tl.int64) * num_heads + head
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_pair[:, None] & is_dim, other=0.0)
     queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
     blocks = block_ids + tl.load(block_begins + sequence)
@@ -166,7 +143,7 @@ def _attend(
         k = tl.load(k_cache + at, mask=is_in, other=0.0).to(queries.dtype)
         # tf32x3: what float32 needs to stay exact on tensor cores; other types know nothing of it
         logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
-        logit = tl.where(key[None, :] <= position[:, None], logit, -1e30)
+        logit = tl.where(key[None, :] <= last[:, None], logit, -1e30)
         new_peak = tl.maximum(peak, tl.max(logit, 1))
         weight = tl.exp2(logit - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
@@ -177,11 +154,14 @@ def _attend(
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak
 
-    target = row_head * num_parts + split
-    value = _weighed(found, total, kv_scales, num_kv_heads + kv_head).to(out.dtype.element_ty)
-    tl.store(out + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
-    if lse is not None:
-        tl.store(lse + target, (peak + tl.log2(total)) * 0.6931471805599453, mask=is_pair)
+    value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
+    num_parts = tl.load(split + 4)
+    if num_parts == 1:
+        tl.store(out + row_head[:, None] * head_dim + d, value.to(out.dtype.element_ty), mask=is_pair[:, None] & is_dim)
+    else:
+        target = (tl.load(split + 3) + pair // group * num_parts).to(tl.int64) * num_heads + head
+        tl.store(outs + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
+        tl.store(lses + target, peak + tl.log2(total), mask=is_pair)
 
 
 @triton.jit
@@ -205,52 +185,34 @@ def _weighed(found, total, kv_scales, scale_index):
     return value
 
 
-@triton.jit
-def _split_size(length, num_splits, tile_tokens: tl.constexpr):
-    return tl.cdiv(tl.cdiv(length, tile_tokens), num_splits) * tile_tokens
-
-
-@triton.jit
-def _load_count(counts, sequence):
-    """0 where there are none."""
-    count = 0
-    if counts is not None:
-        count = tl.load(counts + sequence)
-    return count
-
-
-@triton.jit(
-    do_not_specialize=["num_splits", "num_parts"],
-    do_not_specialize_on_alignment=["row_begins", "lens", "num_skipped", "num_others"],
-)
+@triton.jit(do_not_specialize_on_alignment=["part_begins"])
 def _merge_parts(
-    outs, lses, row_begins, lens, num_skipped, num_others, out, lse, num_splits, num_parts,
-    num_heads: tl.constexpr, head_dim: tl.constexpr, tile_tokens: tl.constexpr, part_tile: tl.constexpr,
-    dim_tile: tl.constexpr, is_overlapped: tl.constexpr,
+    outs, lses, part_begins, out,
+    num_heads: tl.constexpr, head_dim: tl.constexpr, tile_parts: tl.constexpr, dim_tile: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, head, row of the sequence): the splits that hold keys this row sees, and the other parts."""
+    """Program (row, head). A row without parts has its result already, or is of no sequence."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
-    sequence, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row_begin = tl.load(row_begins + sequence)
-    num_rows = tl.load(row_begins + sequence + 1) - row_begin
-    length = tl.load(lens + sequence)
-    if (row >= num_rows) | (length == 0):
+    row, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(part_begins + row), tl.load(part_begins + row + 1)
+    if begin >= end:
         return
-    skipped = _load_count(num_skipped, sequence)
-    num_keys = length - num_rows + row + 1 - skipped
-    num_used = tl.cdiv(num_keys, _split_size(length - skipped, num_splits, tile_tokens))
-    row_head = (row_begin + row).to(tl.int64) * num_heads + head
-    part = tl.arange(0, part_tile)
-    is_used = (part < num_used) | ((part >= num_splits) & (part < num_splits + _load_count(num_others, sequence)))
     d = tl.arange(0, dim_tile)
-    log = tl.load(lses + row_head * num_parts + part, mask=is_used, other=float("-inf"))
-    peak = tl.max(log, 0)
-    weight = tl.exp(log - peak)
-    total = tl.sum(weight, 0)
-    at = (row_head * num_parts + part)[:, None] * head_dim + d[None, :]
-    values = tl.load(outs + at, mask=is_used[:, None] & (d < head_dim)[None, :], other=0.0)
-    value = tl.sum(values * weight[:, None], 0) / total
-    tl.store(out + row_head * head_dim + d, value.to(out.dtype.element_ty), mask=d < head_dim)
-    if lse is not None:
-        tl.store(lse + row_head, peak + tl.log(total))
+    peak = -1e30
+    total = 0.0
+    found = tl.zeros([dim_tile], tl.float32)
+    for start in range(begin, end, tile_parts):
+        part = start + tl.arange(0, tile_parts)
+        at = part.to(tl.int64) * num_heads + head
+        log = tl.load(lses + at, mask=part < end, other=float("-inf"))
+        is_in = (part < end)[:, None] & (d < head_dim)[None, :]
+        values = tl.load(outs + at[:, None] * head_dim + d[None, :], mask=is_in, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(log, 0))
+        weight = tl.exp2(log - new_peak)
+        rescale = tl.exp2(peak - new_peak)
+        found = found * rescale + tl.sum(values * weight[:, None], 0)
+        total = total * rescale + tl.sum(weight, 0)
+        peak = new_peak
+    row_head = row.to(tl.int64) * num_heads + head
+    tl.store(out + row_head * head_dim + d, (found / total).to(out.dtype.element_ty), mask=d < head_dim)

@@ -4,12 +4,10 @@ The matrix products are in `linear`, with q, k and v and gate and up each in one
 depends on what a tensor holds, so a call can be captured in a CUDA graph.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
-from hotloop.backends.cuda.attention import Workspace, decode_attention, num_multiprocessors, num_splits_for
+from hotloop.backends.cuda.attention import Workspace, decode_attention, programs_to_fill
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
@@ -17,12 +15,13 @@ from hotloop.backends.cuda.linear import gated, linear, logits
 from hotloop.backends.cuda.parallel import Group
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
+from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
 from hotloop.backends.rotary import rotary_table
 from hotloop.models.spec import ModelSpec
 
-_SPLIT_ROWS = 4096  # rows times splits that there is room for
+_NUM_PARTS = 4096  # of rows of a step that there is room for
 MIN_SAVED_BYTES = 160 << 20  # of a layer's KV that sharing must save in a step, to be worth its launches: measured
 
 
@@ -48,17 +47,18 @@ class Decoder:
         self._weights = weights
         self._dtype = weights.embed.dtype
         self._device = weights.embed.device
-        self._num_sms = num_multiprocessors(self._device)
         self._scale = spec.head_dim**-0.5
         num_positions = min(spec.max_context, kv.shape[2] * kv.shape[4])
         self._cos_sin = torch.from_numpy(rotary_table(spec, num_positions).astype(np.float32)).to(self._device)
-        self._workspace = Workspace.allocate(_SPLIT_ROWS, spec.num_heads, spec.head_dim, 1, self._device)
+        self._workspace = Workspace.allocate(_NUM_PARTS, spec.num_heads, spec.head_dim, self._device)
+        num_programs = programs_to_fill(self._device, spec.num_kv_heads)
+        self.splitting = Splitting(kv.shape[4], num_programs, _NUM_PARTS)
         self.sharing = Sharing(
             block_size=kv.shape[4],
             tile_rows=tile_rows_for(spec.num_heads, spec.num_kv_heads),
-            num_programs=-(-2 * self._num_sms // spec.num_kv_heads),
+            num_programs=num_programs,
             min_saved=-(-min_saved_bytes // (2 * kv[0, 0, 0].nbytes)),
-            split_rows=_SPLIT_ROWS,
+            split_rows=_NUM_PARTS,
         )
 
     def forward(self, step: Views, chosen: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -119,26 +119,16 @@ class Decoder:
         shape: Shape,
     ) -> None:
         """Over what sequences share first, if they do."""
-        num_splits = self._num_splits(shape)
-        others: dict[str, Any] = {}
         if shape.num_items:
-            num_parts = num_splits + self.sharing.max_splits(shape.num_short_rows)
             shared_attention(
-                q, kv[0], kv[1], step.block_ids, step.folded, step.items, self._workspace,
-                num_splits=num_splits, num_parts=num_parts, scale=self._scale, kv_scales=kv_scales,
+                q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
+                scale=self._scale, kv_scales=kv_scales,
             )  # fmt: skip
-            others = {"num_skipped": step.num_skipped, "num_others": step.num_parts, "num_parts": num_parts}
         decode_attention(
-            q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, out, self._workspace,
-            num_sequences=shape.num_short, max_rows=shape.max_short_rows, scale=self._scale, num_splits=num_splits,
-            kv_scales=kv_scales, **others,
+            q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
+            step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
+            scale=self._scale, kv_scales=kv_scales,
         )  # fmt: skip
-
-    def _num_splits(self, shape: Shape) -> int:
-        """A power of two, as many as there is room for: half of it, where the other half is for what is shared."""
-        wanted = num_splits_for(shape.num_short, self.spec.num_kv_heads, self._num_sms)
-        room = max(1, _SPLIT_ROWS // shape.num_short_rows // (2 if shape.num_items else 1))
-        return int(min(wanted, 1 << (room.bit_length() - 1)))
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

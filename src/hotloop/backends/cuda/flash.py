@@ -31,8 +31,8 @@ _LIBRARIES = (
     ("flash_attn_3", "_C*.so", "flash_attn_3"),
 )
 _FIXED = {"is_causal": True}
-_TILE_ROWS = 128
-_MAX_SPLITS = 4
+_TILE_PAIRS = 128  # of a row and one of a kv head's query heads
+_MAX_SPLITS = 16
 # What some builds give no default for
 _USUAL = {"window_size_left": -1, "window_size_right": -1, "cp_world_size": 1}
 _NOTHING = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
@@ -74,12 +74,14 @@ class Flash:
     ) -> torch.Tensor:
         """As prefill_attention does it, the blocks of a sequence in a row of `table`.
 
-        Few rows would leave most of the card idle over a long past, so their keys are split.
+        Few rows would leave most of the card idle over a long past, so their keys are split, by as many as are worth
+        it and no more than it is told here.
         """
         given = (q, k_cache.transpose(1, 2), v_cache.transpose(1, 2), out, row_begins, lens, table)
         max_keys = table.shape[1] * k_cache.shape[2]
-        num_programs = -(-len(q) // _TILE_ROWS) * q.shape[1]
-        num_splits = max(1, min(_MAX_SPLITS, num_multiprocessors(q.device) // num_programs))
+        num_programs = -(-len(q) * q.shape[1] // k_cache.shape[1] // _TILE_PAIRS) * k_cache.shape[1]
+        num_sms = num_multiprocessors(q.device)
+        num_splits = min(_MAX_SPLITS, 2 * num_sms // num_programs) if num_programs <= num_sms else 1
         arguments = self._usual.copy()
         for place, value in zip(self._places, (*given, max_rows, max_keys, scale, num_splits), strict=True):
             arguments[place] = value

@@ -13,7 +13,8 @@ import torch
 
 from hotloop.backends.cuda.decoder import Decoder
 from hotloop.backends.cuda.groups import Sharing
-from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Shape, view_parts
+from hotloop.backends.cuda.splits import Splitting
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, MIXED_SHORT_ROWS, Shape, view_parts
 
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _RATIOS = (1, 2, 4, 8)  # rows a sequence, on average
@@ -22,7 +23,6 @@ _MAX_ROWS = 512
 # Products of other numbers of rows take cuBLAS as long as of the next larger one here, or longer: measured on an H200.
 _MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
 _MIXED_COUNTS = (1, 8, 64)
-_MIXED_SHORT_ROWS = 8  # of a sequence
 _WIDE_ROWS = (128, 512, 2048)  # where one has more
 _WIDE_COUNTS = (8,)
 _MIN_SHARING = 64  # sequences of a mixed step
@@ -31,22 +31,22 @@ MAX_TABLE_WIDTH = 2048
 
 
 def shapes_for(
-    max_sequences: int, max_rows: int, *, table_width: int = 0, sharing: Sharing | None = None
+    max_sequences: int, max_rows: int, splitting: Splitting, *, table_width: int = 0, sharing: Sharing | None = None
 ) -> list[Shape]:
     """Every shape there is a graph for, the smallest first. One sequence may have a few times its share of rows."""
     shapes = [
-        Shape(count, count * ratio, min(4 * ratio, MAX_SHORT_ROWS) if ratio > 1 else 1)
+        Shape(count, count * ratio, min(4 * ratio, MAX_SHORT_ROWS) if ratio > 1 else 1, splitting.max_splits(count))
         for count in _up_to(max_sequences, _COUNTS)
         for ratio in _RATIOS
         if count * ratio <= _MAX_ROWS or ratio == 1
     ]
     for counts, rows, short_rows in (
-        (_MIXED_COUNTS, _MIXED_ROWS, _MIXED_SHORT_ROWS),
+        (_MIXED_COUNTS, _MIXED_ROWS, MIXED_SHORT_ROWS),
         (_WIDE_COUNTS, _WIDE_ROWS, MAX_SHORT_ROWS),
     ):
         shapes += [
             Shape(
-                count, num_rows, short_rows, num_long=MAX_LONG, max_long_rows=num_rows,
+                count, num_rows, short_rows, splitting.max_splits(count), num_long=MAX_LONG, max_long_rows=num_rows,
                 table_width=min(table_width, MAX_TABLE_WIDTH),
             )
             for count in _up_to(max_sequences, counts)

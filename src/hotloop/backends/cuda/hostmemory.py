@@ -120,7 +120,6 @@ class CudaHostMemory:
             ids = np.array(block_ids, np.int32)
             _wait(self._arriving, self._writes.last(np.array(host_ids)))
             _wait(self._scattering, self._steps.last(ids))
-            _wait(self._scattering, self._gathers.last(ids))
             with _on(self._arriving):
                 begun = self._record(has_time=True)
             with _on(self._scattering):
@@ -134,6 +133,7 @@ class CudaHostMemory:
                     arrived = self._record()
                 with _on(self._scattering):
                     _wait(self._scattering, arrived)
+                    _wait(self._scattering, self._gathers.last(ids[begin:end]))  # what was there leaves meanwhile
                     copy_blocks_in(self._kv, on_device[begin:end], slot.blocks[: end - begin])
                     slot.free = self._record()
             with _on(self._scattering):

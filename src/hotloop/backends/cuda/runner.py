@@ -213,15 +213,18 @@ class CudaBackend:
         most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
+        self._splitting = splitting = self._decoder.splitting
         self._sharing = self._decoder.sharing if config.shared_attention else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
-        largest = Shape(config.max_running, max_rows, max_rows, num_items, max(MAX_LONG, config.max_running), 0, width)
+        num_splits = splitting.max_splits(config.max_running)
+        num_long = max(MAX_LONG, config.max_running)
+        largest = Shape(config.max_running, max_rows, max_rows, num_splits, num_items, num_long, 0, width)
         self._indexes = torch.zeros(capacity(largest, max_blocks), dtype=torch.int32, device=device)
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
         if has_graphs:
-            shapes = shapes_for(config.max_running, max_rows, table_width=width, sharing=self._sharing)
+            shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
         self.host_memory: HostMemory | None = self._host
@@ -243,9 +246,9 @@ class CudaBackend:
     def _pack(self, batch: Batch) -> Packed:
         groups = self._sharing.find(batch, MAX_SHORT_ROWS) if self._sharing else []
         has_table, has_groups = self._decoder.flash is not None, bool(groups)
-        shape = shape_of(batch, BLOCK_SIZE, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
+        shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
-        ints = pack(batch, BLOCK_SIZE, graph or shape, sharing=self._sharing, groups=groups)
+        ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
         num_chosen = num_looked_up(batch) if self._workers else 0
         return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
 

@@ -1,9 +1,8 @@
 """Attention of many sequences' rows over blocks that all of them begin with: read once for a tile of rows, not once for
 every sequence.
 
-What it finds are parts of a row's result, beside those that the splits over the row's own keys leave (attention.py):
-
-    parts of a row   [ own 0 | own 1 | .. | shared 0 | shared 1 | .. ]      merged by their log-sum-exps
+What it finds are parts of a row's result, the first ones, before those that the splits over the row's own keys leave
+(attention.py).
 
 Which rows, which blocks and which part is read from the items of the step (groups.py), so a launch captured in a CUDA
 graph serves every step; items that hold no rows leave at once.
@@ -35,32 +34,27 @@ def shared_attention(
     block_ids: torch.Tensor,
     folded: torch.Tensor,  # rows of q
     items: torch.Tensor,  # [num_items * ITEM_INTS]
+    part_begins: torch.Tensor,  # [rows + 1]
     workspace: Workspace,
     *,
-    num_splits: int,
-    num_parts: int,
     scale: float,
     kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
 ) -> None:
-    """Of `num_parts` parts that each row has room for, the first `num_splits` are for its own keys."""
-    num_rows, num_heads, head_dim = q.shape
+    """Into the workspace, to be merged by `decode_attention`."""
+    _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
-    assert num_rows * num_heads * num_parts <= workspace.lses.numel()
     tile_pairs = max(TILE_PAIRS, triton.next_power_of_2(num_heads // num_kv_heads))
     _attend_shared[(len(items) // ITEM_INTS, num_kv_heads)](
-        q, k_cache, v_cache, block_ids, folded, items, kv_scales, workspace.outs, workspace.lses,
-        scale * math.log2(math.e), num_splits, num_parts, num_heads, num_kv_heads, head_dim, block_size, ITEM_INTS,
+        q, k_cache, v_cache, block_ids, folded, items, part_begins, kv_scales, workspace.outs, workspace.lses,
+        scale * math.log2(math.e), num_heads, num_kv_heads, head_dim, block_size, ITEM_INTS,
         tile_pairs, triton.next_power_of_2(head_dim), num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
         **overlap(q.device),
     )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=["num_splits", "num_parts"],
-    do_not_specialize_on_alignment=["block_ids", "folded", "items", "kv_scales"],
-)
+@triton.jit(do_not_specialize_on_alignment=["block_ids", "folded", "items", "part_begins", "kv_scales"])
 def _attend_shared(
-    q, k_cache, v_cache, block_ids, folded, items, kv_scales, outs, lses, scale_log2, num_splits, num_parts,
+    q, k_cache, v_cache, block_ids, folded, items, part_begins, kv_scales, outs, lses, scale_log2,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     item_ints: tl.constexpr, tile_pairs: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
@@ -96,7 +90,7 @@ def _attend_shared(
         k, v = _load_block(k_cache + at, v_cache + at, is_dim, head_dim == dim_tile)
         logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
         peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
-    target = row_head * num_parts + num_splits + part
+    target = (tl.load(part_begins + row, mask=is_pair, other=0) + part) * num_heads + kv_head * group + pair % group
     value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
     tl.store(outs + target[:, None] * head_dim + d, value, mask=is_in)
-    tl.store(lses + target, (peak + tl.log2(total)) * 0.6931471805599453, mask=is_pair)
+    tl.store(lses + target, peak + tl.log2(total), mask=is_pair)

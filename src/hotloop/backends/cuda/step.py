@@ -1,10 +1,14 @@
 """A batch on its way to the device: every index a step needs, packed into one buffer and one copy.
 
-    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | shared | table | block_ids ]
-      rows, 8 bytes each                                 sequences                                  as many as there are
+    [ slots | token_ids | sources | positions | wanted | row_begins | lens | block_begins | splits | part_begins ..
+      rows, 8 bytes each                                 sequences
+
+    .. | shared | table | block_ids ]
+                          as many as there are
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
-than there are sequences. What is shared (groups.py) is there if anything is. The table repeats the blocks of the
+than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
+if anything is. The table repeats the blocks of the
 sequences with many rows, a line each: FlashAttention wants it so.
 
 Where each part lies depends on the shape alone, so a CUDA graph that was captured for it finds the parts of every later
@@ -21,8 +25,10 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.groups import ITEM_INTS, Group, Sharing
+from hotloop.backends.cuda.splits import SPLIT_INTS, Splitting
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
+MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
 
 
 class Shape(NamedTuple):
@@ -34,6 +40,8 @@ class Shape(NamedTuple):
     """Of all sequences."""
     max_short_rows: int
     """Most of one sequence that has few."""
+    num_splits: int
+    """Room for what the keys of these are split into."""
     num_items: int = 0
     """Room for what sequences share."""
     num_long: int = 0
@@ -47,6 +55,11 @@ class Shape(NamedTuple):
     def num_short_rows(self) -> int:
         """The most that the sequences with few can have in all."""
         return min(self.num_rows, self.num_short * self.max_short_rows)
+
+    @property
+    def usual_rows(self) -> int:
+        """What most sequences with few have: one, beside prompts, unless there are graphs for more."""
+        return 1 if self.num_long and self.max_short_rows <= MIXED_SHORT_ROWS else self.max_short_rows
 
     def fits(self, step: "Shape") -> bool:
         return all(room >= needed for room, needed in zip(self, step, strict=True))
@@ -64,8 +77,8 @@ class Views:
     row_begins: torch.Tensor
     lens: torch.Tensor
     block_begins: torch.Tensor
-    num_skipped: torch.Tensor
-    num_parts: torch.Tensor
+    splits: torch.Tensor
+    part_begins: torch.Tensor  # [num_short_rows + 1]
     folded: torch.Tensor
     items: torch.Tensor
     table: torch.Tensor  # [num_long, table_width]
@@ -104,7 +117,12 @@ def capacity(largest: Shape, max_blocks: int) -> int:
 
 
 def shape_of(
-    batch: Batch, block_size: int, *, has_table: bool = False, sharing: Sharing | None = None, has_groups: bool = False
+    batch: Batch,
+    splitting: Splitting,
+    *,
+    has_table: bool = False,
+    sharing: Sharing | None = None,
+    has_groups: bool = False,
 ) -> Shape:
     """Of a step that is not padded."""
     rows = np.diff(batch.begins)
@@ -115,9 +133,10 @@ def shape_of(
         num_short=len(short),
         num_rows=int(batch.begins[-1]),
         max_short_rows=int(short.max(initial=0)),
+        num_splits=splitting.max_splits(len(short)),
         num_long=len(long),
         max_long_rows=int(long.max(initial=0)),
-        table_width=-(-max_keys // block_size) if has_table else 0,
+        table_width=-(-max_keys // splitting.block_size) if has_table else 0,
     )
     return shape._replace(num_items=sharing.num_items(shape.num_short_rows)) if sharing and has_groups else shape
 
@@ -128,9 +147,15 @@ def num_looked_up(batch: Batch) -> int:
 
 
 def pack(
-    batch: Batch, block_size: int, shape: Shape, *, sharing: Sharing | None = None, groups: list[Group] | None = None
+    batch: Batch,
+    splitting: Splitting,
+    shape: Shape,
+    *,
+    sharing: Sharing | None = None,
+    groups: list[Group] | None = None,
 ) -> NDArray[np.int32]:
     """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
+    block_size = splitting.block_size
     is_long = np.diff(batch.begins) > MAX_SHORT_ROWS
     wanted = batch.wanted
     if is_long.any() and not (np.sort(is_long) == is_long).all():
@@ -140,9 +165,10 @@ def pack(
     num_short, num_rows = int((~is_long).sum()), int(batch.begins[-1])
     sizes = [*_sizes(shape), len(batch.block_ids)]
     ints = np.zeros(sum(sizes), np.int32)
-    slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, *shared, table, block_ids, _ = (
-        np.split(ints, np.cumsum(sizes))
-    )
+    (
+        slots, token_ids, sources, positions, wanted_rows, row_begins, lens, block_begins, splits, part_begins,
+        folded, items, table, block_ids, _,
+    ) = np.split(ints, np.cumsum(sizes))  # fmt: skip
     owner = np.repeat(np.arange(len(num_rows_of)), num_rows_of)
     block_of = batch.block_ids[batch.block_begins[owner] + batch.positions // block_size].astype(np.int64)
     slots[:] = -1
@@ -164,11 +190,17 @@ def pack(
     ):
         part[:] = each[-1]
         part[: len(each)] = each
+    skipped: tuple[NDArray[np.int64], ...] = ()
     if sharing and groups and shape.num_items:
-        plan = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
-        values = (plan.num_skipped[:num_short], plan.num_parts[:num_short], plan.folded, plan.items.reshape(-1))
-        for part, value in zip(shared, values, strict=True):
-            part[: len(value)] = value
+        shared = sharing.plan(groups, batch.begins, batch.block_begins, shape.num_short_rows)
+        folded[: len(shared.folded)] = shared.folded
+        items[: shared.items.size] = shared.items.reshape(-1)
+        skipped = shared.num_skipped[:num_short], shared.num_parts[:num_short]
+    if num_short:
+        plan = splitting.plan(all_lens[:num_short], num_rows_of[:num_short], *skipped)
+        splits[: plan.splits.size] = plan.splits.reshape(-1)
+        part_begins[:] = plan.part_begins[-1]
+        part_begins[: len(plan.part_begins)] = plan.part_begins
     if shape.table_width:
         _fill_table(table.reshape(shape.num_long, shape.table_width), batch, all_lens[is_long], block_size)
     block_ids[:] = batch.block_ids
@@ -187,9 +219,10 @@ def _fill_table(table: NDArray[np.int32], batch: Batch, lens: NDArray[np.int32],
 def _sizes(shape: Shape) -> list[int]:
     """Of all parts but `block_ids`."""
     num_sequences, num_rows = shape.num_short + shape.num_long, shape.num_rows
-    shared = [shape.num_short] * 2 + [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0] * 4
+    splits = [shape.num_splits * SPLIT_INTS, shape.num_short_rows + 1]
+    shared = [num_rows, shape.num_items * ITEM_INTS] if shape.num_items else [0, 0]
     table = shape.num_long * shape.table_width
-    return [2 * num_rows, *[num_rows] * 4, num_sequences + 2, num_sequences, num_sequences, *shared, table]
+    return [2 * num_rows, *[num_rows] * 4, num_sequences + 2, num_sequences, num_sequences, *splits, *shared, table]
 
 
 def _short_first(

@@ -1,6 +1,9 @@
 """What fills the gap a graph leaves for attention: the protocol, and numpy for where there is nothing better."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import Batch
 from hotloop.models.spec import ModelSpec
 
-BLOCK_SIZE = 32
+BLOCK_SIZE = 32  # OpenVINO's paged attention accepts no other
 
 Array = NDArray[np.float32]
 
@@ -32,60 +35,35 @@ class Attention(Protocol):
     def close(self) -> None: ...
 
 
-class Kernel(Protocol):
+@dataclass(frozen=True, slots=True)
+class Kernel:
     """Something that attention is made with."""
 
-    @property
-    def item_bytes(self) -> int:
-        """What a number among the keys and values takes."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Changes whenever keys and values are stored or computed in another way."""
-        ...
-
-    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> Attention:
-        """`angles`: for each position the cosines, then the sines, of half a head's dimensions."""
-        ...
+    item_bytes: int
+    """What a number among the keys and values takes."""
+    version: str
+    """Changes whenever keys and values are stored or computed in another way."""
+    create: Callable[[ModelSpec, int, Array], Attention]
+    """From the model's shape, the number of blocks, and for each position the cosines, then the sines, of half a head's
+    dimensions."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyKernel:
+def numpy_kernel(dtype: type[np.floating]) -> Kernel:
     """Needs no compiler, and is much slower for it."""
-
-    dtype: type[np.floating]
-    version: str = "numpy-1"
-
-    @property
-    def item_bytes(self) -> int:
-        return np.dtype(self.dtype).itemsize
-
-    def create(self, spec: ModelSpec, num_blocks: int, angles: Array) -> "NumpyAttention":
-        return NumpyAttention(spec, num_blocks, angles, self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    """Tokens [begin, end) of the step, after `past` earlier ones."""
-
-    begin: int
-    end: int
-    past: int
-    block_ids: NDArray[np.int32]
+    return Kernel(np.dtype(dtype).itemsize, "numpy-1", partial(NumpyAttention, dtype))
 
 
 class NumpyAttention:
     """A token at a time, so that its numbers do not depend on what else is in the step."""
 
-    def __init__(self, spec: ModelSpec, num_blocks: int, angles: Array, dtype: type[np.floating]) -> None:
+    def __init__(self, dtype: type[np.floating], spec: ModelSpec, num_blocks: int, angles: Array) -> None:
         self._spec = spec
         self._cos, self._sin = np.split(angles[:, None], 2, axis=-1)
         self._norms: dict[int, tuple[Array, Array]] = {}
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         self._cache = np.zeros(shape, dtype)
         self.kv: NDArray[np.uint8] = self._cache.reshape(spec.num_layers, num_blocks, -1).view(np.uint8)
-        self._sequences: list[_Sequence] = []
+        self._sequences: list[tuple[range, NDArray[np.int32]]] = []  # rows of the step, and blocks
         self._positions = self._block_ids = np.zeros(0, np.int64)
 
     def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None:
@@ -93,11 +71,9 @@ class NumpyAttention:
 
     def plan(self, batch: Batch) -> None:
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
-        parts = zip(
-            batch.begins[:-1].tolist(), batch.begins[1:].tolist(), batch.past_lens.tolist(), tables, strict=True
-        )
-        self._sequences = [_Sequence(*part) for part in parts]
-        positions = [np.arange(each.past, each.past + each.end - each.begin) for each in self._sequences]
+        rows = [range(begin, end) for begin, end in pairwise(batch.begins.tolist())]
+        self._sequences = list(zip(rows, tables, strict=True))
+        positions = [np.arange(len(each)) + past for each, past in zip(rows, batch.past_lens, strict=True)]
         self._positions = np.concatenate(positions)
         blocks = [table[at // BLOCK_SIZE] for table, at in zip(tables, positions, strict=True)]
         self._block_ids = np.concatenate(blocks).astype(np.int64)
@@ -115,10 +91,10 @@ class NumpyAttention:
         cache[self._block_ids, 0, :, slots], cache[self._block_ids, 1, :, slots] = k, v
         rows = output.reshape(len(qkv), spec.num_kv_heads, -1, spec.head_dim)
         queries = q.reshape(rows.shape)  # [tokens, KV heads, query heads of each, head_dim]
-        for sequence in self._sequences:
-            keys, values = (self._gather(cache[sequence.block_ids, i]) for i in (0, 1))
-            for token in range(sequence.begin, sequence.end):
-                num_keys = sequence.past + token - sequence.begin + 1
+        for tokens, block_ids in self._sequences:
+            keys, values = (self._gather(cache[block_ids, i]) for i in (0, 1))
+            for token in tokens:
+                num_keys = self._positions[token] + 1
                 rows[token] = _attend(queries[token], keys[:, :num_keys], values[:, :num_keys])
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves.
-
-`AmxBackend` and `PortableBackend` differ in the kernel and in how the graph is compiled, and in nothing else.
-"""
+"""Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,17 +7,20 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.host import HostCopy, HostFlight
+from hotloop.backends.backend import Batch
+from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
-from hotloop.backends.openvino.graph import GAP, NativeStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, failure, load_graph
+from hotloop.backends.openvino.graph import GAP, Decoder, NativeStyle, divide_by_roots, gather_wanted_rows
+from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.backends.rotary import rotary_table
-from hotloop.core.config import WeightFormat
+from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.model import Model
+from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
+MAX_UNPACKED_BYTES = 512 << 20
+_WHOLE_ROWS = str(2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,14 @@ class Form:
     adapt: Callable[[ov.Model], None] = lambda graph: None
 
 
-class GapBackend:
+class GapBackend(CpuBackend):
     """The KV blocks are the kernel's memory, in its own layout."""
-
-    depth = 1
-    step_tokens = 512
-    block_size = BLOCK_SIZE
-    host_memory: HostMemory | None = None
 
     def __init__(
         self, model: Model, kv_bytes: int, kernel: Kernel, *, kv_layout: str, short: Form, long: Form | None = None
     ) -> None:
         """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
-        self.vocab_size = model.spec.vocab_size
-        self.max_context = model.spec.max_context
-        self.kv_layout = kv_layout
-        self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kernel.item_bytes)
-        self.num_blocks = kv_bytes // self.block_bytes
-        check_num_blocks(self.num_blocks, model.name)
+        super().__init__(model, kv_bytes, BLOCK_SIZE * kv_token_bytes(model.spec, kernel.item_bytes), kv_layout)
         angles = rotary_table(model.spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = kernel.create(model.spec, self.num_blocks, angles)
         if model.spec.has_qk_norm:
@@ -60,21 +50,10 @@ class GapBackend:
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
 
-    def launch(self, batch: Batch) -> HostFlight:
-        return HostFlight(lambda: self.run(batch))
-
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [wanted, vocabulary], valid until the next call."""
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
         self._attention.plan(batch)
-        try:
-            request.set_tensor("input_ids", ov.Tensor(batch.token_ids))
-            request.set_tensor("wanted", ov.Tensor(batch.wanted))
-            request.infer()
-        except RuntimeError as error:
-            raise failure("OpenVINO failed", error) from error
-        logits: NDArray[np.float32] = request.get_output_tensor(0).data
-        return logits.reshape(-1, self.vocab_size)
+        return self.infer(request, {"input_ids": batch.token_ids, "wanted": batch.wanted})
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
         return HostCopy(self._attention.kv.take(np.array(block_ids), axis=1).reshape(-1).data)
@@ -88,12 +67,8 @@ class GapBackend:
         self._attention.close()
 
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
-        style = NativeStyle(model.spec)
-        graph = load_graph(
-            model,
-            f"native-{form.weight_format}",
-            lambda: build_graph(model.spec, model.weights, form.weight_format, style),
-        )
+        decoder = Decoder(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
+        graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
         self._fill_gaps(graph, model.spec.num_heads * model.spec.head_dim)
         gather_wanted_rows(graph)
         form.adapt(graph)
@@ -113,6 +88,57 @@ class GapBackend:
         """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
         for num_tokens in (1, MAX_SHORT_TOKENS + 1):
             self.run(_first_tokens(num_tokens))
+
+
+class AmxBackend(GapBackend):
+    """On a CPU with AMX: bf16 KV in the layout of AMX tiles.
+
+    The graph is compiled twice, over the same KV: in float32 for steps of a few tokens, which only wait for the weights
+    to arrive from memory, and in bf16 for longer ones, where AMX does the arithmetic. A small model's int8 weights are
+    held in bf16 too for the longer ones, since unpacking them every time takes as long as half the arithmetic.
+    """
+
+    def __init__(self, model: Model, kv_bytes: int, kernel: Kernel, *, weight_format: WeightFormat) -> None:
+        long = long_format(model.spec, weight_format)
+        super().__init__(
+            model,
+            kv_bytes,
+            kernel,
+            kv_layout=describe_kv(model, "amx", weight_format, long, kernel.version),
+            short=Form(weight_format, {"INFERENCE_PRECISION_HINT": "f32"}),
+            long=Form(long, {"INFERENCE_PRECISION_HINT": "bf16"}),
+        )
+
+
+class PortableBackend(GapBackend):
+    """On any CPU, with matmuls as ARM does them best.
+
+    Every row is computed alike whatever else is in the step, so in float32 (`exact`) batching, chunking and caching
+    change no bit. `fast` leaves int8 and int4 weights packed and rounds the other side of a matmul to int8, a row at a
+    time: a quarter of the memory, and nearly four times the speed where a step has one token. The plugin's own choice,
+    float16, is half as quick for such steps, and numbers can outgrow it.
+    """
+
+    def __init__(
+        self, model: Model, kv_bytes: int, kernel: Kernel, *, weight_format: WeightFormat, precision: Precision
+    ) -> None:
+        how = (weight_format, precision, f"{kernel.item_bytes} bytes", kernel.version)
+        options = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if precision == "exact" else _WHOLE_ROWS,
+        }
+        form = Form(weight_format, options, divide_by_roots)
+        super().__init__(model, kv_bytes, kernel, kv_layout=describe_kv(model, "portable", *how), short=form)
+
+
+def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
+    """How weights are held for long steps. int4 was asked for to save memory, so it is taken at its word."""
+    if weight_format != "int8":
+        return weight_format
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)
+    num_weights = spec.num_layers * per_layer + 2 * spec.vocab_size * spec.hidden_size
+    return "bf16" if 2 * num_weights <= MAX_UNPACKED_BYTES else weight_format
 
 
 def _first_tokens(num_tokens: int) -> Batch:

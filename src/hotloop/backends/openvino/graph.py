@@ -7,6 +7,7 @@ a graph with a gap can be saved, one with a kernel cannot.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -34,21 +35,17 @@ class Style(Protocol):
     def attend(self, layer: int, qkv: Node) -> Node: ...
 
 
-def build_graph(spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> ov.Model:
-    """The whole model, from the style's `input_ids` to logits."""
-    return _Decoder(spec, weights, weight_format, style).build()
-
-
-class _Decoder:
+@dataclass(frozen=True, slots=True)
+class Decoder:
     """Everything but attention; shapes are [..., features], whatever the style puts before."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, weight_format: WeightFormat, style: Style) -> None:
-        self.spec = spec
-        self.weights = weights
-        self.weight_format = weight_format
-        self.style = style
+    spec: ModelSpec
+    weights: Weights
+    weight_format: WeightFormat
+    style: Style
 
     def build(self) -> ov.Model:
+        """The whole model, from the style's `input_ids` to logits."""
         embedding = compress(self.weights.read("embed"), self.weight_format, is_lookup=True)
         input_ids = self.style.parameters[0]
         x = op.gather(embedding, op.convert(input_ids, "i32"), _axis(0))
@@ -197,6 +194,23 @@ def gather_wanted_rows(graph: ov.Model) -> None:
     rows = op.gather(node.input_value(0), wanted, _axis(0))
     node.input(0).replace_source_output(rows.output(0))
     graph.add_parameters([wanted])
+    graph.validate_nodes_and_infer_types()
+
+
+def divide_by_roots(graph: ov.Model) -> None:
+    """x * (1 / root) of a norm as x / root: an eighth of the time of a prompt.
+
+    The plugin would compute the former, and the latter if it were not told to leave it, with a call of powf a number.
+    The one for x86 fuses a norm as it is.
+    """
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "Divide":
+            [factor] = node.output(0).get_target_inputs()
+            product = factor.get_node()
+            quotient = op.divide(product.input_value(0), node.input_value(1))
+            quotient.get_rt_info()["nonconvertable_divide_0"] = True
+            for target in product.output(0).get_target_inputs():
+                target.replace_source_output(quotient.output(0))
     graph.validate_nodes_and_infer_types()
 
 

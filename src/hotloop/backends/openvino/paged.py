@@ -4,39 +4,29 @@ The paged form of a graph cannot be saved (its operation is an extension), so it
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
-from hotloop.backends.backend import Batch, HostMemory
-from hotloop.backends.host import HostCopy, HostFlight
-from hotloop.backends.openvino.graph import PagedStyle, build_graph, gather_wanted_rows
-from hotloop.backends.openvino.store import check_num_blocks, compile_graph, describe_kv, failure, load_graph
+from hotloop.backends.backend import Batch
+from hotloop.backends.host import HostCopy
+from hotloop.backends.openvino.graph import Decoder, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
 
-BLOCK_SIZE = 32  # the plugin accepts no other
 
-
-class PagedBackend:
+class PagedBackend(CpuBackend):
     """The KV blocks are tensors the plugin writes in place."""
-
-    depth = 1
-    step_tokens = 512
-    block_size = BLOCK_SIZE
-    host_memory: HostMemory | None = None
 
     def __init__(
         self, model: Model, kv_bytes: int, *, weight_format: WeightFormat, inference: str, kv_precision: str
     ) -> None:
-        self.vocab_size = model.spec.vocab_size
-        self.max_context = model.spec.max_context
-        style = PagedStyle(model.spec, model.weights)
-        graph = load_graph(
-            model, f"paged-{weight_format}", lambda: build_graph(model.spec, model.weights, weight_format, style)
-        )
+        decoder = Decoder(model.spec, model.weights, weight_format, PagedStyle(model.spec, model.weights))
+        graph = load_graph(model, f"paged-{weight_format}", decoder.build)
         paged_attention_transformation(graph)
         gather_wanted_rows(graph)
         options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
@@ -45,10 +35,9 @@ class PagedBackend:
         compiled = compile_graph(graph, options)
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if "_cache." in port.get_any_name()]
-        self.block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
-        self.num_blocks = kv_bytes // self.block_bytes
-        check_num_blocks(self.num_blocks, model.name)
-        self.kv_layout = describe_kv(model, "paged", weight_format, inference, kv_precision)
+        block_bytes = sum(int(np.prod(_block_shape(port))) * port.get_element_type().size for port in ports)
+        kv_layout = describe_kv(model, "paged", weight_format, inference, kv_precision)
+        super().__init__(model, kv_bytes, block_bytes, kv_layout)
         self._caches: list[NDArray[np.uint8]] = []  # [blocks, bytes], for each layer its keys and its values
         for port in ports:
             shape = ov.Shape([self.num_blocks, *_block_shape(port)])
@@ -56,12 +45,8 @@ class PagedBackend:
             self._request.set_tensor(port.get_any_name(), tensor)
             self._caches.append(tensor.data.reshape(self.num_blocks, -1).view(np.uint8))
 
-    def launch(self, batch: Batch) -> HostFlight:
-        return HostFlight(lambda: self.run(batch))
-
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits [wanted, vocabulary], valid until the next call."""
-        feed: dict[str, NDArray[np.generic]] = {
+        feed: dict[str, NDArray[Any]] = {
             "input_ids": batch.token_ids,
             "position_ids": batch.positions,
             "past_lens": batch.past_lens,
@@ -71,14 +56,7 @@ class PagedBackend:
             "max_context_len": (batch.past_lens + np.diff(batch.begins)).max(),
             "wanted": batch.wanted,
         }
-        try:
-            for name, value in feed.items():
-                self._request.set_tensor(name, ov.Tensor(np.asarray(value)))
-            self._request.infer()
-        except RuntimeError as error:
-            raise failure("OpenVINO failed", error) from error
-        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
-        return logits.reshape(-1, self.vocab_size)
+        return self.infer(self._request, feed)
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
         return HostCopy(np.concatenate([cache[np.array(block_ids)].reshape(-1) for cache in self._caches]).data)

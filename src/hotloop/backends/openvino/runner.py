@@ -2,13 +2,14 @@
 
 from typing import Literal
 
+import numpy as np
 import openvino as ov
 
 from hotloop.backends.backend import Backend
-from hotloop.backends.openvino.amx import AmxBackend, long_format
-from hotloop.backends.openvino.native import AMX_HEAD_DIMS, NativeKernel, load_amx
+from hotloop.backends.openvino.attention import Kernel, numpy_kernel
+from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_format
+from hotloop.backends.openvino.native import AMX_HEAD_DIMS, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
-from hotloop.backends.openvino.portable import PortableBackend, find_kernel, held_formats
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
 from hotloop.core.errors import ConfigError
@@ -17,6 +18,9 @@ from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
 _RUNTIME_BYTES = 256 << 20
+
+_DTYPES: dict[KvPrecision, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+_CPP_TYPES = {"f32": "float", "f16": "half"}
 
 Kind = Literal["amx", "paged", "portable"]
 
@@ -35,7 +39,7 @@ def open_cpu(
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     if not _has_paged_attention():
-        portable = find_kernel(kv, precision)
+        portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
         return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
     amx = _amx_kernel(model.spec, kv, precision)
@@ -51,7 +55,17 @@ def _has_paged_attention() -> bool:
     return ov.Core().get_property("CPU", "DEVICE_ARCHITECTURE") != "arm64"
 
 
-def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> NativeKernel | None:
+def _portable_kernel(kv_precision: KvPrecision, precision: Precision) -> Kernel:
+    """Attention over keys and values of that precision: compiled, or in numpy where there is no compiler."""
+    if kv_precision == "auto":
+        kv_precision = "f32" if precision == "exact" else "f16"
+    if kv_precision not in _DTYPES:
+        raise ConfigError(f"kv_precision {kv_precision} is not for this CPU: it can be f16 or f32")
+    kernel = numpy_kernel(_DTYPES[kv_precision])
+    return load_portable(_CPP_TYPES[kv_precision], kernel.item_bytes) or kernel
+
+
+def _amx_kernel(spec: ModelSpec, kv_precision: KvPrecision, precision: Precision) -> Kernel | None:
     """Our own attention for AMX, where it can be used."""
     is_possible = precision == "fast" and kv_precision in ("auto", "bf16") and spec.head_dim in AMX_HEAD_DIMS
     return load_amx() if is_possible else None
@@ -91,7 +105,7 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
     if kind == "amx":
         graphs = packed = [weight_format, long_format(model.spec, weight_format)]
     elif kind == "portable":
-        packed = held_formats(weight_format, precision)
+        packed = _held_formats(weight_format, precision)
     style = "paged" if kind == "paged" else "native"
     made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
     return sum(weight_bytes(model.spec, each) for each in packed + made)
@@ -102,3 +116,10 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     num_tokens = config.max_step_tokens or PagedBackend.step_tokens
     activations = num_tokens * (2 * spec.intermediate_size + 4 * spec.hidden_size)
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)
+
+
+def _held_formats(weight_format: WeightFormat, precision: Precision) -> list[WeightFormat]:
+    """What the plugin holds of the weights: the copy it computes with, and what it unpacked to make that."""
+    if weight_format == "f32" or (precision == "fast" and weight_format in ("int8", "int4")):
+        return [weight_format]
+    return ["f32", "f32"]

@@ -1,17 +1,61 @@
-"""Graphs kept on disk, and graphs compiled. Converting every tensor takes seconds; reading the result back does not."""
+"""Graphs kept on disk and compiled, and what the backends that run them share.
+
+Converting every tensor takes seconds; reading the result back does not.
+"""
 
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
+from hotloop.backends.backend import Batch, HostMemory
+from hotloop.backends.host import HostFlight
+from hotloop.backends.openvino.attention import BLOCK_SIZE
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.catalogue import home
 from hotloop.models.model import Model
 
 GRAPH_VERSION = 3
+
+
+class CpuBackend:
+    """Computes a batch when it is waited for, and leaves the logits on the host."""
+
+    depth = 1
+    step_tokens = 512
+    block_size = BLOCK_SIZE
+    host_memory: HostMemory | None = None
+
+    def __init__(self, model: Model, kv_bytes: int, block_bytes: int, kv_layout: str) -> None:
+        self.vocab_size = model.spec.vocab_size
+        self.max_context = model.spec.max_context
+        self.block_bytes = block_bytes
+        self.num_blocks = kv_bytes // block_bytes
+        self.kv_layout = kv_layout
+        if self.num_blocks < 2:
+            raise ConfigError(f"kv_memory does not hold two blocks of KV for {model.name}; give it more")
+
+    def launch(self, batch: Batch) -> HostFlight:
+        return HostFlight(lambda: self.run(batch))
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [wanted, vocabulary], valid until the next call."""
+        raise NotImplementedError
+
+    def infer(self, request: ov.InferRequest, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+        try:
+            for name, value in feed.items():
+                request.set_tensor(name, ov.Tensor(np.asarray(value)))
+            request.infer()
+        except RuntimeError as error:
+            raise failure("OpenVINO failed", error) from error
+        logits: NDArray[np.float32] = request.get_output_tensor(0).data
+        return logits.reshape(-1, self.vocab_size)
 
 
 def load_graph(model: Model, name: str, build: Callable[[], ov.Model]) -> ov.Model:
@@ -42,11 +86,6 @@ def describe_kv(model: Model, *how: str) -> str:
     """What the bytes of a KV block depend on: the model's files, the graph, and whoever computes it on what machine."""
     device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")
     return " ".join((model.fingerprint, f"v{GRAPH_VERSION}", ov.__version__, device, *how))
-
-
-def check_num_blocks(num_blocks: int, name: str) -> None:
-    if num_blocks < 2:
-        raise ConfigError(f"kv_memory does not hold two blocks of KV for {name}; give it more")
 
 
 def failure(what: str, error: RuntimeError) -> BackendError:

@@ -15,7 +15,8 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
+from functools import cache
+from itertools import accumulate
 from typing import Literal
 
 from hotloop.chat.assembly.splice import Encoded
@@ -24,6 +25,7 @@ from hotloop.core.message import Message, Tool
 from hotloop.models.tokenizer import Tokenizer
 
 SpanKind = Literal["template", "system", "message", "call", "tool", "text"]
+Spell = Callable[[int], bytes]
 Reword = Callable[[tuple[Message, ...], tuple[Tool, ...]], str]
 
 _OPEN, _CLOSE, _CALL, _TOOL = 0xF0000, 0xF4000, 0xF8000, 0xFC000
@@ -121,15 +123,17 @@ def _message_place(
     """A template may have cut off one end of the content, and its mark with it: thoughts, for one."""
     words = message.content.strip()
     if begin is None and end is not None:
-        begin = end - _num_common(reversed(words), reversed(text[:end]))
+        begin = end - num_common(words[::-1], text[:end][::-1])
     elif begin is not None and end is None:
-        end = begin + _num_common(words, text[begin:])
+        end = begin + num_common(words, text[begin:])
     if begin is not None and end is not None:
         yield PromptPlace("system" if message.role == "system" else "message", index, begin, end)
 
 
-def _num_common(one: Iterable[str], other: Iterable[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def num_common(one: str | bytes, other: str | bytes) -> int:
+    """How much two texts begin with in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _call_end(text: str, name_end: int, arguments: str) -> int:
@@ -179,16 +183,26 @@ def _fill_gaps(places: Iterable[PromptPlace], num_chars: int) -> Iterator[Prompt
         yield PromptPlace("template", None, cursor, num_chars)
 
 
+def speller(tokenizer: Tokenizer) -> Spell:
+    """Every token as the text has it, special ones too."""
+
+    @cache
+    def spell(token_id: int) -> bytes:
+        is_special = tokenizer.is_special(token_id)
+        return tokenizer.token_text(token_id).encode() if is_special else tokenizer.token_bytes(token_id)
+
+    return spell
+
+
 class _TokenIndex:
     """From a character of a text to the first token that begins at it or behind it."""
 
     def __init__(self, encoded: Encoded, tokenizer: Tokenizer) -> None:
         self._encoded = encoded
-        self._tokenizer = tokenizer
+        self._spell = speller(tokenizer)
         self._chars = [char for char, _ in encoded.starts]
         self._tokens = [token for _, token in encoded.starts]
         self._offsets: tuple[int, list[int]] = -1, []
-        self._sizes: dict[int, int] = {}
 
     def token_at(self, char: int) -> int:
         text, token_ids = self._encoded.text, self._encoded.token_ids
@@ -207,15 +221,5 @@ class _TokenIndex:
         if self._offsets[0] != i:
             end = self._tokens[i + 1] if i + 1 < len(self._tokens) else None
             token_ids = self._encoded.token_ids[self._tokens[i] : end]
-            self._offsets = i, [0, *accumulate(map(self._num_bytes, token_ids))]
+            self._offsets = i, [0, *accumulate(len(self._spell(token_id)) for token_id in token_ids)]
         return self._offsets[1]
-
-    def _num_bytes(self, token_id: int) -> int:
-        size = self._sizes.get(token_id)
-        if size is None:
-            is_special = self._tokenizer.is_special(token_id)
-            data = (
-                self._tokenizer.token_text(token_id).encode() if is_special else self._tokenizer.token_bytes(token_id)
-            )
-            size = self._sizes[token_id] = len(data)
-        return size

@@ -6,20 +6,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from hotloop.cli.advice.lint import lint_spans
+from starlette.types import ASGIApp
+
+from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
+from hotloop.core.request import Priority, Request
+from hotloop.trace.store import TraceStore
+from hotloop.ui.app import create_ui
+from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
+from hotloop.ui.store_source import StoreSource
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from hotloop.core.request import Request
     from hotloop.engine.engine import Engine
     from hotloop.engine.snapshot import EngineSnapshot
     from hotloop.router.app import RouterApp
-    from hotloop.trace.store import TraceStore
-    from hotloop.ui.source import KvUse, Live, LiveRequest
 
 _MAX_LISTED = 200
 """How many requests are listed, and how many sessions; those that have the most of the memory."""
@@ -28,10 +30,8 @@ _PATIENCE_S = 10.0
 
 
 @contextmanager
-def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
+def opened_store(config: TraceConfig) -> Iterator[TraceStore | None]:
     """What is recorded, to be looked at; None where nothing is."""
-    from hotloop.trace.store import TraceStore
-
     path, prices = store_path(config), load_prices(None)
     try:
         store = TraceStore(path, prices=prices) if path else None
@@ -42,53 +42,38 @@ def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
 
 
 def page_of(
-    store: "TraceStore",
+    store: TraceStore,
     title: str,
-    live: "Callable[[], Awaitable[Live]]",
+    live: Callable[[], Awaitable[Live]],
     *,
     model: str = "",
     api_key: str | None = None,
     host: str = "",
-) -> "ASGIApp":
+) -> ASGIApp:
     """`host` is the name it is served at."""
-    from hotloop.ui.app import create_ui
-    from hotloop.ui.store_source import StoreSource
-
     source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
     return create_ui(source, api_key=api_key, host=host)
 
 
-async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
-    from hotloop.ui.source import Live, TokenTotals
-
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> Live:
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
     except TimeoutError:
         raise Overloaded(f"the engine has been at one step for {patience_s:g} s") from None
-    stats, totals = snapshot.stats, snapshot.totals
+    stats = snapshot.stats
     return Live(
         at_s=snapshot.at_s,
         num_running=stats.num_running,
         max_running=max_running,
         waiting={priority.name.lower(): count for priority, count in stats.num_waiting.items()},
-        totals=TokenTotals(
-            num_prompt=totals.num_prompt,
-            num_cached=totals.num_cached,
-            num_output=totals.num_output,
-            num_sampled=totals.num_sampled,
-            num_forced=totals.num_forced,
-            num_drafted=totals.num_drafted,
-            num_accepted=totals.num_accepted,
-        ),
+        totals=snapshot.totals._asdict(),
         kv=_kv_use(snapshot, engine.block_size),
         requests=tuple(map(_live_request, snapshot.requests[:_MAX_LISTED])),
     )
 
 
-def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
-    from hotloop.ui.source import KvUse, SessionBlocks
-
+def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
     sessions = sorted(
         (
             SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
@@ -105,10 +90,7 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
     )
 
 
-async def live_of_router(app: "RouterApp") -> "Live":
-    from hotloop.core.request import Priority
-    from hotloop.ui.source import Live, LiveReplica, TokenTotals
-
+async def live_of_router(app: "RouterApp") -> Live:
     fleet = app.fleet
     replicas = tuple(
         LiveReplica(
@@ -125,19 +107,17 @@ async def live_of_router(app: "RouterApp") -> "Live":
         at_s=time.monotonic(),
         num_running=fleet.num_running,
         waiting={priority.name.lower(): fleet.room.num_waiting(priority) for priority in Priority},
-        totals=TokenTotals(num_prompt=app.metrics.num_prompt, num_cached=app.metrics.num_cached),
+        totals={"num_prompt": app.metrics.num_prompt, "num_cached": app.metrics.num_cached},
         replicas=replicas,
     )
 
 
-def _live_request(request: "Request") -> "LiveRequest":
-    from hotloop.ui.source import LiveRequest
-
-    is_reading = request.first_token_at is None
+def _live_request(request: Request) -> LiveRequest:
+    is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,
         priority=request.priority.name.lower(),
-        state="waiting" if request.first_scheduled_at is None else "reading" if is_reading else "writing",
+        state="waiting" if request.first_scheduled_at is None else "prefill" if is_prefilling else "decode",
         num_prompt=request.num_prompt,
         num_cached=request.num_cached,
         num_output=request.num_output,

@@ -2,9 +2,8 @@
 
     [ magic | version | key | checksum ][ data ......... ]
 
-A file is named after its key, written under another name first and then renamed, and only its owner may read it. Other
-processes may write and delete here at any time; files that are not ours are left alone. A file's time is that of its
-last use. Knows no thread, no token and no block.
+A file is named after its key, written under another name first and then renamed, and only its owner may read it; its
+time is that of its last use. Other processes may write and delete here; files that are not ours are left alone.
 """
 
 import os
@@ -73,16 +72,14 @@ class Folder:
                 os.unlink(draft)
 
     def read(self, key: bytes, num_bytes: int) -> memoryview:
-        """The data of a segment. ValueError says what is wrong with a damaged file."""
-        with open(self._path(key), "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size != HEADER_BYTES + num_bytes:
-                raise ValueError("it has another length")
-            content = memoryview(file.readall())
+        """The data of a segment. ValueError says that the file is damaged, or none of ours."""
+        with open(self._path(key), "rb") as file:
+            content = memoryview(file.read(HEADER_BYTES + num_bytes + 1))
         header, data = content[:HEADER_BYTES], content[HEADER_BYTES:]
         if len(data) != num_bytes:
             raise ValueError("it has another length")
         if header != _HEADER.pack(_MAGIC, VERSION, key, zlib.crc32(data)):
-            raise ValueError(_what_is_wrong(header, key))
+            raise ValueError("its header or its checksum is wrong")
         return data
 
     def touch(self, key: bytes, used_at: float) -> None:
@@ -94,12 +91,3 @@ class Folder:
 
     def _path(self, key: bytes) -> str:
         return os.path.join(self.path, f"{key.hex()}.kv")
-
-
-def _what_is_wrong(header: memoryview, key: bytes) -> str:
-    magic, version, found_key, _ = _HEADER.unpack(header)
-    if magic != _MAGIC:
-        return "it is none of ours"
-    if version != VERSION:
-        return f"it is of version {version}, not {VERSION}"
-    return "it belongs under another name" if found_key != key else "its checksum is wrong"

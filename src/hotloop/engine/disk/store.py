@@ -1,11 +1,9 @@
 """Which KV segments are on disk, and the two threads that write them behind and read them ahead.
 
 A segment is the KV of a fixed run of tokens at an aligned position. Its key is a digest of all that its numbers depend
-on: the layout (model, precision, kernel), the salt, and every token up to its end. So a segment never changes, and what
-two tenants or two models store under the same folder never meets. Neither tokens nor text are on disk.
-
-Nothing that happens to the folder is an error here: what cannot be read was never there, what cannot be written is
-dropped, and the log says so. Knows bytes only: no block and no request.
+on: the layout (model, precision, kernel), the salt, and every token up to its end, so it never changes, and tenants
+and models never meet. Neither tokens nor text are on disk. Nothing that happens to the folder is an error here: what
+cannot be read was never there, what cannot be written is dropped, and the log says so.
 """
 
 import hashlib
@@ -15,9 +13,8 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Protocol
 
 from hotloop.core.errors import BackendError
 from hotloop.engine.disk.folder import HEADER_BYTES, KEY_BYTES, Folder
@@ -35,21 +32,11 @@ OnData = Callable[[memoryview | None], None]
 
 
 @dataclass(slots=True)
-class DiskTotals:
-    """Segments, in counters that only grow."""
-
-    num_read: int = 0
-    num_written: int = 0
-    num_damaged: int = 0
-    num_dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DiskStats:
     """The folder at one moment. The totals only grow."""
 
     num_segments: int = 0
-    num_bytes: int = 0
+    num_bytes: int = 0  # what the folder holds, as far as we know
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_damaged: int = 0
@@ -87,13 +74,12 @@ class KvStore:
         max_bytes: int,
         segment_tokens: int = SEGMENT_TOKENS,
         max_queued_bytes: int = _MAX_QUEUED_BYTES,
-        make_worker: "Callable[[str], Worker] | None" = None,
+        make_worker: "Callable[[str], ThreadWorker] | None" = None,
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_tokens = segment_tokens
-        self.totals = DiskTotals()
-        self.num_bytes = 0
-        """What the folder holds, as far as we know."""
+        self._stats = DiskStats()
+        self._file_bytes = HEADER_BYTES + segment_bytes
         self._folder = folder
         self._layout = f"{layout} {segment_tokens} {segment_bytes}"
         self._max_bytes = max_bytes
@@ -108,15 +94,7 @@ class KvStore:
         self._writer, self._reader = make_worker("hotloop-kv-writer"), make_worker("hotloop-kv-reader")
 
     def stats(self) -> DiskStats:
-        totals, file_bytes = self.totals, HEADER_BYTES + self.segment_bytes
-        return DiskStats(
-            num_segments=len(self._used_at),
-            num_bytes=self.num_bytes,
-            num_bytes_read=totals.num_read * file_bytes,
-            num_bytes_written=totals.num_written * file_bytes,
-            num_damaged=totals.num_damaged,
-            num_dropped=totals.num_dropped,
-        )
+        return replace(self._stats, num_segments=len(self._used_at))
 
     def keys(self, salt: str) -> Keys:
         return Keys(self._layout, salt, self.segment_tokens)
@@ -137,7 +115,6 @@ class KvStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether another segment can be saved now."""
         has_room = (len(self._queued) + 1) * self.segment_bytes <= self._max_queued_bytes
         return has_room and time.monotonic() >= self._paused_until
 
@@ -156,11 +133,11 @@ class KvStore:
             self._used_at.pop(key, None)
         self._writer.put(lambda: self._delete(keys))
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def flush(self) -> bool:
         """Wait until all that was asked for so far is written; whether it was, in time."""
         is_done = threading.Event()
         self._writer.put(is_done.set)
-        return is_done.wait(timeout_s)
+        return is_done.wait(_FLUSH_S)
 
     def close(self) -> None:
         """Write what is queued, if that does not take long."""
@@ -183,27 +160,23 @@ class KvStore:
     def _write(self, key: bytes, copy: Callable[[], memoryview], used_at: float) -> None:
         try:
             if self._is_closing or time.monotonic() < self._paused_until:
-                self.totals.num_dropped += 1
+                self._stats.num_dropped += 1
             else:
                 data = copy()
                 assert len(data) == self.segment_bytes
-                self._make_room(HEADER_BYTES + len(data))
+                self._make_room()
                 self._folder.write(key, data, used_at)
-                self._note_written(key, used_at)
+                self._stats.num_bytes += self._file_bytes
+                self._stats.num_bytes_written += self._file_bytes
+                self._num_unseen_bytes += self._file_bytes
+                self._used_at[key] = used_at
         except BackendError:  # what was to be saved is lost with the step that computed it
-            self.totals.num_dropped += 1
+            self._stats.num_dropped += 1
         except OSError as error:
-            self.totals.num_dropped += 1
+            self._stats.num_dropped += 1
             self._pause(error)
         finally:
             self._queued.discard(key)
-
-    def _note_written(self, key: bytes, used_at: float) -> None:
-        num_bytes = HEADER_BYTES + self.segment_bytes
-        self.num_bytes += num_bytes
-        self._num_unseen_bytes += num_bytes
-        self._used_at[key] = used_at
-        self.totals.num_written += 1
 
     def _read(self, key: bytes) -> memoryview | None:
         if self._is_closing:
@@ -217,17 +190,17 @@ class KvStore:
             return None
         except ValueError as error:
             log.warning("%s/%s.kv is damaged, and deleted: %s", self._folder.path, key.hex(), error)
-            self.totals.num_damaged += 1
-            self._used_at.pop(key, None)
+            self._stats.num_damaged += 1
             self.discard([key])
             return None
-        self.totals.num_read += 1
+        self._stats.num_bytes_read += self._file_bytes
         return data
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _make_room(self) -> None:
         """Others may write here too: the folder is looked through before it is full, and every so often."""
-        if self.num_bytes + num_bytes > self._max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
-            self._look_through(self._max_bytes - num_bytes)
+        max_bytes = self._max_bytes - self._file_bytes
+        if self._stats.num_bytes > max_bytes or self._num_unseen_bytes > self._max_bytes // _SLACK:
+            self._look_through(max_bytes)
 
     def _look_through(self, max_bytes: int) -> None:
         """See what is there; the longest unused goes if that is more than may be."""
@@ -243,7 +216,7 @@ class KvStore:
                 num_bytes -= segment.num_bytes
             else:
                 kept[segment.key] = segment.used_at
-        self._used_at, self.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
+        self._used_at, self._stats.num_bytes, self._num_unseen_bytes = kept, num_bytes, 0
 
     def _touch(self, uses: Mapping[bytes, float]) -> None:
         for key, used_at in uses.items():
@@ -269,16 +242,6 @@ class KvStore:
 def _use_of(depth: int) -> float:
     """Now, but a second earlier for each segment before it: of a prefix the end goes first, since nothing needs it."""
     return time.time() - depth
-
-
-class Worker(Protocol):
-    """Does one job after the other; callers do not wait."""
-
-    def put(self, job: Callable[[], None]) -> None: ...
-
-    def close(self) -> None:
-        """No more after what was asked for."""
-        ...
 
 
 class ThreadWorker:

@@ -1,21 +1,17 @@
 """KV blocks on their way to disk and back, on the engine's thread, a few segments a step.
 
 Out: whatever a step completed is copied and written behind. In: a request whose prefix the disk knows further than the
-tree does waits here, outside the scheduler, until the tree has it:
+tree does is not scheduled (`is_loading`) until the tree has it; of those who want the same segments one reads and the
+others follow. Whatever goes wrong, it computes what it did not get, at the latest when the disk says nothing for long.
 
     tokens   [ known to the tree ...... | read from disk ......................... | computed ]
     segments [ 0           | 1          | begin       | ...         |
-
-What the tree has in host memory comes back from there (`HostTier`). What the disk alone has beyond that cannot be on
-the device without it, so it is worth reading only if it is more: then all that is not on the device is read.
-
-Of those who want the same segments one reads and the others follow. Whatever goes wrong, a request that waits here is
-handed to the scheduler, at the latest when the disk says nothing for a while: then it computes what it did not get.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from hotloop.backends.backend import Backend
@@ -36,7 +32,6 @@ Post = Callable[[Callable[[], None]], None]
 
 
 def open_store(config: EngineConfig, backend: Backend) -> KvStore | None:
-    """The folder that was asked for, for this backend's KV."""
     if not config.kv_dir:
         return None
     num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)
@@ -61,11 +56,7 @@ class _Load:
     keys: Sequence[bytes]
     num_asked: int = 0
     num_placed: int = 0
-    followers: dict[str, Request] = field(default_factory=dict)
-
-    @property
-    def is_asked(self) -> bool:
-        return self.num_asked == len(self.keys)
+    followers: list[Request] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -95,35 +86,20 @@ class DiskTier:
         self._heard_at = 0.0
         self._is_stalled = False
         self._progress: dict[str, _Progress] = {}
-        self._loads: dict[str, _Load] = {}  # of each request that waits here: its own, or the one it follows
+        self._loads: list[_Load] = []
         self._loading: dict[bytes, _Load] = {}
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Who is here and not with the scheduler."""
-        loads = dict.fromkeys(list(self._loads.values()))
-        return [request for load in loads for request in (load.request, *list(load.followers.values()))]
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn, once what is known of its prefix is in memory."""
         self._progress[request.id] = _Progress(self.store.keys(request.salt))
         self._scheduler.add(request)
-        if self._restore(request):
-            del self._scheduler.waiting[request.id]
-
-    def let_go(self, request_id: str) -> None:
-        """If that request waits here, let it wait for its turn instead."""
-        load = self._loads.get(request_id)
-        if load and load.request.id == request_id:
-            self._end(load)
-        elif load:
-            del self._loads[request_id]
-            self._scheduler.waiting[request_id] = load.followers.pop(request_id)
+        request.is_loading = self._restore(request)
 
     def let_all_go(self) -> None:
-        for request in self.waiting:
-            del self._loads[request.id]
-            self._scheduler.waiting[request.id] = request
+        for load in self._loads:
+            for request in (load.request, *load.followers):
+                request.is_loading = False
+        self._loads.clear()
         self._loading.clear()
 
     def poll(self, now: float) -> None:
@@ -135,7 +111,7 @@ class DiskTier:
 
     def save(self, slices: Iterable[Slice]) -> None:
         """Copy what these slices completed, and a little of what was not copied when it could have been."""
-        parts = [part for part in slices if part.is_kept and not part.has_failed]
+        parts = [part for part in slices if part.is_kept and not part.error]
         budget = 2 + sum(part.num_tokens for part in parts) // self.store.segment_tokens
         for part in parts:
             budget -= self._save(part.request, budget)
@@ -156,10 +132,8 @@ class DiskTier:
         self.store.close()
 
     def check(self) -> None:
-        assert all(request.id in self._loads for request in self.waiting)
-        assert len(self.waiting) == len(self._loads)
-        assert set(self._loading.values()) <= set(self._loads.values())
-        assert not any(request.block_ids for request in self.waiting)
+        assert set(self._loading.values()) <= set(self._loads)
+        assert all(request.is_loading for load in self._loads for request in (load.request, *load.followers))
 
     def _save(self, request: Request, budget: int) -> int:
         """Copy at most that many segments; returns how many it were."""
@@ -195,38 +169,39 @@ class DiskTier:
             return False
         load = self._loading.get(wanted[begin])
         if load:
-            load.followers[request.id] = request
+            load.followers.append(request)
         else:
             load = _Load(request, begin, wanted[begin:num_stored])
             self._loading.update(dict.fromkeys(load.keys, load))
             if not self._loads:
                 self._heard_at = self._clock()
-        self._loads[request.id] = load
+            self._loads.append(load)
         self._ask()
         return True
 
     def _ask(self) -> None:
         """Have the most urgent segments read, as many as may be under way."""
         while self._num_ahead < self._max_ahead:
-            loads = [load for load in self._loads.values() if not load.is_asked]
+            loads = [load for load in self._loads if load.num_asked < len(load.keys)]
             if not loads:
                 return
             load = min(loads, key=lambda load: load.request.priority)
             self._num_ahead += 1
-            self.store.read(load.keys[load.num_asked], self._bring(load))
+            self.store.read(load.keys[load.num_asked], partial(self._bring, load))
             load.num_asked += 1
 
-    def _bring(self, load: _Load) -> Callable[[memoryview | None], None]:
-        return lambda data: self._post(lambda: self._arrive(load, data))
+    def _bring(self, load: _Load, data: memoryview | None) -> None:
+        self._post(lambda: self._arrive(load, data))
 
     def _arrive(self, load: _Load, data: memoryview | None) -> None:
         """The next segment of a load was read, or is lost."""
         self._num_ahead -= 1
         self._heard_at = self._clock()
         self._is_stalled = False
-        is_wanted = self._loads.get(load.request.id) is load  # it may have been let go meanwhile
-        if is_wanted and not (data and self._place(load, data) and load.num_placed < len(load.keys)):
-            self._end(load)
+        if load in self._loads:  # it may have been let go meanwhile
+            is_placed = data is not None and not load.request.is_finished and self._place(load, data)
+            if not is_placed or load.num_placed == len(load.keys):
+                self._end(load)
         self._ask()
 
     def _place(self, load: _Load, data: memoryview) -> bool:
@@ -239,7 +214,8 @@ class DiskTier:
         if len(known) < begin:
             return False
         pool.use(known)  # so that they are not given up for what follows them
-        block_ids = self._allocate(self._segment_blocks, request)
+        most = self._scheduler.retention.most_for_waiting(request.priority)  # it may not run for long
+        block_ids = tree.allocate(self._segment_blocks, request.id, most=most)
         if block_ids is not None:
             self._backend.write_blocks(block_ids, data)
             tree.insert(token_ids, known[:begin] + block_ids, request.salt, request.line)
@@ -249,22 +225,12 @@ class DiskTier:
         pool.release(known)
         return block_ids is not None
 
-    def _allocate(self, count: int, request: Request) -> list[int] | None:
-        """Room for a request that may not run for long."""
-        pool = self._scheduler.pool
-        if count > pool.num_free:
-            most = self._scheduler.retention.most_for_waiting(request.priority)
-            self._scheduler.tree.evict(count - pool.num_free, request.id, most)
-        return pool.allocate(count)
-
     def _end(self, load: _Load) -> None:
-        """Hand the request over to the scheduler; those who followed it see what is left for them to read."""
+        """Let the request wait for its turn; those who followed it see what is left for them to read."""
+        self._loads.remove(load)
         self._loading = {key: other for key, other in self._loading.items() if other is not load}
-        for request in (load.request, *load.followers.values()):
-            del self._loads[request.id]
-        if load.request.is_awaited:
+        if load.request.is_awaited and not load.request.is_finished:
             self._scheduler.seating.keep(load.request)
-        self._scheduler.waiting[load.request.id] = load.request
-        for request in load.followers.values():
-            if not self._restore(request):
-                self._scheduler.waiting[request.id] = request
+        load.request.is_loading = False
+        for request in load.followers:
+            request.is_loading = not request.is_finished and self._restore(request)

@@ -24,15 +24,11 @@ class Guess:
     """What may come next. Guesses of as long a `match` are right about equally often."""
 
     token_ids: list[int] = field(default_factory=list)
-    match: int = 0
-    """How many tokens before it were found where it was copied from; 0: it is not a copy."""
+    match: int = 0  # how many tokens before it were found where it was copied from; 0: it is not a copy
 
 
 class Drafter(Protocol):
-    """Guesses what comes next."""
-
-    has_model: bool
-    """Whether a guess may take steps of the hardware."""
+    has_model: bool  # whether a guess may take steps of the hardware
 
     def propose(self, wants: Sequence[Want]) -> list[Guess]:
         """One guess a want, at most `max_tokens` long; empty where there is none."""

@@ -1,16 +1,15 @@
 """Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
 
 Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
-shadows take each small step together. One that is far behind, because its request has just prefilled a long prompt,
-prefills a bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share
-through a prefix tree what they have computed, and only what is settled: no block of the tree ever holds a guess.
-
-Whatever goes wrong here costs guesses, never an answer.
+shadows take each small step together; one that is far behind prefills a bounded piece a call and guesses nothing
+meanwhile. They share what is settled through a prefix tree: no block of it ever holds a guess. Whatever goes wrong here
+costs guesses, never an answer.
 """
 
 import logging
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,11 +64,6 @@ class _Shadow:
         return self.copy.num_tokens - self.copy.num_computed
 
 
-def _shadow(want: Want) -> _Shadow:
-    request = want.request
-    return _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
-
-
 class ModelDrafter:
     """Runs the draft model greedily, until it has guessed enough or is no longer sure."""
 
@@ -118,14 +112,10 @@ class ModelDrafter:
         self._backend.close()
 
     def check(self) -> None:
-        self._pool.check()
         self._tree.check()
-        users: dict[int, int] = {}
-        for shadow in self._shadows.values():
-            assert shadow.copy.num_computed <= len(shadow.copy.block_ids) * self._block_size
-            for block_id in shadow.copy.block_ids:
-                users[block_id] = users.get(block_id, 0) + 1
-        assert all(self._pool.num_users(i) == users.get(i, 0) for i in range(self._pool.num_blocks))
+        copies = [shadow.copy for shadow in self._shadows.values()]
+        assert all(copy.num_computed <= len(copy.block_ids) * self._block_size for copy in copies)
+        self._pool.check(Counter(block_id for copy in copies for block_id in copy.block_ids))
 
     def _follow(self, want: Want) -> _Shadow | None:
         """The request's shadow, level with its tokens; None if the draft model has no such tokens."""
@@ -134,7 +124,9 @@ class ModelDrafter:
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        shadow = self._shadows.pop(request, None) or _shadow(want)
+        shadow = self._shadows.pop(request, None)
+        if shadow is None:
+            shadow = _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
         self._shadows[request] = shadow
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
@@ -187,24 +179,15 @@ class ModelDrafter:
         )
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:
-        num_missing = -(-num_tokens // self._block_size) - len(copy.block_ids)
-        if num_missing > 0:
-            block_ids = self._allocate(num_missing)
-            if block_ids is None:
-                return False
-            copy.block_ids.extend(block_ids)
-        return True
-
-    def _allocate(self, count: int) -> list[int] | None:
-        """Blocks that are free, or idle in the tree, or held by shadows not asked for now."""
-        while count > self._pool.num_free:
-            if self._tree.evict(count - self._pool.num_free):
-                continue
+        """With blocks that are free, or idle in the tree, or held by shadows not asked for now."""
+        num_missing = max(0, -(-num_tokens // self._block_size) - len(copy.block_ids))
+        while (block_ids := self._tree.allocate(num_missing)) is None:
             request, shadow = next(iter(self._shadows.items()))
             if shadow.wanted_at == self._num_calls:
-                return None
+                return False
             self._drop(request)
-        return self._pool.allocate(count)
+        copy.block_ids.extend(block_ids)
+        return True
 
     def _adopt(self, copy: Request) -> None:
         """Use what the tree has beyond what this one has computed; the last token is always left, for its logits."""
@@ -216,17 +199,10 @@ class ModelDrafter:
         copy.num_computed = len(copy.block_ids) * self._block_size
 
     def _share(self, copy: Request, num_tokens: int) -> None:
-        """Put the blocks of that many tokens into the tree, and use the tree's own where it had them already."""
+        """Put the full blocks of that many tokens into the tree."""
         num_full = num_tokens // self._block_size
-        own = copy.block_ids[:num_full].tolist()
-        if not own or self._pool.is_kept(own[-1]):
-            return
-        shared = self._tree.insert(copy.token_ids[: num_full * self._block_size], own, copy.salt)
-        for i, (mine, theirs) in enumerate(zip(own, shared, strict=True)):
-            if mine != theirs:
-                self._pool.use([theirs])
-                self._pool.release([mine])
-                copy.block_ids[i] = theirs
+        if num_full and not self._pool.is_kept(copy.block_ids[num_full - 1]):
+            self._tree.share(copy.token_ids[: num_full * self._block_size], copy.block_ids, copy.salt)
 
     def _drop(self, request: Request) -> None:
         self._pool.release(self._shadows.pop(request).copy.block_ids)

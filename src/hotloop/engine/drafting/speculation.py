@@ -1,11 +1,9 @@
 """How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
 
-A step of n tokens takes about `fixed + n * each` seconds; both are learned from the steps themselves. A guess at depth
-i is right if all before it were, so it brings p^i tokens, p being how often guesses of its kind were right lately.
-The likeliest guesses of all requests are added while the tokens a second of the step go up: with one request running
-many are nearly free, in a full batch only near-certainties pay, and no request is slowed by another's drafts.
-
-Under a grammar a guess is cut at the first token it forbids, and what it forces is added in between.
+A step of n tokens takes about `fixed + n * each` seconds, learned from the steps themselves. A guess at depth i brings
+p^i tokens, p being how often guesses of its kind were right lately. The likeliest guesses of all requests are added
+while the tokens a second of the step go up. Under a grammar a guess is cut at the first token it forbids, and what it
+forces is added in between.
 """
 
 import heapq
@@ -34,17 +32,11 @@ class StepCost:
     """What a step costs: a line through the durations of recent steps, by their number of tokens."""
 
     def __init__(self) -> None:
-        self._count = self._n = self._t = self._nn = self._nt = 0.0
+        self._sums = [0.0] * 5
 
     def observe(self, num_tokens: int, duration_s: float) -> None:
-        for name, value in (
-            ("_count", 1.0),
-            ("_n", num_tokens),
-            ("_t", duration_s),
-            ("_nn", num_tokens**2),
-            ("_nt", num_tokens * duration_s),
-        ):
-            setattr(self, name, 0.98 * getattr(self, name) + value)
+        new = (1.0, num_tokens, duration_s, num_tokens**2, num_tokens * duration_s)
+        self._sums = [0.98 * old + each for old, each in zip(self._sums, new, strict=True)]
 
     def marginal(self, num_tokens: int) -> float:
         """What one more token adds to a step of so many, as a share of its duration."""
@@ -52,11 +44,12 @@ class StepCost:
         return each / (fixed + each * num_tokens)
 
     def _line(self) -> tuple[float, float]:
-        if not self._t:
+        count, *sums = self._sums
+        if not sums[1]:
             return 1.0, 30.0  # nothing measured yet: as on a small machine
-        mean_n, mean_t = self._n / self._count, self._t / self._count
-        variance = self._nn / self._count - mean_n**2
-        slope = (self._nt / self._count - mean_n * mean_t) / variance if variance > 1 else mean_t / (30 + mean_n)
+        mean_n, mean_t, mean_nn, mean_nt = (each / count for each in sums)
+        variance = mean_nn - mean_n**2
+        slope = (mean_nt - mean_n * mean_t) / variance if variance > 1 else mean_t / (30 + mean_n)
         each = min(max(slope, mean_t / (100 + mean_n)), mean_t / mean_n)
         return each, mean_t - each * mean_n
 
@@ -94,13 +87,11 @@ class Draft:
     part: Slice
     matcher: Matcher | None
     max_guesses: int
-    max_tokens: int
-    """As many as the answer has room for, but for the one that is chosen after them."""
+    max_tokens: int  # as many as the answer has room for, but for the one that is chosen after them
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int | None] = field(default_factory=list)
     num_guesses: int = 0
-    is_open: bool = True
-    """Whether it is worth asking for more."""
+    is_open: bool = True  # whether it is worth asking for more
 
     def want(self) -> Want:
         request = self.part.request

@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
+from hotloop.engine.grammar.ending import Endings
 from hotloop.engine.grammar.trial import Trial, build, is_plain
 from hotloop.models.tokenizer import Tokenizer
 
@@ -37,10 +38,7 @@ class Compiler:
         spelling.inner = self._inner
         special = {i: tokenizer.token_text(i) for i in range(vocab_size) if tokenizer.is_special(i)}
         self._trial = Trial(vocab_size, special, self.eos_ids)
-
-    def spell(self, text: str) -> list[int]:
-        """The tokens of a text, none of them special."""
-        return self._inner.tokenize_str(text)
+        self.endings = Endings(self._inner.tokenize_str, self.eos_ids)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         size = len(grammar.text.encode("utf-8", "surrogatepass"))

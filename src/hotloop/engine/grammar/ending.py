@@ -6,13 +6,11 @@ turn, those tried least first, until the grammar leads on. Knows JSON and tags b
 
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hotloop.engine.grammar.compiler import Compiler
 
 # A raw line's end cannot stand in a JSON string, so these close a tag's text and nothing else.
 _TAGS = ("\n</parameter>\n", "\n</parameter>", "\n</function>", "\n</tool_call>")
@@ -41,15 +39,15 @@ class Walker(Protocol):
 class Endings:
     """Looks for endings in one vocabulary."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, spell: Callable[[str], list[int]], eos_ids: frozenset[int]) -> None:
         def words(texts: Iterable[str]) -> list[Word]:
-            spelt = [tuple(compiler.spell(text)) for text in dict.fromkeys(texts)]
+            spelt = [tuple(spell(text)) for text in dict.fromkeys(texts)]
             return [word for word in spelt if word]  # not every vocabulary has every character
 
-        self._eos_ids = compiler.eos_ids
+        self._eos_ids = eos_ids
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
-        self._values, self._text = _Words(words(_VALUES)), _Words(words(_TEXT))
-        [self._quote, self._letter] = [tuple(compiler.spell(text)) for text in '"x']
+        self._values, self._text = words(_VALUES), words(_TEXT)
+        [self._quote, self._letter] = [tuple(spell(text)) for text in '"x']
 
     def find(self, walker: Walker, max_tokens: int) -> list[int] | None:
         """At most so many tokens that complete the answer; None if none were found. The walker goes along."""
@@ -81,7 +79,7 @@ class Endings:
 
     def _choose(self, walker: Walker, tried: "Counter[Word]", *, may_close: bool) -> Word | None:
         """The word that is likeliest to lead out of here."""
-        mask = walker.mask()
+        mask = walker.mask().tobytes()
         is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
         closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]
         # A quote that did not lead out of a text is not a string's end: then it is a character among others.
@@ -90,25 +88,12 @@ class Endings:
         sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is not None:
             return sure
-        likely = (self._text if is_text else self._values).beginning(mask)
+        likely = [word for word in (self._text if is_text else self._values) if _begins(mask, word)]
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
 
 
-class _Words:
-    """Many words, whose first tokens are looked up together."""
-
-    def __init__(self, words: list[Word]) -> None:
-        self._words = words
-        self._first_ids = np.array([word[0] for word in words], np.int64)
-
-    def beginning(self, mask: NDArray[np.uint8]) -> list[Word]:
-        """Those whose first token may come."""
-        is_allowed = mask[self._first_ids >> 3] >> (self._first_ids & 7) & 1
-        return [self._words[i] for i in np.flatnonzero(is_allowed)]
-
-
-def _begins(mask: NDArray[np.uint8], word: Word) -> bool:
+def _begins(mask: bytes, word: Word) -> bool:
     """Whether the first token of a word may come."""
     return bool(word) and bool(mask[word[0] >> 3] >> (word[0] & 7) & 1)
 
@@ -124,6 +109,6 @@ def _takes(walker: Walker, word: Word) -> bool:
     return num_taken == len(word)
 
 
-def _allowed(mask: NDArray[np.uint8]) -> Iterator[Word]:
-    bits = np.unpackbits(mask, bitorder="little")
+def _allowed(mask: bytes) -> Iterator[Word]:
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
     return ((token_id,) for token_id in np.flatnonzero(bits)[:_MAX_TRIED].tolist())

@@ -1,9 +1,8 @@
 """Which tokens may come next: grammars compiled and kept, and one matcher a request that walks through its own.
 
 Invariant: what a matcher allows depends on its grammar and on the tokens it has taken, never on which questions were
-asked in between, nor on what was taken and rolled back. A run of forced tokens is settled where it begins and stays as
-it is while it is walked, so that the tokens are the same whether a run is appended at once or sampled one by one.
-Knows nothing of requests, of what a logit means, or of what a tool call looks like.
+asked in between, nor on what was rolled back. A run of forced tokens is settled where it begins, so that the tokens are
+the same whether a run is appended at once or sampled one by one.
 """
 
 import threading
@@ -21,7 +20,6 @@ from hotloop.backends.backend import Mask
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.grammar import Grammar
 from hotloop.engine.grammar.compiler import Compiler, first_line
-from hotloop.engine.grammar.ending import Endings
 from hotloop.models.tokenizer import Tokenizer
 
 _MANY = 8  # masks, from which on it pays to share them out
@@ -30,10 +28,9 @@ _MANY = 8  # masks, from which on it pays to share them out
 class Matcher:
     """One request's place in its grammar. Used by one thread at a time."""
 
-    def __init__(self, inner: LLMatcher, compiler: Compiler, endings: Endings, forget: Callable[[], None]) -> None:
+    def __init__(self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None]) -> None:
         self._inner = inner
         self._compiler = compiler
-        self._endings = endings
         self._forget = forget
         self._has_ended = False
         # The forced tokens from here on are run[at:]; None: not looked up yet. `past` has both for each token taken.
@@ -58,7 +55,6 @@ class Matcher:
         return self._has_ended or self._inner.is_accepting()
 
     def mask(self) -> Mask:
-        """Which tokens may come next."""
         known = self._known_mask()
         return self._checked(np.frombuffer(self._inner.compute_bitmask(), np.uint8)) if known is None else known
 
@@ -98,7 +94,6 @@ class Matcher:
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the last tokens taken."""
         if not num_tokens:
             return
         assert 0 < num_tokens <= len(self._past), "more rolled back than was taken"
@@ -125,9 +120,9 @@ class Matcher:
         """A short way from here to a complete answer, its end not included; None if none was found."""
         if self._has_ended or self.error:
             return [] if self._has_ended else None
-        copy = Matcher(self._inner.deep_copy(), self._compiler, self._endings, self._forget)
+        copy = Matcher(self._inner.deep_copy(), self._compiler, self._forget)
         copy._run, copy._at = self._run, self._at
-        return self._endings.find(copy, max_tokens)
+        return self._compiler.endings.find(copy, max_tokens)
 
     def _forced_run(self) -> list[int]:
         if self._run is None:
@@ -196,7 +191,6 @@ class Grammars:
         self._vocab_size = vocab_size
         self._max_grammars = max_grammars
         self._compiler: Compiler | None = None
-        self._endings: Endings | None = None
         self._building = threading.Lock()
         self._lock = threading.Lock()  # guards the table and the counts; never held while something is compiled
         self._kept: OrderedDict[Grammar, _Shape] = OrderedDict()
@@ -211,14 +205,13 @@ class Grammars:
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar. Raises what `prepare` raises."""
         shape = self._compiled(grammar)
-        compiler, endings = self._prepared()
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
-        return Matcher(shape.parser.result().deep_copy(), compiler, endings, lambda: self._forget(grammar, shape))
+        return Matcher(shape.parser.result().deep_copy(), self._prepared(), lambda: self._forget(grammar, shape))
 
     def _compiled(self, grammar: Grammar) -> _Shape:
-        compiler, _ = self._prepared()
+        compiler = self._prepared()
         with self._lock:
             shape = self._kept.get(grammar)
             is_new = shape is None
@@ -229,25 +222,21 @@ class Grammars:
             while len(self._kept) > self._max_grammars:
                 self._kept.popitem(last=False)
         if is_new:
-            self._compile(compiler, grammar, shape)
+            try:
+                shape.parser.set_result(compiler.compile(grammar))
+            except BaseException as error:
+                self._forget(grammar, shape)
+                shape.parser.set_exception(error)
         shape.parser.result()
         return shape
-
-    def _compile(self, compiler: Compiler, grammar: Grammar, shape: _Shape) -> None:
-        try:
-            shape.parser.set_result(compiler.compile(grammar))
-        except BaseException as error:
-            self._forget(grammar, shape)
-            shape.parser.set_exception(error)
 
     def _forget(self, grammar: Grammar, shape: _Shape) -> None:
         with self._lock:
             if self._kept.get(grammar) is shape:
                 del self._kept[grammar]
 
-    def _prepared(self) -> tuple[Compiler, Endings]:
+    def _prepared(self) -> Compiler:
         with self._building:
-            if self._compiler is None or self._endings is None:
+            if self._compiler is None:
                 self._compiler = Compiler(self._tokenizer, self._vocab_size)
-                self._endings = Endings(self._compiler)
-            return self._compiler, self._endings
+            return self._compiler

@@ -1,9 +1,8 @@
 """Building llguidance's parser, and trying that first in a process that can be killed.
 
-llguidance bounds a step of matching, but not every compilation: a few intersected patterns can keep it busy for minutes
-while its memory grows, and a thread cannot be stopped. A grammar that could do so is compiled in a child first, under
-limits of the operating system; only if the child lives is it compiled here. The child has a vocabulary of bytes, since
-what is slow does not depend on the words. It imports little, being started for each trial.
+llguidance bounds a step of matching, but not every compilation: a few intersected patterns can keep it busy for
+minutes, and a thread cannot be stopped. A grammar that could do so is compiled in a child first, under limits of the
+operating system, with a vocabulary of bytes. The child imports little, being started for each trial.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -27,6 +26,11 @@ MAX_QUEUE_S = 2.0
 # ^.{1,255}$ need that much. A state takes 1 or 2 kB.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
+_WRAPPERS: Mapping[str, Callable[[str], str]] = {
+    "json_schema": LLMatcher.grammar_from_json_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "lark": LLMatcher.grammar_from_lark,
+}
 _MAX_PLAIN_BYTES = 16 * 1024
 # What turns into intersected, subtracted, counted or dividing expressions, which is where the time goes; and what looks
 # so and is quick: anything without a certain word, and characters of one class counted.
@@ -38,7 +42,7 @@ _QUICK = re.compile(
 
 def build(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     """The parser at its beginning; in error if the grammar is wrong, cannot begin, or cannot take a token back."""
-    matcher = LLMatcher(vocabulary, _wrap(grammar), log_level=0, limits=LIMITS)
+    matcher = LLMatcher(vocabulary, _WRAPPERS[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
     if matcher.is_error():
         return matcher
     probe = matcher.deep_copy()
@@ -49,16 +53,6 @@ def build(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
         num_taken += probe.try_consume_tokens([first])
     probe.rollback(num_taken)
     return probe if probe.is_error() else matcher
-
-
-def _wrap(grammar: Grammar) -> str:
-    match grammar.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.text)
-        case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
-        case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
 
 
 def is_plain(grammar: Grammar) -> bool:

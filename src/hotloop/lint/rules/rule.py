@@ -1,17 +1,31 @@
-"""What a rule is: an id, words for people, and a pure function from a run to findings."""
+"""What a rule is: an id, words for people, and a pure function from a run to what it found."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from inspect import getdoc
 
+from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
-from hotloop.lint.run import LintedRun
-
-Check = Callable[[LintedRun], Iterator[Finding]]
+from hotloop.lint.run import LintedRun, LintedStep
 
 _MAX_QUOTED = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check tells. Severity and fix are the rule's where it does not say."""
+
+    place: TextPlace
+    words: str
+    waste: Waste = field(default_factory=Waste)
+    severity: Severity | None = None
+    fix: str = ""
+
+
+Check = Callable[[LintedRun], Iterator[Found]]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """`min_recomputed`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to
     one message it does to all of them, so that all it does in a run is one finding.
@@ -19,30 +33,41 @@ class Rule:
 
     id: str
     name: str
-    severity: Severity
     summary: str
-    mend: str
+    fix: str
+    severity: Severity
+    min_recomputed: int
+    is_habit: bool
     check: Check
-    min_recomputed: int = 0
-    is_habit: bool = False
 
-    def found(
-        self,
-        place: TextPlace,
-        words: str,
-        waste: Waste | None = None,
-        *,
-        severity: Severity | None = None,
-        mend: str = "",
-    ) -> Finding:
-        return Finding(
-            rule=self.id,
-            severity=severity or self.severity,
-            place=place,
-            words=words,
-            mend=mend or self.mend,
-            waste=waste or Waste(),
-        )
+    def findings(self, run: LintedRun) -> Iterator[Finding]:
+        for found in self.check(run):
+            severity, fix = found.severity or self.severity, found.fix or self.fix
+            yield Finding(
+                rule=self.id, severity=severity, place=found.place, words=found.words, fix=fix, waste=found.waste
+            )
+
+
+def rule(
+    id_: str,
+    name: str,
+    *,
+    severity: Severity = Severity.WARNING,
+    min_recomputed: int = 0,
+    is_habit: bool = False,
+) -> Callable[[Check], Rule]:
+    """Decorates the rule's check, whose docstring says in its first line what is wrong, and below how to fix it."""
+
+    def make(check: Check) -> Rule:
+        summary, _, fix = (getdoc(check) or "").partition("\n\n")
+        return Rule(id_, name, summary, " ".join(fix.split()), severity, min_recomputed, is_habit, check)
+
+    return make
+
+
+def at_change(step: LintedStep, change: Change, words: str, *, severity: Severity | None = None) -> Found:
+    """What a change did, and what it cost."""
+    return Found(step.place_of(change), words, step.waste_of(change), severity)
 
 
 def quote(text: str) -> str:

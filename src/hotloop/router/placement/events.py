@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from hotloop.core.config import check_endpoint
 from hotloop.core.errors import ConfigError
-from hotloop.router.placement.exact import ExactIndex
+from hotloop.router.placement.exact import HeldBlocks
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,6 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Blocks that a replica has no longer."""
-
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
@@ -97,9 +95,11 @@ def parse_event(raw: Any) -> Event | None:
     """None for what cannot be used: of an unknown kind, with tokens that are no integers, or of other layers than the
     first group's, which is the one that keeps whole prompts.
     """
-    kind, fields = _take_apart(raw)
+    name, *values = (raw.get("type", ""),) if isinstance(raw, Mapping) else raw
+    kind = _KINDS.get(name)
     if kind is None:
         return None
+    fields = raw if isinstance(raw, Mapping) else dict(zip(kind.__struct_fields__, values, strict=False))
     try:
         event = msgspec.convert(fields, kind)
     except msgspec.ValidationError:
@@ -107,21 +107,13 @@ def parse_event(raw: Any) -> Event | None:
     return None if isinstance(event, (Stored, Removed)) and event.group_idx else event
 
 
-def _take_apart(raw: Any) -> tuple[type[Event] | None, Mapping[str, Any]]:
-    if isinstance(raw, Mapping):
-        return _KINDS.get(raw.get("type", "")), raw
-    name, *values = raw
-    kind = _KINDS.get(name)
-    return kind, dict(zip(kind.__struct_fields__, values, strict=False)) if kind else {}
-
-
 class KvEvents:
-    """Feeds the index with what one replica says, until it is cancelled."""
+    """Keeps `held` as one replica publishes it, until it is cancelled."""
 
-    def __init__(self, index: ExactIndex, replica: str, endpoint: str, replay: str | None = None) -> None:
+    def __init__(self, held: HeldBlocks, replica: str, endpoint: str, replay: str | None = None) -> None:
         for address in filter(None, (endpoint, replay)):
             check_endpoint(f"kv_events of {replica}", address)
-        self._index = index
+        self._held = held
         self._replica = replica
         self._endpoint = endpoint
         self._replay = replay
@@ -160,7 +152,6 @@ class KvEvents:
                 await self._take(batch)
 
     async def _take(self, batch: Batch) -> None:
-        """The next batch, or one out of turn."""
         last = self._last
         if last and batch.number <= last.number and batch.ts <= last.ts:
             return  # it was replayed
@@ -185,7 +176,7 @@ class KvEvents:
         self._forget()
         heard = await self._ask(0)
         if heard == []:  # it has never said anything: it has nothing
-            self._index.complete(self._replica)
+            self._held.complete()
         for batch in heard or ():
             await self._apply(batch)
 
@@ -194,28 +185,24 @@ class KvEvents:
         now = asyncio.get_running_loop().time()
         if not self._replay or now < self._may_ask_at:
             return None
-        self._may_ask_at = now + REPLAY_PAUSE_S
-        try:
-            messages = await self._hear_replay(number)
-        except TimeoutError:
-            log.warning("%s does not replay its KV events at %s", self._replica, self._replay)
-            return None
-        self._may_ask_at = 0.0
-        return [batch for batch in map(parse_batch, messages) if batch]
-
-    async def _hear_replay(self, number: int) -> list[list[bytes]]:
-        messages: list[list[bytes]] = []
+        batches: list[Batch] = []
         with self._context.socket(self._zmq.DEALER) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
             socket.setsockopt(self._zmq.RCVHWM, _MAX_QUEUED)
             socket.connect(self._replay)
             await socket.send_multipart([b"", number.to_bytes(8, "big")])
             while True:
-                async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                    frames = await socket.recv_multipart()
+                try:
+                    async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                        frames = await socket.recv_multipart()
+                except TimeoutError:
+                    log.warning("%s does not replay its KV events at %s", self._replica, self._replay)
+                    self._may_ask_at = now + REPLAY_PAUSE_S
+                    return None
                 if frames[-2:-1] == [_END]:
-                    return messages
-                messages.append(frames)
+                    return batches
+                if batch := parse_batch(frames):
+                    batches.append(batch)
 
     async def _apply(self, batch: Batch) -> None:
         """A batch; if it is not the one that was to come, it is a beginning."""
@@ -223,35 +210,25 @@ class KvEvents:
             self._forget()
         self._last = batch
         for i, event in enumerate(batch.events, 1):
-            self._apply_event(event)
+            match event:
+                case Cleared():
+                    self._held.clear()
+                case Removed():
+                    self._held.removed(event.block_hashes, event.medium or "")
+                case Stored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
+                    place, parent = event.medium or "", event.parent_block_hash
+                    self._held.stored(hashes, token_ids, block_size=size, parent=parent, place=place)
             if i % _EVENTS_A_TURN == 0:
                 await asyncio.sleep(0)
         if batch.is_beginning:
-            self._index.complete(self._replica)
-
-    def _apply_event(self, event: Event) -> None:
-        index, replica = self._index, self._replica
-        match event:
-            case Cleared():
-                index.clear(replica)
-            case Removed():
-                index.removed(replica, event.block_hashes, event.medium or "")
-            case Stored() if event.is_plain:
-                index.stored(
-                    replica,
-                    event.block_hashes,
-                    event.token_ids,
-                    block_size=event.block_size,
-                    parent=event.parent_block_hash,
-                    place=event.medium or "",
-                )
+            self._held.complete()
 
     def _is_next(self, batch: Batch) -> bool:
         return batch.number == (self._last.number + 1 if self._last else 0)
 
     def _forget(self) -> None:
         self._last = None
-        self._index.clear(self._replica)
+        self._held.clear()
 
 
 def load_zmq() -> ModuleType:

@@ -1,4 +1,4 @@
-"""Keeps what the policies look at: who holds which prefix, where each session was, how much everybody has to do.
+"""Keeps what the policies look at: which replica holds which prefix, where each session was, how much each has to do.
 
 Used by the router for real requests and by the simulator for recorded ones; time comes from outside. Bounded.
 """
@@ -6,18 +6,19 @@ Used by the router for real requests and by the simulator for recorded ones; tim
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotloop.router.placement.index import HASH_BYTES, PrefixIndex
+from hotloop.core.recent import RecentDict
+from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import Choice, Placing, Policy, View
 
 MAX_STARTS = 10_000
 """How many common beginnings of prompts are counted."""
 MAX_SESSIONS = 100_000
 OUTPUT_COST = 8.0
-"""What a token written costs, in tokens read."""
+"""What a token to decode costs, in tokens to prefill."""
 LATELY = 1_000
 """After so many requests a replica, what was given before them counts by 1/e."""
 _FADED = math.exp(-1 / LATELY)
@@ -27,25 +28,33 @@ SHRINK, GROW = 0.9, 1.001
 """What becomes of the room a replica is thought to have, if it turns out to have lost a prompt and if not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What placing needs to know of a request: the hashes of its blocks, and sizes as far as they can be told."""
+
+    key: bytes = b""
+    num_tokens: int = 0
+    num_output: int = 0
+    """How much it is expected to write."""
+    session: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request that was placed; given back when it is over."""
 
     choice: Choice
-    session: str
-    num_tokens: int
-    num_output: int
-    """How much it is expected to write."""
+    prompt: Prompt
     work_tokens: float
     """What is left to do of it."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """Where a session was last, and all the work it has been; and its last prompt, which its home has read to the end,
-    while keys end with the last whole block."""
+    """Where a session was last, and all the work it has been; and its last prompt, which its home has cached to the
+    end, while keys end with the last whole block."""
 
-    home: str
+    home: str = ""
     work_tokens: float = 0.0
     num_tokens: int = 0
     num_blocks: int = 0
@@ -66,17 +75,17 @@ class Placement:
     def __init__(self, policy: Policy, *, block_tokens: int, seed: int | None = None) -> None:
         self._policy = policy
         self._block_tokens = block_tokens
-        self._index: PrefixIndex[str] = PrefixIndex()
+        self._index = PrefixIndex()
         self._views: dict[str, View] = {}
         self._most_tokens: dict[str, int] = {}
-        self._pasts: OrderedDict[str, _Past] = OrderedDict()
+        self._pasts: RecentDict[str, _Past] = RecentDict(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
-        self._starts: OrderedDict[bytes, int] = OrderedDict()
+        self._starts: RecentDict[bytes, int] = RecentDict(MAX_STARTS)
         self._dice = random.Random(seed)
         self._num_placed = 0
 
     def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
-        """A replica that has read nothing yet. It counts as no less busy than the rest, or all would go there."""
+        """A replica that has nothing cached yet. It counts as no less busy than the rest, or all would go there."""
         self.remove_replica(name)
         loads = [view.load for view in self._views.values()]
         recent_tokens = weight * sum(loads) / max(1, len(loads))
@@ -92,7 +101,7 @@ class Placement:
             del self._gaps[session]
 
     def forget_replica(self, name: str) -> None:
-        """It has lost all it had read, as by a restart; what it is asked to do is not over for that."""
+        """It has lost its cache, as by a restart; its requests are not over for that."""
         view = self._views.get(name)
         if view:
             self._index.remove_replica(name)
@@ -101,13 +110,10 @@ class Placement:
 
     def place(
         self,
-        key: bytes,
-        num_tokens: int,
+        prompt: Prompt,
         *,
-        session: str = "",
-        num_output: int = 0,
         now: float = 0.0,
-        among: frozenset[str] | None = None,
+        among: Collection[str] | None = None,
         known: Mapping[str, int] | None = None,
     ) -> Ticket | None:
         """Choose a replica for a prompt, and count on it; None if there is none to choose from.
@@ -117,38 +123,38 @@ class Placement:
         views = [view for view in self._views.values() if among is None or view.name in among]
         if not views:
             return None
-        self._fade()
-        self._end_gaps(session, now)
-        past = self._pasts.get(session)
-        placing = Placing(num_tokens, session, self._num_placed, self._dice)
+        if self._num_placed % len(self._views) == 0:  # once for as many requests as there are replicas is enough
+            for view in self._views.values():
+                view.recent_tokens *= _FADED
+        self._end_gap(prompt.session)
+        while self._gaps and next(iter(self._gaps.values())).until_s <= now:  # the oldest stand first
+            self._end_gap(next(iter(self._gaps)))
+        past, match = self._pasts.get(prompt.session), self._index.match(prompt.key)
+        placing = Placing(prompt.num_tokens, prompt.session, self._num_placed, self._dice)
         if past:
             placing.past_tokens = past.work_tokens
         else:
-            placing.num_alike = self._count_alike(key)
-            placing.past_tokens = num_tokens if session or placing.num_alike else 0.0
-        with self._seen(key, num_tokens, past, known or {}):
+            placing.num_alike = self._count_alike(prompt.key, match)
+            placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
+        with self._seen(match, prompt.num_tokens, past, known or {}):
             choice = self._policy(views, placing)
-        work_tokens = num_tokens - choice.matched_tokens + OUTPUT_COST * num_output
-        ticket = Ticket(choice, session, num_tokens, num_output, work_tokens)
-        self._count(ticket, len(key) // HASH_BYTES)
-        self._index.insert(choice.name, key)
-        self._views[choice.name].held_tokens = self._index.num_blocks(choice.name) * self._block_tokens
+        work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
+        ticket = Ticket(choice, prompt, work_tokens)
+        self._count(ticket)
+        self._index.insert(choice.name, prompt.key)
+        self._update_held(self._views[choice.name])
         return ticket
 
-    def _count_alike(self, key: bytes) -> int:
+    def _count_alike(self, key: bytes, match: Match) -> int:
         """How many began before as this one does, if it begins: what is known of its prompt ends where others go on
         differently, or nowhere before its own end. A conversation that goes on ends where nobody has gone on yet.
         """
-        num_blocks, num_branches = self._index.find(key)
-        end = num_blocks * HASH_BYTES
-        if not num_blocks or not (num_branches or end == len(key)):
+        end = match.num_blocks * HASH_BYTES
+        if not end or not (match.num_branches or end == len(key)):
             return 0
         mark = key[end - HASH_BYTES : end]
-        self._starts[mark] = self._starts.get(mark, 0) + 1
-        self._starts.move_to_end(mark)
-        if len(self._starts) > MAX_STARTS:
-            self._starts.popitem(last=False)
-        return self._starts[mark]
+        num_alike = self._starts[mark] = self._starts.get(mark, 0) + 1
+        return num_alike
 
     def note_elsewhere(self, name: str, num_requests: int) -> None:
         """A replica has requests from others, too; each is taken for one of ours."""
@@ -158,14 +164,14 @@ class Placement:
         self._views[name].elsewhere_tokens = num_requests * mean_tokens
 
     def begin(self, ticket: Ticket) -> None:
-        """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""
-        self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.num_output))
+        """The first token of an answer is there, so the prompt is prefilled: nobody waits for that any more."""
+        self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.prompt.num_output))
 
     def correct(self, ticket: Ticket, num_cached: int) -> None:
-        """A replica says how much of a prompt it need not read.
+        """A replica says how much of a prompt it had cached.
 
-        It has the prompt now, whatever it had before. But where it had lost half of what we counted on, all that was
-        used longer ago is lost as well: it has less room than we thought. Room comes back as it keeps its promises.
+        It has the prompt now, whatever it had before. But where it had evicted half of what we counted on, all that was
+        used longer ago is gone as well: it has less room than we thought. Room comes back as it keeps its promises.
         """
         view = self._views.get(ticket.choice.name)
         num_believed = ticket.choice.matched_tokens
@@ -173,17 +179,17 @@ class Placement:
             return
         view.recent_tokens += max(0, num_believed - num_cached)
         if num_cached < num_believed / 2:
-            room = max(SHRINK * min(view.capacity_tokens, view.held_tokens), ticket.num_tokens)
+            room = max(SHRINK * min(view.capacity_tokens, view.held_tokens), ticket.prompt.num_tokens)
         else:
             room = GROW * view.capacity_tokens
         view.capacity_tokens = min(int(room), self._most_tokens[view.name])
         self._index.resize(view.name, self._to_blocks(view.capacity_tokens))
-        view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
+        self._update_held(view)
 
     def finish(
         self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
     ) -> None:
-        """A request that was placed is over, however it ended; what is known of its answer is told.
+        """A request that was placed is over, however it ended.
 
         After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
         was: what it wrote is about what the next one will.
@@ -193,12 +199,12 @@ class Placement:
             return
         view.num_running = max(0, view.num_running - 1)
         self._reduce(ticket, 0.0)
-        num_written = ticket.num_output if num_output is None else num_output
-        view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.num_output))
-        if has_tool_call and ticket.session:
+        num_written = ticket.prompt.num_output if num_output is None else num_output
+        view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.prompt.num_output))
+        if has_tool_call and ticket.prompt.session:
             gap = _Gap(view.name, OUTPUT_COST * num_written, now + TOOL_GAP_S)
-            self._end_gap(ticket.session)
-            self._gaps[ticket.session] = gap
+            self._end_gap(ticket.prompt.session)
+            self._gaps[ticket.prompt.session] = gap
             view.returning_tokens += gap.work_tokens
 
     def check(self) -> None:
@@ -210,36 +216,31 @@ class Placement:
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
 
-    def _count(self, ticket: Ticket, num_blocks: int) -> None:
-        """A replica has something more to do, and a session a home."""
+    def _count(self, ticket: Ticket) -> None:
         self._num_placed += 1
         view = self._views[ticket.choice.name]
         view.work_tokens += ticket.work_tokens
         view.recent_tokens += ticket.work_tokens
         view.num_running += 1
-        if ticket.session:
-            past = self._pasts.setdefault(ticket.session, _Past(view.name))
+        prompt = ticket.prompt
+        if prompt.session:
+            past = self._pasts[prompt.session] = self._pasts.get(prompt.session) or _Past()
             past.home = view.name
             past.work_tokens += ticket.work_tokens
-            past.num_tokens, past.num_blocks = ticket.num_tokens, num_blocks
-            self._pasts.move_to_end(ticket.session)
-            if len(self._pasts) > MAX_SESSIONS:
-                self._pasts.popitem(last=False)
+            past.num_tokens, past.num_blocks = prompt.num_tokens, len(prompt.key) // HASH_BYTES
 
     def _reduce(self, ticket: Ticket, work_tokens: float) -> None:
-        """Only so much of a request is left to do."""
         view = self._views.get(ticket.choice.name)
         if view:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
         ticket.work_tokens = work_tokens
 
     @contextmanager
-    def _seen(self, key: bytes, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
+    def _seen(self, match: Match, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
         """While the body runs, the views know what they have of this prompt, and whose session it is."""
-        blocks = self._index.match(key)
-        matched = {name: num_blocks * self._block_tokens for name, num_blocks in blocks.items()}
+        matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
         home = past.home if past else ""
-        if past and home in blocks and blocks[home] >= past.num_blocks:
+        if past and home in matched and match.blocks[home] >= past.num_blocks:
             matched[home] = max(matched[home], past.num_tokens)
         matched.update(known)
         touched = [view for name in {*matched, home} if (view := self._views.get(name))]
@@ -252,26 +253,14 @@ class Placement:
             for view in touched:
                 view.matched_tokens, view.is_home = 0, False
 
-    def _fade(self) -> None:
-        """Once for as many requests as there are replicas is enough, and cheap."""
-        if self._num_placed % len(self._views) == 0:
-            for view in self._views.values():
-                view.recent_tokens *= _FADED
-
-    def _end_gaps(self, session: str, now: float) -> None:
-        """This session is back, and some have been away for too long. The oldest stand first."""
-        self._end_gap(session)
-        while self._gaps:
-            first = next(iter(self._gaps))
-            if self._gaps[first].until_s > now:
-                return
-            self._end_gap(first)
-
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)
         view = self._views.get(gap.home) if gap else None
         if gap and view:
             view.returning_tokens = max(0.0, view.returning_tokens - gap.work_tokens)
+
+    def _update_held(self, view: View) -> None:
+        view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
 
     def _to_blocks(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._block_tokens)

@@ -18,8 +18,6 @@ MAX_PAUSE_S = 4.0
 
 @dataclass(slots=True)
 class Breaker:
-    """Whether a replica may be asked."""
-
     num_failures: int = 0
     opened_until: float = 0.0
     pause_s: float = FIRST_PAUSE_S

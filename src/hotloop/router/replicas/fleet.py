@@ -6,12 +6,12 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from hotloop.router.asked import BLOCK_TOKENS, Asked
+from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
 from hotloop.router.kinds import Api
@@ -19,11 +19,11 @@ from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
 from hotloop.router.replicas.breaker import RetryBudget
-from hotloop.router.replicas.health import Watch
+from hotloop.router.replicas.health import watch
 from hotloop.router.replicas.queue import WaitingRoom
-from hotloop.router.replicas.replica import Replica, open_replica, open_requests
-from hotloop.router.replicas.tokens import tokenize
-from hotloop.router.told import Told
+from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
+from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
+from hotloop.router.summary import AnswerSummary
 
 MAX_ANSWERS = 20_000
 """How many answers are remembered by where they were made."""
@@ -31,14 +31,9 @@ MAX_ANSWERS = 20_000
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A request's place at a replica."""
-
     replica: Replica
     ticket: Ticket
-    has_calls: bool = False
-    """Whether the answer there ended in tool calls: the session will be back."""
-    num_output: int | None = None
-    """How many tokens it wrote, if it said."""
+    summary: AnswerSummary = field(default_factory=AnswerSummary)
 
 
 class Fleet:
@@ -47,13 +42,13 @@ class Fleet:
         self.budget = RetryBudget(config.router.retry_share)
         self.room: WaitingRoom[Place] = WaitingRoom(config.router.max_waiting)
         self.replicas: dict[str, Replica] = {}
-        self._leaving: set[Replica] = set()
+        self.leaving: set[Replica] = set()
         self._can_translate = can_translate
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
-        self._makers: OrderedDict[str, str] = OrderedDict()
+        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -78,52 +73,45 @@ class Fleet:
 
     @property
     def num_running(self) -> int:
-        return sum(each.num_running for each in (*self.replicas.values(), *self._leaving))
+        return sum(each.num_running for each in (*self.replicas.values(), *self.leaving))
 
-    @property
-    def leaving(self) -> Collection[Replica]:
-        return self._leaving
-
-    async def find_known(self, asked: Asked) -> Mapping[str, int]:
+    async def find_known(self, request: RoutedRequest) -> Mapping[str, int]:
         """What replicas that publish it hold of a prompt, in tokens as they are counted here."""
-        if not self._exact.has_replicas or asked.api not in ("chat", "completions"):
+        if not self._exact.held or request.api not in ("chat", "completions"):
             return {}
-        shares = await self._exact.matched_shares(asked.read_body())
-        return {name: int(share * asked.num_tokens) for name, share in shares.items()}
+        token_ids = await self._exact.token_ids(request.read_body())
+        if not token_ids:
+            return {}
+        matched = self._exact.match(token_ids)
+        return {name: num_tokens * request.num_tokens // len(token_ids) for name, num_tokens in matched.items()}
 
-    async def claim(self, asked: Asked, tried: Collection[str], known: Mapping[str, int]) -> Place:
+    async def claim(self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int]) -> Place:
         """A place for a request, at a replica that was not tried if there is one.
 
         Raises RouteError where no replica has the model, or there was no place in time; Overloaded where too many wait.
         """
-        self._check_served(asked)
-        place = self.try_claim(asked, tried, known)
+        self._check_served(request)
+        place = self.try_claim(request, tried, known)
         if place:
             return place
         try:
             async with asyncio.timeout(self.config.router.queue_timeout_s):
                 return await self.room.wait(
-                    asked.priority, lambda: self.try_claim(asked, tried, known), give_back=self._give_back
+                    request.priority, lambda: self.try_claim(request, tried, known), give_back=self.give_back
                 )
         except TimeoutError:
-            raise self._no_place() from None
+            if any(each.state == "up" for each in self.replicas.values()):
+                raise RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1) from None
+            raise RouteError(503, "no_replica", "no replica is up", retry_after_s=2) from None
 
     def try_claim(
-        self, asked: Asked, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
+        self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int], *, is_new: bool = False
     ) -> Place | None:
         """A place if there is one right now; with `is_new`, only where it was not tried."""
-        names = self._candidates(asked, tried)
+        names = self._candidates(request, tried)
         if is_new and names & set(tried):
             return None
-        ticket = self._placement.place(
-            asked.key,
-            asked.num_tokens,
-            session=asked.session,
-            num_output=asked.num_output,
-            now=time.monotonic(),
-            among=names,
-            known=known,
-        )
+        ticket = self._placement.place(request, now=time.monotonic(), among=names, known=known)
         if not ticket:
             return None
         replica = self.replicas[ticket.choice.name]
@@ -132,7 +120,6 @@ class Fleet:
         return Place(replica, ticket)
 
     def begin(self, place: Place) -> None:
-        """The first byte of an answer is there."""
         place.replica.breaker.begin()
         self._placement.begin(place.ticket)
 
@@ -141,10 +128,14 @@ class Fleet:
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
-        self._placement.finish(
-            place.ticket, num_output=place.num_output, has_tool_call=place.has_calls, now=time.monotonic()
-        )
+        num_output, has_calls = place.summary.num_output, place.summary.has_calls
+        self._placement.finish(place.ticket, num_output=num_output, has_tool_call=has_calls, now=time.monotonic())
         self.room.wake()
+
+    def give_back(self, place: Place) -> None:
+        """The request told nothing about the replica: it failed, was never sent, or its client has gone."""
+        place.replica.breaker.give_up()
+        self.release(place)
 
     def fail(self, place: Place, *, is_gone: bool = False) -> None:
         """It answered with an error of its own, or not at all; one that is gone is out until a probe finds it again."""
@@ -154,64 +145,51 @@ class Fleet:
             replica.state, replica.why = "down", "it cannot be reached"
             self._on_change(replica)
 
-    def _give_back(self, place: Place) -> None:
-        """A place that was never used."""
-        place.replica.breaker.give_up()
-        self.release(place)
-
-    def learn(self, place: Place, told: Told) -> None:
+    def learn(self, place: Place, summary: AnswerSummary) -> None:
         """How an answer ended, and what it said about itself: what a replica did not find, it no longer holds."""
-        if told.is_broken:
+        if summary.is_broken:
             self.fail(place)
         else:
             place.replica.breaker.succeed()
-        place.has_calls, place.num_output = told.has_calls, told.num_output
-        if told.answer_id:
-            self._makers[told.answer_id] = place.replica.name
-            self._makers.move_to_end(told.answer_id)
-            if len(self._makers) > MAX_ANSWERS:
-                self._makers.popitem(last=False)
-        if told.num_prompt and told.num_cached is not None:
-            share = min(1.0, told.num_cached / told.num_prompt)  # its tokens and ours are not the same
-            self._placement.correct(place.ticket, int(share * place.ticket.num_tokens))
+        place.summary = summary
+        if summary.answer_id:
+            self._makers[summary.answer_id] = place.replica.name
+        if (share := summary.cached_share) is not None:
+            self._placement.correct(place.ticket, int(share * place.ticket.prompt.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""
         maker = self.replicas.get(self._makers.get(answer_id, ""))
         return [maker] if maker else [each for each in self.replicas.values() if each.state == "up"]
 
-    def _candidates(self, asked: Asked, tried: Collection[str]) -> frozenset[str]:
+    def _candidates(self, request: RoutedRequest, tried: Collection[str]) -> frozenset[str]:
         """Who could take it now: rather one that speaks its language and was not tried."""
         now = time.monotonic()
-        maker = self._makers.get(asked.follows or "")
+        maker = self._makers.get(request.follows or "")
         fit = [
             each
-            for each in self._serving(asked)
+            for each in self._serving(request)
             if each.state == "up" and each.has_room and each.breaker.can_ask(now) and maker in (None, each.name)
         ]
         fit = [each for each in fit if each.name not in tried] or fit
-        fluent = [each for each in fit if asked.api in each.apis]
+        fluent = [each for each in fit if request.api in each.apis]
         return frozenset(each.name for each in fluent or fit)
 
-    def _serving(self, asked: Asked) -> Iterable[Replica]:
+    def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
-            is_near = not asked.is_question and self._can_translate(asked.api, each.apis)
-            if each.serves(asked.model) and (asked.api in each.apis or is_near):
+            is_near = not request.is_question and self._can_translate(request.api, each.apis)
+            if each.serves(request.model) and (request.api in each.apis or is_near):
                 yield each
 
-    def _check_served(self, asked: Asked) -> None:
+    def _check_served(self, request: RoutedRequest) -> None:
         """Only what is known counts: a replica that was never up may have any model."""
-        if any(True for _ in self._serving(asked)):
+        if any(True for _ in self._serving(request)):
             return
         names = sorted({name for each in self.replicas.values() for name in each.models})
-        if asked.model in names:
-            raise RouteError(404, "api_not_served", f"no replica with {asked.model!r} speaks this API, or one near it")
-        raise RouteError(404, "model_not_found", f"no replica has the model {asked.model!r:.200}; there are {names}")
-
-    def _no_place(self) -> RouteError:
-        if any(each.state == "up" for each in self.replicas.values()):
-            return RouteError(503, "no_place", "all replicas were full for too long", retry_after_s=1)
-        return RouteError(503, "no_replica", "no replica is up", retry_after_s=2)
+        if request.model in names:
+            why = f"no replica with {request.model!r} speaks this API, or one near it"
+            raise RouteError(404, "api_not_served", why)
+        raise RouteError(404, "model_not_found", f"no replica has the model {request.model!r:.200}; there are {names}")
 
     def _add(self, config: ReplicaConfig) -> None:
         router = self.config.router
@@ -219,16 +197,19 @@ class Fleet:
         self._placement.add_replica(config.name, capacity_tokens=config.capacity_tokens, weight=config.weight)
         if config.kv_events:
             self._exact.add_replica(config.name, config.kv_events, config.kv_replay or None)
-        watch = Watch(replica, router.health_interval_s, self._on_change, self._on_probe)
-        self._watches[replica] = asyncio.create_task(watch.run(), name=f"watch {config.name}")
+        watching = watch(replica, router.health_interval_s, self._on_change, self._on_probe)
+        self._watches[replica] = asyncio.create_task(watching, name=f"watch {config.name}")
 
     def _remove(self, replica: Replica) -> None:
         del self.replicas[replica.name]
         self._placement.remove_replica(replica.name)
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
-        self._leaving.add(replica)
-        task = asyncio.create_task(self._see_off(replica))
+        self.leaving.add(replica)
+        self._run_in_background(self._see_off(replica))
+
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 
@@ -242,7 +223,7 @@ class Fleet:
                 async with asyncio.timeout(self.config.router.drain_timeout_s):
                     await replica.idle.wait()
         await replica.aclose()
-        self._leaving.discard(replica)
+        self.leaving.discard(replica)
 
     def _on_probe(self, replica: Replica) -> None:
         """Time passes for those who wait, too: a breaker may let one through again."""
@@ -252,12 +233,6 @@ class Fleet:
     def _on_change(self, replica: Replica) -> None:
         if replica.state == "down":
             self._placement.forget_replica(replica.name)
-            self._cut(replica)
+            lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
+            self._run_in_background(lost.aclose())  # whoever still waits for a byte from it may ask elsewhere
         self.room.wake(is_one=False)
-
-    def _cut(self, replica: Replica) -> None:
-        """Whoever still waits for a word from it hears that there will be none, and may ask elsewhere."""
-        lost, replica.upstream = replica.upstream, open_requests(replica.config, self.config.router)
-        task = asyncio.create_task(lost.aclose())
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)

@@ -2,71 +2,60 @@
 
     new ──first good probe──> up <──probe──> down          leaving: takes nothing new, and is closed when it is idle
 
-A replica that sends bytes is alive, whatever its probes say: they are missed by whoever is busy.
+A replica that sends bytes is alive, whatever its probes say: busy replicas miss them.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from hotloop.core.config import RouterConfig
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.kinds import KINDS, Api, Kind
 from hotloop.router.replicas.breaker import Breaker
 from hotloop.router.upstream.open_upstream import open_upstream
-from hotloop.router.upstream.wire import Timeouts, Upstream
+from hotloop.router.upstream.wire import Timeouts, Upstream, UpstreamFailed, UpstreamRequest, fetch
 
 State = Literal["new", "up", "down", "leaving"]
 
 MIN_PROBE_S, MAX_PROBE_S = 0.5, 2.0
 """How long a probe may take: two of its intervals, within reason."""
 
+MAX_TOKENS_BYTES = 16 << 20
+
 FORWARDED = frozenset(
-    {
-        b"accept",
-        b"anthropic-beta",
-        b"anthropic-version",
-        b"content-type",
-        b"openai-beta",
-        b"session-id",
-        b"thread-id",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-        b"x-claude-code-session-id",
-        b"x-dynamo-session-id",
-        b"x-hotloop-priority",
-        b"x-hotloop-task",
-        b"x-request-id",
-        b"x-session-affinity",
-        b"x-session-id",
-    }
+    b"""
+    accept content-type user-agent x-request-id traceparent tracestate
+    anthropic-beta anthropic-version openai-beta
+    session-id thread-id x-session-id x-session-affinity x-claude-code-session-id x-dynamo-session-id
+    x-hotloop-priority x-hotloop-task
+    """.split()
 )
 """Request headers that replicas see. Everything else stays here, whatever key or cookie it may be."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What the fleet knows of one replica."""
-
     config: ReplicaConfig
     upstream: Upstream
     probes: Upstream
     kind: Kind
     state: State = "new"
-    why: str = "not asked yet"
-    """Why it is in its state, for people."""
+    why: str = "not probed yet"
     models: Mapping[str, str] = field(default_factory=dict)
     """Names clients use, and its own; empty if it takes any."""
     breaker: Breaker = field(default_factory=Breaker)
     num_running: int = 0
     num_elsewhere: int = 0
-    """What others have given it, by its own account."""
+    """Requests it has from others, by its own account."""
     last_byte_at: float = 0.0
     num_missed: int = 0
+    """Probes in a row."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last request there is over."""
+    """Set when its last request is over."""
 
     @property
     def name(self) -> str:
@@ -84,15 +73,13 @@ class Replica:
         return not model or not self.models or model in self.models
 
     def headers(self, given: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """What goes along with a request: what may be told, and this replica's own key."""
-        headers = [(name, value) for name, value in given.items() if name in FORWARDED]
-        present = {name for name, _ in headers}
-        headers += [(name, value) for name, value in self.kind.fixed_headers if name not in present]
+        """Those that may be forwarded, and this replica's own key."""
+        headers = {**dict(self.kind.fixed_headers), **{name: given[name] for name in given if name in FORWARDED}}
         if self.config.api_key and self.kind.auth == "x-api-key":
-            headers.append((b"x-api-key", self.config.api_key.encode()))
+            headers[b"x-api-key"] = self.config.api_key.encode()
         elif self.config.api_key:
-            headers.append((b"authorization", b"Bearer " + self.config.api_key.encode()))
-        return headers
+            headers[b"authorization"] = b"Bearer " + self.config.api_key.encode()
+        return list(headers.items())
 
     async def aclose(self) -> None:
         await self.upstream.aclose()
@@ -102,14 +89,34 @@ class Replica:
 def open_replica(config: ReplicaConfig, router: RouterConfig) -> Replica:
     kind = KINDS.get(config.kind) or KINDS["openai_compatible"]  # until it is recognised
     probe_s = max(MIN_PROBE_S, min(2 * router.health_interval_s, MAX_PROBE_S))
-    probing = Timeouts(connect_s=router.connect_timeout_s, head_s=probe_s, idle_s=probe_s)
-    return Replica(
-        config, open_requests(config, router), open_upstream(config.url, max_connections=1, timeouts=probing), kind
-    )
+    timeouts = Timeouts(connect_s=router.connect_timeout_s, head_s=probe_s, idle_s=probe_s)
+    probes = open_upstream(config.url, max_connections=1, timeouts=timeouts)
+    return Replica(config, open_requests(config, router), probes, kind)
 
 
 def open_requests(config: ReplicaConfig, router: RouterConfig) -> Upstream:
-    timeouts = Timeouts(
-        connect_s=router.connect_timeout_s, head_s=router.first_byte_timeout_s, idle_s=router.idle_timeout_s
-    )
+    timeouts = Timeouts(router.connect_timeout_s, router.first_byte_timeout_s, router.idle_timeout_s)
     return open_upstream(config.url, max_connections=config.max_connections, timeouts=timeouts)
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+async def tokenize(replicas: Iterable[Replica], question: Mapping[str, Any]) -> list[int] | None:
+    """A prompt in tokens, by the first replica that publishes its state, is up and has the model: all that have it
+    tokenize alike. None if none can tell."""
+    model = question.get("model")
+    model = model if isinstance(model, str) else ""
+    for replica in replicas:
+        path = replica.kind.tokenize_path
+        if path and replica.config.kv_events and replica.state == "up" and replica.serves(model):
+            body = msgspec.json.encode({**question, "model": replica.models.get(model, model)})
+            headers = replica.headers({b"content-type": b"application/json"})
+            try:
+                request = UpstreamRequest("POST", path, headers, body)
+                status, _, page = await fetch(replica.upstream, request, MAX_TOKENS_BYTES)
+                return msgspec.json.decode(page, type=_Tokens).tokens if status == 200 else None
+            except (UpstreamFailed, msgspec.MsgspecError):
+                return None
+    return None

@@ -1,8 +1,8 @@
 """Recorded traffic against a fleet that exists only on paper, placed by the very code that places real requests.
 
-A replica reads one prompt after the other at one speed, writes all answers at another, and keeps what it has read, the
-longest unused going first, just as the placement's own index takes it to. A session's next request comes its recorded
-time after the answer before it. Simulated time only, so the same seed gives the same figures everywhere.
+A replica prefills one prompt after the other at one speed, decodes all answers at another, and evicts what was unused
+longest, just as the placement's own index takes it to. A session's next request comes its recorded time after the
+answer before it. Simulated time only, so the same seed gives the same figures everywhere.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from hotloop.router.placement.placement import OUTPUT_COST, Placement, Ticket
+from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 
@@ -26,16 +26,12 @@ USUAL_OUTPUT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What there is, and how fast it is asked."""
-
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
-    """What one replica keeps of what it has read."""
     read_tokens_per_s: float = 20_000.0
     write_tokens_per_s: float = 60.0
     """For one answer; a replica writes many at once."""
     sessions_per_s: float = 1.0
-    """How many sessions begin."""
 
 
 @dataclass(slots=True)
@@ -46,14 +42,12 @@ class _Replica:
 
 @dataclass(slots=True)
 class Figures:
-    """What came of it."""
-
     policy: str
     num_requests: int = 0
     num_tokens: int = 0
     num_matched: int = 0
     num_ideal: int = 0
-    """What one replica with room for everything need not have read."""
+    """What one replica with room for everything would have had cached."""
     ttfts_s: "array[float]" = field(default_factory=lambda: array("d"))
     imbalance: float = 1.0
     """Work of the busiest replica, as a multiple of the mean."""
@@ -68,7 +62,6 @@ class Figures:
         return self.num_ideal / max(1, self.num_tokens)
 
     def count(self, choice: Choice, arrival: Arrival, ttft_s: float) -> None:
-        """One more request."""
         self.num_requests += 1
         self.num_tokens += arrival.num_tokens
         self.num_matched += choice.matched_tokens
@@ -107,7 +100,8 @@ class Simulation:
             act(at_s)
             if on_progress and self.figures.num_requests % 10_000 == 0:
                 on_progress(self.figures.num_requests)
-        self.figures.imbalance = _imbalance([replica.busy_s for replica in self._replicas.values()])
+        works = [replica.busy_s for replica in self._replicas.values()]
+        self.figures.imbalance = max(works) * len(works) / sum(works) if any(works) else 1.0
         return self.figures
 
     def _at(self, at_s: float, act: Callable[[float], None]) -> None:
@@ -123,9 +117,8 @@ class Simulation:
     def _arrive(self, world: int, session: Session, index: int, now: float) -> None:
         arrival = session[index]
         name = "" if self._trace.is_shared else str(world)
-        ticket = self._placement.place(
-            key_of(arrival.runs, world), arrival.num_tokens, session=name, num_output=USUAL_OUTPUT, now=now
-        )
+        prompt = Prompt(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
+        ticket = self._placement.place(prompt, now=now)
         assert ticket
         written_at = self._serve(ticket, arrival, now)
         self._at(written_at, partial(self._end, ticket, arrival))
@@ -140,27 +133,19 @@ class Simulation:
         reading_s = (arrival.num_tokens - choice.matched_tokens) / fleet.read_tokens_per_s
         read_at = max(now, replica.free_at) + reading_s
         replica.free_at = read_at
-        self._at(read_at, partial(self._begin, ticket))
+        self._at(read_at, lambda _: self._placement.begin(ticket))
         replica.busy_s += reading_s + OUTPUT_COST * arrival.num_output / fleet.read_tokens_per_s
         self.figures.count(choice, arrival, read_at - now)
         return read_at + arrival.num_output / fleet.write_tokens_per_s
-
-    def _begin(self, ticket: Ticket, _: float) -> None:
-        self._placement.begin(ticket)
 
     def _end(self, ticket: Ticket, arrival: Arrival, now: float) -> None:
         self._placement.finish(ticket, num_output=arrival.num_output, has_tool_call=arrival.is_tool_call, now=now)
 
 
-def _imbalance(works: Sequence[float]) -> float:
-    mean = sum(works) / len(works)
-    return max(works) / mean if mean else 1.0
-
-
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
     """The same session always to the same replica, whatever happens there."""
-    view = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode()))
-    return Choice(view.name, "hash", view.matched_tokens)
+    name = placing.session or placing.turn
+    return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
 def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
@@ -171,9 +156,9 @@ def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
     is_balanced = max(numbers) - min(numbers) <= 64 or max(numbers) <= 1.5 * min(numbers)
     best = max(views, key=lambda view: view.matched_tokens)
     if is_balanced and best.matched_tokens > 0.3 * placing.num_tokens:
-        return Choice(best.name, "match", best.matched_tokens)
+        return best.chosen("match")
     least = min(views, key=lambda view: (view.num_running, placing.dice.random()))
-    return Choice(least.name, "least" if is_balanced else "balance", least.matched_tokens)
+    return least.chosen("least" if is_balanced else "balance")
 
 
 SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}

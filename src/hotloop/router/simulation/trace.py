@@ -2,7 +2,7 @@
 
 Two shapes are read, a line of JSON each: sessions of coding agents (`requests` with `hash_ids_rle`, ids local to the
 session) and single requests (`timestamp` in ms, `hash_ids` of 512-token blocks). A trace can be made longer by playing
-its sessions again as other people's: nothing of theirs was read before.
+its sessions again as other people's: nothing of theirs is cached yet.
 """
 
 import json
@@ -34,7 +34,7 @@ class Arrival:
     num_output: int
     runs: Runs
     known_tokens: int
-    """How much of it one replica with room for everything would have read already."""
+    """How much of it one replica with room for everything would have cached already."""
     is_tool_call: bool = False
     """Whether its answer called a tool, so that the session comes back on its own."""
 
@@ -60,7 +60,13 @@ def read_trace(path: Path) -> Trace:
         rows = [json.loads(line) for _, line in read_lines(path)]
         if not rows:
             raise ConfigError(f"{path} is empty")
-        return _read_singles(rows) if "hash_ids" in rows[0] else _read_sessions(rows)
+        if "hash_ids" in rows[0]:  # nobody says which request belongs to which session: each is one of its own
+            known = _Known(_SINGLE_BLOCK_TOKENS)
+            rows.sort(key=lambda row: float(row["timestamp"]))
+            return Trace(_SINGLE_BLOCK_TOKENS, tuple((_read_single(row, known),) for row in rows), is_shared=True)
+        block_tokens = int(rows[0]["block_size"])
+        sessions = (tuple(_read_session(row["requests"], _Known(block_tokens))) for row in rows)
+        return Trace(block_tokens, tuple(filter(None, sessions)), is_shared=False)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is not a trace: {error!r}") from None
 
@@ -85,65 +91,39 @@ def repeat(trace: Trace, num_requests: int) -> Iterator[tuple[int, Session]]:
         lap += 1
 
 
-class _Everything:
-    """One replica with room for everything."""
+class _Known:
+    """What one replica with room for everything has cached."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._index: PrefixIndex[str] = PrefixIndex()
+        self._index = PrefixIndex()
         self._index.add_replica("", _WORLD_IDS)
 
-    def read(self, runs: Runs, num_tokens: int) -> int:
+    def add(self, runs: Runs, num_tokens: int) -> int:
         """How much of a prompt was known; all of it is now."""
         key = key_of(runs)
-        num_blocks = self._index.match(key).get("", 0)
+        num_blocks = self._index.match(key).num_blocks
         self._index.insert("", key)
         return min(num_blocks * self._block_tokens, num_tokens)
 
 
-def _read_sessions(rows: list[dict[str, Any]]) -> Trace:
-    block_tokens = int(rows[0]["block_size"])
-    read = (tuple(_arrivals(row["requests"], _Everything(block_tokens))) for row in rows)
-    return Trace(block_tokens, tuple(session for session in read if session), is_shared=False)
-
-
-def _arrivals(requests: list[dict[str, Any]], everything: _Everything) -> Iterator[Arrival]:
+def _read_session(requests: list[dict[str, Any]], known: _Known) -> Iterator[Arrival]:
     """A session's requests, those of its subagents where they stand."""
     for request in requests:
         for each in request.get("requests") or (request,):
             runs = tuple((int(first), int(count)) for first, count in each.get("hash_ids_rle") or ())
             if runs:
-                num_tokens = int(each["in"])
-                yield Arrival(
-                    think_s=float(each.get("think_time", 0.0)),
-                    num_tokens=num_tokens,
-                    num_output=int(each["out"]),
-                    runs=runs,
-                    known_tokens=everything.read(runs, num_tokens),
-                    is_tool_call=each.get("stop") == "tool_use",
-                )
+                think_s, num_tokens, num_output = float(each.get("think_time", 0.0)), int(each["in"]), int(each["out"])
+                known_tokens, is_tool_call = known.add(runs, num_tokens), each.get("stop") == "tool_use"
+                yield Arrival(think_s, num_tokens, num_output, runs, known_tokens, is_tool_call)
 
 
-def _read_singles(rows: list[dict[str, Any]]) -> Trace:
-    """Nobody says which request belongs to which session: each is one of its own."""
-    everything = _Everything(_SINGLE_BLOCK_TOKENS)
-    return Trace(
-        _SINGLE_BLOCK_TOKENS,
-        tuple((_single(row, everything),) for row in sorted(rows, key=lambda row: float(row["timestamp"]))),
-        is_shared=True,
-    )
-
-
-def _single(row: dict[str, Any], everything: _Everything) -> Arrival:
-    runs, num_tokens = _runs(row["hash_ids"]), int(row["input_length"])
-    return Arrival(0.0, num_tokens, int(row["output_length"]), runs, everything.read(runs, num_tokens))
-
-
-def _runs(ids: list[int]) -> Runs:
+def _read_single(row: dict[str, Any], known: _Known) -> Arrival:
     runs: list[tuple[int, int]] = []
-    for each in ids:
+    for each in row["hash_ids"]:
         if runs and sum(runs[-1]) == each:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
             runs.append((each, 1))
-    return tuple(runs)
+    num_tokens = int(row["input_length"])
+    return Arrival(0.0, num_tokens, int(row["output_length"]), tuple(runs), known.add(tuple(runs), num_tokens))

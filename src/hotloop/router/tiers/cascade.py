@@ -4,13 +4,14 @@ Only a whole answer can be judged, so all but the largest tier are asked for one
 as one in the end (`render_stream`). The largest need not be judged: it is left to the caller to ask, who can stream it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hotloop.router.tiers.config import CascadeConfig, Tier, TiersConfig
-from hotloop.router.tiers.judge import Verdict, judge
+from hotloop.router.tiers.judge import judge
 from hotloop.router.tiers.tiers import AskModel, Reply, TierChoice
+from hotloop.wire.sse import DONE, write_data
 
 _OF_STREAMS = ("stream", "stream_options")
 _NUM_TOP = 2
@@ -19,11 +20,11 @@ _NUM_TOP = 2
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a tier said, and what was made of it."""
+    """What a tier answered, and why that will not do; empty if it will."""
 
     tier: Tier
     reply: Reply
-    verdict: Verdict
+    doubt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,12 @@ async def cascade(
     tier = tiers.tier(choice.tier)
     while above := tiers.above(tier.name):
         reply = await ask(tier, judged_body(request, tier.model, config))
-        verdict = judge(reply.answer, request, config)
-        attempts.append(Attempt(tier, reply, verdict))
-        if verdict.is_good and reply.answer is not None:
-            return Cascaded(choice, dressed(reply.answer, request), tuple(attempts))
-        tier, choice = above, TierChoice(above.name, above.model, f"{tier.name}: {verdict.reason}")
+        doubt = judge(reply.answer, request, config)
+        attempts.append(Attempt(tier, reply, doubt))
+        if not doubt and reply.answer is not None:
+            return Cascaded(choice, strip_logprobs(reply.answer, request), tuple(attempts))
+        tier, choice = above, TierChoice(above.name, above.model, f"{tier.name}: {doubt}")
     return Cascaded(choice, None, tuple(attempts))
-
-
-def can_cascade(request: Mapping[str, Any]) -> bool:
-    """Several choices are not judged: it is the client who chooses among them."""
-    return request.get("n") in (None, 1)
 
 
 def judged_body(request: Mapping[str, Any], model: str, config: CascadeConfig) -> dict[str, Any]:
@@ -67,9 +63,40 @@ def judged_body(request: Mapping[str, Any], model: str, config: CascadeConfig) -
     return body
 
 
-def dressed(answer: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+def strip_logprobs(answer: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer as the client asked for it: without the probabilities that only the judge wanted."""
     if request.get("logprobs"):
         return dict(answer)
     choices = [{**choice, "logprobs": None} if "logprobs" in choice else choice for choice in answer["choices"]]
     return {**answer, "choices": choices}
+
+
+def render_stream(answer: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[bytes]:
+    """Server-sent events: who speaks, what is said and called, why it ended, and the usage if it was asked for."""
+    head = {key: value for key, value in answer.items() if key not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
+    options = request.get("stream_options")
+    has_usage = bool(options.get("include_usage")) if isinstance(options, Mapping) else False
+    more = {"usage": None} if has_usage else {}
+    for choice in answer["choices"]:
+        for piece in _pieces(choice):
+            yield write_data({**head, "choices": [{"index": choice.get("index", 0), **piece}], **more})
+    if has_usage:
+        yield write_data({**head, "choices": [], "usage": answer.get("usage")})
+    yield DONE
+
+
+def _pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    message = choice["message"]
+    said = {key: value for key, value in message.items() if key not in ("role", "content", "tool_calls") and value}
+    begun = "" if isinstance(message.get("content"), str) else None
+    yield _piece({"role": message.get("role", "assistant"), "content": begun, **said})
+    if message.get("content"):
+        yield _piece({"content": message["content"]}) | {"logprobs": choice.get("logprobs")}
+    for index, call in enumerate(message.get("tool_calls") or []):
+        yield _piece({"tool_calls": [{"index": index, **call}]})
+    yield {**_piece({}), **{key: value for key, value in choice.items() if key not in ("index", "message", "logprobs")}}
+
+
+def _piece(delta: dict[str, Any]) -> dict[str, Any]:
+    return {"delta": delta, "finish_reason": None}

@@ -4,7 +4,7 @@ Pure, and forgiving: whether a body is right is for whoever answers it to say.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,6 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """A request as the rules see it."""
-
     text: str = ""
     """The newest words of the user."""
     hint: Task | None = None
@@ -39,18 +37,30 @@ class Features:
 
 def look_at(body: Mapping[str, Any], *, num_tokens: int, hint: str = "") -> Features:
     """`hint` is the header's; `num_tokens` whatever estimate of the prompt there is."""
-    items = list(_items(body))
-    said = [text for item in items if item.get("role") == "user" and (text := _text_of(item.get("content")))]
+    texts, has_tool_error = [], False
+    for item in _items(body):
+        if item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning"):
+            has_tool_error = False
+        elif _is_failed_result(item):
+            has_tool_error = True
+        if item.get("role") == "user" and (text := _text_of(item.get("content"))):
+            texts.append(text)
     tools = body.get("tools")
     return Features(
-        text=said[-1] if said else "",
+        text=texts[-1] if texts else "",
         hint=_parse_task(hint) or _parse_task(_field(body, "metadata", "task")),
         num_tokens=num_tokens,
-        num_turns=len(said),
+        num_turns=len(texts),
         num_tools=len(tools) if isinstance(tools, list) else 0,
         has_shape=has_shape(body),
-        has_tool_error=any(map(_is_failed_result, _newest(items))),
+        has_tool_error=has_tool_error,
     )
+
+
+def has_shape(body: Mapping[str, Any]) -> bool:
+    """Whether the answer must look like something, in any API's words for it."""
+    kinds = (_field(body, "response_format", "type"), _field(body, "text", "format", "type"))
+    return any(kind not in (None, "text") for kind in kinds) or any(body.get(key) is not None for key in _SHAPES)
 
 
 def _parse_task(word: Any) -> Task | None:
@@ -65,22 +75,18 @@ def _items(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         value = body.get(key)
         if isinstance(value, str):
             yield {"role": "user", "content": value}
-        elif isinstance(value, list):
-            yield from (item for item in value if isinstance(item, dict))
+        yield from _dicts(value)
+
+
+def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
+    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
 
 
 def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else []
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    texts = (part.get("text") for part in _dicts(content))
     return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def has_shape(body: Mapping[str, Any]) -> bool:
-    """Whether the answer must look like something, in any API's words for it."""
-    kinds = (_field(body, "response_format", "type"), _field(body, "text", "format", "type"))
-    return any(kind not in (None, "text") for kind in kinds) or any(body.get(key) is not None for key in _SHAPES)
 
 
 def _field(value: Any, *path: str) -> Any:
@@ -89,34 +95,19 @@ def _field(value: Any, *path: str) -> Any:
     return value
 
 
-def _newest(items: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """What has come since the model's last answer."""
-    places = [place for place, item in enumerate(items) if _is_of_model(item)]
-    return items[places[-1] + 1 :] if places else items
-
-
-def _is_of_model(item: Mapping[str, Any]) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
-
-
 def _is_failed_result(item: Mapping[str, Any]) -> bool:
     if item.get("role") == "tool":
         return _says_error(_text_of(item.get("content")))
     if item.get("type") == "function_call_output":
-        output = item.get("output")
-        return _says_error(output if isinstance(output, str) else _text_of(output))
-    content = item.get("content")
-    parts = content if isinstance(content, list) else []
-    return any(isinstance(part, dict) and part.get("is_error") is True for part in parts)
+        return _says_error(_text_of(item.get("output")))
+    return any(part.get("is_error") is True for part in _dicts(item.get("content")))
 
 
 def _says_error(text: str) -> bool:
     """`Error: ...`, as most runtimes word it, or a JSON object whose `error` is not empty."""
     begin = text.lstrip()[:6].lower()
-    if begin.startswith("error"):
-        return True
     if not begin.startswith("{") or '"error"' not in text:
-        return False
+        return begin.startswith("error")
     try:
         return bool(_field(json.loads(text), "error"))
     except (ValueError, RecursionError):

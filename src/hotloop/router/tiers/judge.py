@@ -8,15 +8,14 @@ the client's, and one with patterns, branches or references could hold up everyb
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from hotloop.router.tiers.config import CascadeConfig, Doubt
+from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 
 Json = Mapping[str, Any]
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
     "string": str,
@@ -28,48 +27,17 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 _MAX_DEPTH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Good, or what is the matter and in which words."""
-
-    doubt: Doubt | None = None
-    reason: str = ""
-
-    @property
-    def is_good(self) -> bool:
-        return self.doubt is None
-
-
-def judge(answer: Json | None, request: Json, config: CascadeConfig) -> Verdict:
-    """What is wrong first, then what is uncertain; only what the cascade minds."""
-    if answer is None:
-        return Verdict("invalid_output", "no answer")
-    if _first_choice(answer) is None:
-        return Verdict("invalid_output", "not a chat completion")
-    if "invalid_output" in config.on and (fault := find_fault(answer, request)):
-        return Verdict("invalid_output", fault)
-    if config.minds_confidence(request) and (doubt := find_doubt(answer, request, config)):
-        return Verdict("low_confidence", doubt)
-    return Verdict()
-
-
-def find_fault(answer: Json, request: Json) -> str:
-    """Why a client could not use it; empty if it could."""
-    choice = _first_choice(answer)
-    if choice is None:
-        return "not a chat completion"
-    if choice.get("finish_reason") == "length":
-        return "cut off"
-    message = choice["message"]
-    calls = message.get("tool_calls") or []
-    if calls:
-        return next(filter(None, (_fault_of_call(call, request) for call in calls)), "")
-    if _must_call(request):
-        return "no call"
-    text = message.get("content") or message.get("refusal") or ""
-    if not text:
-        return "empty"
-    return _fault_of_text(text, request)
+def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
+    """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain, as far as the cascade
+    minds."""
+    match answer:
+        case None:
+            return "no answer"
+        case {"choices": [{"message": dict()} as choice, *_]}:
+            if "invalid_output" in config.on and (fault := _find_fault(choice, request)):
+                return fault
+            return find_doubt(answer, request, config) if config.minds_confidence(request) else ""
+    return "not a chat completion"
 
 
 def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
@@ -79,7 +47,7 @@ def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
     that the model would have written otherwise, which say nothing about what it meant.
     """
     tokens = list(_tokens(answer))
-    if _has_shape(request):
+    if request.get("tools") or has_shape(request):
         tokens = [(logprob, others) for logprob, others in tokens if logprob >= max(others, default=logprob)]
     if not tokens:
         return ""
@@ -88,16 +56,8 @@ def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
         return f"mean logprob {mean:.2f}"
     if config.min_margin is None:
         return ""
-    margins = [logprob - max(others) for logprob, others in tokens if others]
-    least = min(margins, default=config.min_margin)
+    least = min((logprob - max(others) for logprob, others in tokens if others), default=config.min_margin)
     return f"margin {least:.2f}" if least < config.min_margin else ""
-
-
-def _first_choice(answer: Json) -> Json | None:
-    match answer:
-        case {"choices": [{"message": dict()} as choice, *_]}:
-            return cast(Json, choice)
-    return None
 
 
 def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
@@ -107,105 +67,93 @@ def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
             for each in content:
                 match each:
                     case {"token": token, "logprob": int() | float() as logprob}:
-                        yield logprob, list(_others(each.get("top_logprobs"), token))
+                        yield logprob, [other for name, other in _top_logprobs(each) if name != token]
 
 
-def _others(tops: Any, token: Any) -> Iterator[float]:
+def _top_logprobs(token: Json) -> Iterator[tuple[Any, float]]:
+    tops = token.get("top_logprobs")
     for top in tops if isinstance(tops, list) else ():
         match top:
-            case {"token": other, "logprob": int() | float() as logprob} if other != token:
-                yield logprob
+            case {"token": name, "logprob": int() | float() as logprob}:
+                yield name, logprob
 
 
-def _has_shape(request: Json) -> bool:
-    return bool(request.get("tools")) or has_shape(request)
+def _find_fault(choice: Json, request: Json) -> str:
+    """Why a client could not use it; empty if it could."""
+    if choice.get("finish_reason") == "length":
+        return "cut off"
+    message, tools = choice["message"], request.get("tools") or []
+    if calls := message.get("tool_calls"):
+        return next(filter(None, (_fault_of_call(call, tools) for call in calls)), "")
+    match request.get("tool_choice"):
+        case "required" | {"type": "function"} if tools:
+            return "no call"
+    text = message.get("content") or message.get("refusal")
+    return _fault_of_text(text, request) if text else "empty"
 
 
-def _must_call(request: Json) -> bool:
-    choice = request.get("tool_choice")
-    is_named = isinstance(choice, dict) and choice.get("type") == "function"
-    return bool(request.get("tools")) and (choice == "required" or is_named)
-
-
-def _fault_of_call(call: Any, request: Json) -> str:
+def _fault_of_call(call: Any, tools: Sequence[Any]) -> str:
     match call:
         case {"function": {"name": str(name), "arguments": str(arguments)}}:
-            pass
-        case _:
-            return "a call without a name or arguments"
-    schema = _schema_of_tool(request, name)
-    if schema is None:
-        return f"there is no tool {name}"
-    return _fault_of_json(arguments or "{}", {"type": "object", **schema}, f"the arguments of {name}")
-
-
-def _schema_of_tool(request: Json, name: str) -> dict[str, Any] | None:
-    for tool in request.get("tools") or []:
-        match tool:
-            case {"function": {"name": offered, **rest}} if offered == name:
-                schema = rest.get("parameters")
-                return schema if isinstance(schema, dict) else {}
-    return None
+            for tool in tools:
+                match tool:
+                    case {"function": {"name": offered, **rest}} if offered == name:
+                        given = rest.get("parameters")
+                        schema = {"type": "object", **(given if isinstance(given, dict) else {})}
+                        return _fault_of_json(arguments or "{}", schema, f"the arguments of {name}", "are")
+            return f"there is no tool {name}"
+    return "a call without a name or arguments"
 
 
 def _fault_of_text(text: str, request: Json) -> str:
     match request.get("response_format"):
         case {"type": "json_object"}:
-            return _fault_of_json(text, {"type": "object"}, "the answer")
+            return _fault_of_json(text, {"type": "object"}, "the answer", "is")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return _fault_of_json(text, schema, "the answer")
+            return _fault_of_json(text, schema, "the answer", "is")
     outputs = request.get("structured_outputs")
     nested = outputs.get("choice") if isinstance(outputs, dict) else None
     choices = request.get("choice") or request.get("guided_choice") or nested
-    if isinstance(choices, list) and text not in choices:
-        return "none of the choices"
-    return ""
+    return "none of the choices" if isinstance(choices, list) and text not in choices else ""
 
 
-def _fault_of_json(text: str, schema: Mapping[str, Any], what: str) -> str:
+def _fault_of_json(text: str, schema: Json, what: str, verb: str) -> str:
     try:
-        value = json.loads(text)
+        misfit = _find_misfit(json.loads(text), schema)
     except (ValueError, RecursionError):
-        return f"{what} are not JSON" if what.startswith("the arguments") else f"{what} is not JSON"
-    place = _misfit(value, schema)
-    return f"{what}: {place}" if place else ""
+        return f"{what} {verb} not JSON"
+    return f"{what}: {misfit}" if misfit else ""
 
 
-def _misfit(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
+def _find_misfit(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
     """Where a value has not the shape its schema asks for; empty if it has, as far as is looked at."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return ""
-    if not _is_kind(value, schema.get("type")):
+    if not _is_of_type(value, schema.get("type")):
         return f"{path or 'it'} is no {schema['type']}"
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         return f"{path or 'it'} is none of its values"
+    inner: list[tuple[str, Any, Any]] = []
     if isinstance(value, dict):
-        return _misfit_of_object(value, schema, path, depth)
-    if isinstance(value, list):
-        found = (_misfit(item, schema.get("items"), f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
-        return next(filter(None, found), "")
-    return ""
+        required, properties = schema.get("required"), schema.get("properties")
+        for key in required if isinstance(required, list) else ():
+            if key not in value:
+                return f"{path}.{key} is missing".removeprefix(".")
+        known = properties if isinstance(properties, dict) else {}
+        inner = [(f"{path}.{key}".removeprefix("."), item, known.get(key)) for key, item in value.items()]
+    elif isinstance(value, list):
+        inner = [(f"{path}[{i}]", item, schema.get("items")) for i, item in enumerate(value)]
+    return next(filter(None, (_find_misfit(item, known, place, depth + 1) for place, item, known in inner)), "")
 
 
-def _misfit_of_object(value: Json, schema: Mapping[str, Any], path: str, depth: int) -> str:
-    required = schema.get("required")
-    missing = [key for key in (required if isinstance(required, list) else ()) if key not in value]
-    if missing:
-        return f"{path}.{missing[0]} is missing".removeprefix(".")
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    found = (_misfit(item, known.get(key), f"{path}.{key}".removeprefix("."), depth + 1) for key, item in value.items())
-    return next(filter(None, found), "")
-
-
-def _is_kind(value: Any, kind: Any) -> bool:
+def _is_of_type(value: Any, name: Any) -> bool:
     """True is an integer to Python, not to JSON; 1.0 is one to JSON Schema. A type that is not known fits."""
-    if isinstance(kind, list):
-        return any(_is_kind(value, each) for each in kind)
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if isinstance(name, list):
+        return any(_is_of_type(value, each) for each in name)
+    if not isinstance(name, str) or name not in _TYPES:
         return True
     if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _KINDS[kind])
+    return isinstance(value, _TYPES[name])

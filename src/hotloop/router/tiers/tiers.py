@@ -1,19 +1,20 @@
 """Chooses the tier of a request that names a route: what is asked for first, then what its session has cached.
 
-`choose` only looks; `learn` is told afterwards what was read where. Knows no socket: whoever classifies by a model
-hands in how to ask one.
+A session stays on its tier while what is cached for it there is worth more than a smaller tier would save. Up it goes
+at once, since a rule asked for more; only the way down has a price. `choose` only looks; `learn` is told afterwards.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from hotloop.router.tiers.config import Route, Task, Tier, TiersConfig, Tokens
-from hotloop.router.tiers.embedding import Centres
+from hotloop.core.recent import RecentDict
+from hotloop.router.tiers.classify import Centres, labels_body, read_scores
+from hotloop.router.tiers.config import Route, Rule, Task, Tier, TiersConfig
 from hotloop.router.tiers.features import Features
-from hotloop.router.tiers.labels import labels_body, read_scores
-from hotloop.router.tiers.rules import can_need_task, decide
-from hotloop.router.tiers.sticky import Sessions, is_worth_staying
+from hotloop.wire.usage import Usage, read_usage
+
+MAX_SESSIONS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,10 @@ class Reply:
 
     answer: Mapping[str, Any] | None
     latency_s: float = 0.0
+
+    @property
+    def usage(self) -> Usage:
+        return read_usage((self.answer or {}).get("usage")) or Usage()
 
 
 AskModel = Callable[[Tier, dict[str, Any]], Awaitable[Reply]]
@@ -37,12 +42,12 @@ class TierChoice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """The task a classifier sees, and the reply that told it, where a model was asked."""
+@dataclass(slots=True)
+class Stay:
+    """Where a session was last, and how many of its tokens each tier has cached since when. Time comes from outside."""
 
-    task: Task | None
-    reply: Reply | None = None
+    tier: str = ""
+    held: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class Tiers:
@@ -50,28 +55,26 @@ class Tiers:
 
     def __init__(self, config: TiersConfig) -> None:
         self.config = config
-        self._sessions = Sessions()
+        self._stays: RecentDict[str, Stay] = RecentDict(MAX_SESSIONS)
         self._centres = {
             route.name: Centres(route.examples) for route in config.routes if route.classifier == "embedding"
         }
 
-    def is_route(self, model: str) -> bool:
-        return self.config.route(model) is not None
-
-    async def classify(self, model: str, features: Features, ask: AskModel) -> Guess:
-        """The task: what the client says, else what the classifier sees, if any rule cares."""
+    async def classify(self, model: str, features: Features, ask: AskModel) -> tuple[Task | None, Reply | None]:
+        """The task: what the client says, else what the classifier sees, if any rule cares; and the reply that told it,
+        where a model was asked."""
         route = self._route(model)
         if features.hint or route.classifier == "none" or not can_need_task(route, features):
-            return Guess(features.hint)
+            return features.hint, None
         if route.classifier == "embedding":
             task, score = self._centres[route.name].nearest(features.text) or (None, 0.0)
-            return Guess(task if score >= route.min_score else None)
+            return (task if score >= route.min_score else None), None
         tier = self.config.tiers[0]
         reply = await ask(tier, labels_body(tier.model, features.text))
         scores = read_scores(reply.answer or {})
         likeliest = max(scores, key=lambda task: scores[task], default=None)
         is_sure = likeliest is not None and scores[likeliest] >= route.min_score
-        return Guess(likeliest if is_sure else None, reply)
+        return (likeliest if is_sure else None), reply
 
     def choose(
         self,
@@ -81,28 +84,33 @@ class Tiers:
         task: Task | None = None,
         session: str = "",
         num_output: int = 0,
-        cached: Mapping[str, int] | None = None,
         now: float = 0.0,
     ) -> TierChoice:
-        """`model` is a route. `num_output` is what is expected, `cached` what tiers are known to have of the prompt."""
+        """`model` is a route, `num_output` what is expected."""
         route = self._route(model)
         wanted, reason = self._wanted(route, features, task or features.hint)
-        here = self._sessions.tier_of(session)
-        if not here or not route.sticky_s or not self._is_below(wanted.name, here):
+        stay, names = self._stays.get(session), self.config.names
+        if not stay or not route.sticky_s or names.index(wanted.name) >= names.index(stay.tier):
             return TierChoice(wanted.name, wanted.model, reason)
-        known = cached or {}
-        held = [
-            known.get(name, self._sessions.num_cached(session, name, now=now, keep_s=route.sticky_s))
-            for name in (here, wanted.name)
-        ]
-        stay = self.config.tier(here)
-        if is_worth_staying(stay, wanted, features.num_tokens, num_output, cached=(held[0], held[1])):
-            return TierChoice(stay.name, stay.model, f"cache worth more than {wanted.name} saves ({reason})")
+
+        def cost(tier: Tier) -> float:
+            """Of this turn, given what is cached there. Without prices nothing is worth staying for."""
+            num_tokens, at = stay.held.get(tier.name, (0, now))
+            num_cached = min(num_tokens, features.num_tokens) if now - at <= route.sticky_s else 0
+            return tier.cost(Usage(features.num_tokens, num_cached, num_output))
+
+        here = self.config.tier(stay.tier)
+        if cost(here) < cost(wanted):
+            return TierChoice(here.name, here.model, f"cache worth more than {wanted.name} saves ({reason})")
         return TierChoice(wanted.name, wanted.model, reason)
 
-    def learn(self, session: str, tier: str, tokens: Tokens, now: float) -> None:
-        """An answer came from the tier, which has then read the prompt and what it wrote."""
-        self._sessions.remember(session, tier, tokens.num_prompt + tokens.num_output, now)
+    def learn(self, session: str, tier: str, usage: Usage, now: float) -> None:
+        """An answer came from the tier, which then has the prompt and the answer cached."""
+        if session:
+            stay = self._stays.get(session) or Stay()
+            stay.tier = tier
+            stay.held[tier] = usage.num_prompt + usage.num_output, now
+            self._stays[session] = stay
 
     def _route(self, model: str) -> Route:
         route = self.config.route(model)
@@ -111,13 +119,55 @@ class Tiers:
 
     def _wanted(self, route: Route, features: Features, task: Task | None) -> tuple[Tier, str]:
         """What the rules ask for; one more where the last call failed and the cascade minds that."""
-        decision = decide(route, features, task)
-        tier = self.config.tier(decision.tier) if decision.tier else self.config.largest
+        name, reason = decide(route, features, task)
+        tier = self.config.tier(name) if name else self.config.largest
         above = self.config.above(tier.name)
         if above and features.has_tool_error and route.cascade and "tool_error" in route.cascade.on:
             return above, "tool error"
-        return tier, decision.reason
+        return tier, reason
 
-    def _is_below(self, name: str, other: str) -> bool:
-        names = self.config.names
-        return names.index(name) < names.index(other)
+
+def decide(route: Route, features: Features, task: Task | None) -> tuple[str, str]:
+    """The tier of the first rule that fits, or the default, which is empty for the largest; and why."""
+    for rule in route.rules:
+        if fits(rule, features, task):
+            return rule.tier, describe(rule, task)
+    return route.default, "default"
+
+
+def fits(rule: Rule, features: Features, task: Task | None) -> bool:
+    return (
+        (not rule.tasks or task in rule.tasks)
+        and _is_within(features.num_tokens, rule.min_tokens, rule.max_tokens)
+        and _is_within(features.num_turns, rule.min_turns, rule.max_turns)
+        and _is_within(features.num_tools, rule.min_tools, rule.max_tools)
+        and rule.has_shape in (None, features.has_shape)
+        and rule.has_code in (None, features.has_code)
+    )
+
+
+def can_need_task(route: Route, features: Features) -> bool:
+    """Whether knowing the task could change the decision: only then is it worth asking for."""
+    for rule in route.rules:
+        if rule.tasks and any(fits(rule, features, task) for task in rule.tasks):
+            return True
+        if not rule.tasks and fits(rule, features, None):
+            return False
+    return False
+
+
+def describe(rule: Rule, task: Task | None) -> str:
+    """Short and plain: it goes into a header."""
+    words = [f"task {task}"] if rule.tasks else []
+    for name in ("tokens", "turns", "tools"):
+        least, most = getattr(rule, f"min_{name}"), getattr(rule, f"max_{name}")
+        words += [f"{name} >= {least}"] if least is not None else []
+        words += [f"{name} <= {most}"] if most is not None else []
+    for name in ("shape", "code"):
+        wanted = getattr(rule, f"has_{name}")
+        words += [name if wanted else f"no {name}"] if wanted is not None else []
+    return ", ".join(words) or "rule"
+
+
+def _is_within(value: int, least: int | None, most: int | None) -> bool:
+    return (least is None or value >= least) and (most is None or value <= most)

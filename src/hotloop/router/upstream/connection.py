@@ -1,7 +1,7 @@
-"""One connection to a replica, and the answer being read from it.
+"""Connections to a replica: one of them, the pool they are in, and the response being read.
 
-A connection carries one answer at a time and is let go the moment that answer's last byte has arrived, read or not by
-whoever asked. It is used again only if the answer was whole, nothing came after it, and everything asked was written.
+A connection carries one response at a time and is let go the moment that response's last byte has arrived, read or not
+by the caller. It is reused only if the response was whole, nothing came after it, and all of the request was written.
 A replica is not trusted: heads, trailers and what is buffered for a slow reader are bounded.
 """
 
@@ -12,36 +12,36 @@ from typing import Self, cast
 import httptools
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.deadline import Deadline
-from hotloop.router.upstream.pool import Pool
-from hotloop.router.upstream.sockets import SOCKET_OPTIONS
-from hotloop.router.upstream.wire import Headers, Stage, Timeouts, UpstreamFailed, describe
+from hotloop.router.upstream.wire import SOCKET_OPTIONS, Headers, Stage, Timeouts, UpstreamFailed, describe
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_BUFFERED_BYTES = 256 * 1024
 """Reading stops above this, and goes on below half of it."""
+MAX_IDLE_S = 60.0
+"""How long a connection is kept unused."""
 _ONE_WRITE_BYTES = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Connection(asyncio.Protocol):
-    """A socket, who is being answered on it, and the place it holds in its pool."""
+    """A socket, the response that comes over it, and the place it holds in its pool."""
 
-    def __init__(self, pool: "Pool[Connection]") -> None:
+    def __init__(self, pool: "Pool") -> None:
         self.idle_since = 0.0
         self.is_lost = False
-        self.num_asked = 0
+        self.num_requests = 0
         self.is_writing = False
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.deadline = Deadline(self._on_deadline)
         self._pool = pool
-        self._answer: Http1Answer | None = None
+        self._response: Http1Response | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def ask(self, head: bytes, body: bytes, answer: "Http1Answer") -> None:
-        """Write it all: what does not go out at once follows while the answer is waited for."""
-        self._answer = answer
-        self.num_asked += 1
+    def request(self, head: bytes, body: bytes, response: "Http1Response") -> None:
+        """Write it all: what does not go out at once follows while the response is waited for."""
+        self._response = response
+        self.num_requests += 1
         if len(body) <= _ONE_WRITE_BYTES:
             self._transport.write(head + body)
         else:
@@ -49,14 +49,30 @@ class Connection(asyncio.Protocol):
             self._transport.write(body)
 
     def let_go(self, *, can_reuse: bool) -> None:
-        """The answer is over: back to the pool, or away."""
-        self._answer = None
-        self.deadline.clear()
+        self._response = None
         if can_reuse and not self.is_writing and not self.is_lost:
             self.resume()
         else:
             self.abort()
         self._pool.put(self)
+
+    def expire_at(self, deadline: float) -> None:
+        """End the response if it still waits then. Moving the deadline later, as each piece does, costs an assignment:
+        the loop's timer stays where it is, and looks at the deadline when it comes."""
+        self._deadline = deadline
+        if self._timer is None or deadline < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._response is None or not self._response.is_waiting:
+            return
+        if asyncio.get_running_loop().time() < self._deadline:
+            self.expire_at(self._deadline)
+        else:
+            self._response.time_out()
 
     def pause(self) -> None:
         self._transport.pause_reading()
@@ -83,34 +99,86 @@ class Connection(asyncio.Protocol):
         self.is_writing = False
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:
+        if self._response is None:
             self._lose(None)
             self.abort()
         else:
-            self._answer.feed(data)
+            self._response.feed(data)
 
     def eof_received(self) -> None:
         self._lose(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(error)
-        self.deadline.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self.closed.set_result(None)
 
     def _lose(self, error: Exception | None) -> None:
         self.is_lost = True
-        if self._answer is None:
+        if self._response is None:
             self._pool.drop(self)
         else:
-            self._answer.feed_end(error)
-
-    def _on_deadline(self) -> None:
-        if self._answer is not None:
-            self._answer.time_out()
+            self._response.feed_end(error)
 
 
-class Http1Answer:
-    """An answer as it is parsed: a head, then pieces. Its iteration is its body."""
+class Pool:
+    """Places for connections. The connection used last is used next, and over the bound a caller waits its turn.
+
+    num_open = idle + taken <= max_connections        whoever takes a place gives it back with `put`
+    """
+
+    def __init__(self, max_connections: int, max_idle_s: float = MAX_IDLE_S) -> None:
+        self._max_open = max_connections
+        self._max_idle_s = max_idle_s
+        self._places = asyncio.Semaphore(max_connections)
+        self._num_taken = 0
+        self._idle: list[Connection] = []
+        self._is_sweeping = False
+
+    @property
+    def num_open(self) -> int:
+        return self._num_taken + len(self._idle)
+
+    async def take(self) -> Connection | None:
+        """A place, in order of asking: with an idle connection, or None where one has to be opened."""
+        await self._places.acquire()
+        self._num_taken += 1
+        return self._idle.pop() if self._idle else None
+
+    def put(self, connection: Connection | None = None) -> None:
+        """Give a place back, with its connection unless that is lost."""
+        self._num_taken -= 1
+        self._places.release()
+        if connection is None or connection.is_lost:
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if not self._is_sweeping:
+            self._sweep()
+
+    def drop(self, connection: Connection) -> None:
+        """Forget a connection that ended, if it was idle here."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def check(self) -> None:
+        assert 0 <= self._num_taken <= self.num_open <= self._max_open
+        assert not any(connection.is_lost for connection in self._idle)
+        assert self._idle == sorted(self._idle, key=lambda connection: connection.idle_since)
+
+    def _sweep(self) -> None:
+        """Close what was idle too long. The oldest are first, since the last put is the first taken."""
+        loop = asyncio.get_running_loop()
+        while self._idle and loop.time() - self._idle[0].idle_since >= self._max_idle_s:
+            self._idle.pop(0).abort()
+        self._is_sweeping = bool(self._idle)
+        if self._idle:
+            loop.call_at(self._idle[0].idle_since + self._max_idle_s, self._sweep)
+
+
+class Http1Response:
+    """A response as it is parsed: a head, then pieces. Iterating over it gives its body."""
 
     status = 0
     headers: Headers = ()
@@ -124,22 +192,23 @@ class Http1Answer:
         self._has_body = has_body
         self._raw_headers: list[tuple[bytes, bytes]] = []
         self._pieces: deque[bytes] = deque()
-        self._num_idle_bytes = 0
-        self._has_head = self._is_whole = self._keeps_alive = self._ends_with_connection = self._is_paused = False
+        self._num_head_bytes = 0  # or of trailers: since the last piece of the body
+        self._has_head = self._is_whole = self._keeps_alive = self._ends_with_connection = False
         self._fault: str | None = None
         self._failure: UpstreamFailed | None = None
         self._arrival: asyncio.Future[None] | None = None
 
     async def head(self) -> Self:
         """Itself, once status and headers are there. Raises UpstreamFailed if they never are."""
-        if not self._has_head and self._connection is not None:
-            await self._wait(self._timeouts.head_s)
+        try:
+            if not self._has_head and self._connection is not None:
+                await self._wait(self._timeouts.head_s)
+        except asyncio.CancelledError:
+            self.close()
+            raise
         if not self._has_head:
             assert self._failure is not None
             raise self._failure
-        return self
-
-    def chunks(self) -> Self:
         return self
 
     def __aiter__(self) -> Self:
@@ -152,8 +221,7 @@ class Http1Answer:
             await self._wait(self._timeouts.idle_s)
         piece = self._pieces.popleft()
         self.num_buffered_bytes -= len(piece)
-        if self._is_paused and self.num_buffered_bytes <= MAX_BUFFERED_BYTES // 2 and self._connection is not None:
-            self._is_paused = False
+        if self._connection is not None and self.num_buffered_bytes <= MAX_BUFFERED_BYTES // 2:
             self._connection.resume()
         return piece
 
@@ -161,15 +229,13 @@ class Http1Answer:
         self.close()
 
     def close(self) -> None:
-        """What `aclose` does, for which there is nothing to wait."""
         self._pieces.clear()
         self._fail("it was not read to its end")
 
     def feed(self, data: bytes) -> None:
-        """Bytes of it, as many as came."""
-        assert self._parser is not None
+        assert self._parser is not None and self._connection is not None
         self.has_begun = True
-        self._num_idle_bytes += len(data)
+        self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -178,24 +244,19 @@ class Http1Answer:
             self._end()
         elif self._fault is not None:
             self._fail(self._fault)
-        elif self._num_idle_bytes > MAX_HEAD_BYTES:
+        elif self._num_head_bytes > MAX_HEAD_BYTES:
             self._fail("its headers are too long")
-        elif self.num_buffered_bytes > MAX_BUFFERED_BYTES and not self._is_paused:
-            self._pause()
+        elif self.num_buffered_bytes > MAX_BUFFERED_BYTES:
+            self._connection.pause()
 
     def feed_end(self, error: Exception | None) -> None:
-        """No more will come: the connection is gone."""
         if self._ends_with_connection and error is None:
             self._end()
         else:
             self._fail("it closed the connection" if error is None else describe(error))
 
-    def time_out(self) -> None:
-        """Nothing came for as long as was allowed."""
-        self._end(self._timeouts.expired(self._stage()))
-
     def on_message_begin(self) -> None:
-        """Also of a 1xx before the answer, and of an answer nobody asked for after it."""
+        """Also of a 1xx before the response, and of a response nobody asked for after it."""
         self._raw_headers.clear()
         if self._has_head:
             self._keeps_alive = False
@@ -208,51 +269,51 @@ class Http1Answer:
         status = self._parser.get_status_code()
         if self._has_head or 100 <= status < 200:
             return
-        self._fault = _fault(status, self._raw_headers)
-        if self._fault is None:
-            self._begin(status, self._parser.should_keep_alive())
+        headers = self._raw_headers
+        if not 200 <= status < 600:
+            self._fault = f"it answered with the status {status}"
+            return
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+            self._fault = "its headers are too long"
+            return
+        self._has_head = True
+        self._num_head_bytes = 0
+        self.status, self.headers = status, end_to_end(headers)
+        self._keeps_alive = self._has_body and self._parser.should_keep_alive()
+        self._is_whole = not self._has_body
+        self._ends_with_connection = not any(name.lower() in _FRAMING for name, _ in headers)
+        self._wake()
 
     def on_body(self, piece: bytes) -> None:
         if self._has_head and not self._is_whole:
-            self._num_idle_bytes = 0
+            self._num_head_bytes = 0
             self.num_buffered_bytes += len(piece)
             self._pieces.append(piece)
             self._wake()
 
     def on_message_complete(self) -> None:
-        if self._has_head:
-            self._is_whole = True
+        self._is_whole = self._has_head
 
-    def _begin(self, status: int, keeps_alive: bool) -> None:
-        self._has_head = True
-        self._num_idle_bytes = 0
-        self.status = status
-        self.headers = end_to_end(self._raw_headers)
-        self._keeps_alive = keeps_alive and self._has_body
-        self._is_whole = not self._has_body
-        self._ends_with_connection = not any(name.lower() in _FRAMING for name, _ in self._raw_headers)
-        self._wake()
-
-    def _pause(self) -> None:
-        assert self._connection is not None
-        self._is_paused = True
-        self._connection.pause()
+    @property
+    def is_waiting(self) -> bool:
+        return self._arrival is not None
 
     async def _wait(self, limit_s: float) -> None:
         assert self._connection is not None
-        deadline = self._connection.deadline
-        self._arrival = asyncio.get_running_loop().create_future()
-        deadline.set(limit_s)
+        loop = asyncio.get_running_loop()
+        self._arrival = loop.create_future()
+        self._connection.expire_at(loop.time() + limit_s)
         try:
             await self._arrival
         finally:
             self._arrival = None
-            if self._connection is not None:
-                deadline.clear()
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def time_out(self) -> None:
+        self._end(self._timeouts.expired(self._stage()))
 
     def _stage(self) -> Stage:
         assert self._connection is not None
@@ -269,11 +330,3 @@ class Http1Answer:
         connection, self._connection, self._parser, self._failure = self._connection, None, None, failure
         connection.let_go(can_reuse=failure is None and self._keeps_alive and self._fault is None)
         self._wake()
-
-
-def _fault(status: int, headers: Headers) -> str | None:
-    if not 200 <= status < 600:
-        return f"it answered with the status {status}"
-    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        return "its headers are too long"
-    return None

@@ -1,12 +1,12 @@
-"""What passes between the router and a replica: an `Ask` out, an `Answer` back, an `UpstreamFailed` when neither works.
+"""What passes between the router and a replica: an `UpstreamRequest` out, an `UpstreamResponse` back.
 
-Bytes are never touched: a body goes out as it was given and comes back piece by piece as it arrives. How a failure is
-described decides what may follow it: before "body" nothing was heard of an answer, so another replica may be asked.
-Nothing here knows what the bytes mean, or which replica was chosen and why.
+Bytes are never touched: a body goes out as it was given and comes back piece by piece as it arrives. The stage of an
+`UpstreamFailed` decides what may follow: before "body" nothing of a response was seen, so another replica may be asked.
 """
 
 import os
 import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +16,14 @@ from hotloop.core.errors import HotloopError, RequestError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Stage = Literal["connect", "send", "head", "body"]
+
+_TCP = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+SOCKET_OPTIONS: Sequence[tuple[int, int, int]] = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP.items() if hasattr(socket, name)),
+)
+"""Small writes leave at once, and a machine that vanished is noticed. Minutes of silence are ordinary during a prefill,
+so keepalive probes and unacknowledged bytes decide, not silence."""
 
 _LINE_BREAK = re.compile(rb"[\0\r\n]")
 _TARGET = re.compile(r"/[!-~]*")
@@ -28,29 +36,28 @@ _WHAT_FAILED: dict[Stage, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a replica is sent."""
+class UpstreamRequest:
+    """`target` is path and query, behind the path of the replica's own address. `headers` are all but host,
+    content-length, connection and transfer-encoding, which are the connection's business."""
 
     method: str
     target: str
-    """Path and query, such as `/v1/chat/completions`; the path of the replica's own address goes before it."""
     headers: Headers
-    """All of them but host, content-length, connection and transfer-encoding, which are the connection's business."""
     body: bytes = b""
 
 
-class Answer(Protocol):
-    """What a replica answered: a head, and a body still arriving."""
+class UpstreamResponse(Protocol):
+    """A head, and a body still arriving."""
 
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Headers:
-        """Names in lower case; without those that concern only the connection, and without content-length."""
+        """Names in lower case; without hop-by-hop headers and content-length."""
         ...
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
         """The body as it arrives, nothing merged or held back. Raises UpstreamFailed if it breaks off."""
         ...
 
@@ -64,11 +71,11 @@ class Upstream(Protocol):
 
     @property
     def num_open(self) -> int:
-        """Connections open or being opened, idle ones too; where answers share connections, answers under way."""
+        """Connections open or being opened, idle ones too; where responses share connections, open responses."""
         ...
 
-    async def send(self, ask: Ask) -> Answer:
-        """The answer, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """The response, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
         ...
 
     async def aclose(self) -> None:
@@ -82,12 +89,11 @@ class Timeouts:
 
     connect_s: float = 2.0
     head_s: float = 600.0
-    """From the first byte sent to the whole of the answer's head: a long prompt is read in this time."""
+    """From the first byte sent to the whole of the head, which comes after the prefill of a long prompt."""
     idle_s: float = 300.0
     """Between two pieces of a body."""
 
     def expired(self, stage: Stage) -> "UpstreamFailed":
-        """The failure of a replica that took longer than it may."""
         if stage == "connect":
             reason = f"it did not accept one in {self.connect_s:g} s"
         else:
@@ -96,11 +102,8 @@ class Timeouts:
 
 
 class UpstreamFailed(HotloopError):
-    """A replica could not be reached, did not answer, or broke off.
-
-    `stage`: "connect" (nothing was sent), "send" and "head" (nothing was answered), "body" (the answer had begun).
-    The message names no address, so that it can be shown to a client.
-    """
+    """A replica could not be reached, did not answer, or broke off. The message names no address, so that it can be
+    shown to a client."""
 
     def __init__(self, reason: str, *, stage: Stage, is_timeout: bool = False) -> None:
         super().__init__(f"{_WHAT_FAILED[stage]}: {reason}")
@@ -111,6 +114,30 @@ class UpstreamFailed(HotloopError):
     def removed(cls) -> Self:
         return cls("it was taken out of the fleet", stage="connect")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody listens there."""
+        return self.stage == "connect" and not self.is_timeout
+
+
+async def read_body(response: UpstreamResponse, max_bytes: int) -> bytes:
+    """All of it. Raises UpstreamFailed, also where it is longer."""
+    body = bytearray()
+    async for chunk in response:
+        body += chunk
+        if len(body) > max_bytes:
+            raise UpstreamFailed(f"it is larger than the {max_bytes} bytes that are held", stage="body")
+    return bytes(body)
+
+
+async def fetch(upstream: Upstream, request: UpstreamRequest, max_bytes: int) -> tuple[int, Headers, bytes]:
+    """Status, headers and body. Raises UpstreamFailed."""
+    response = await upstream.send(request)
+    try:
+        return response.status, response.headers, await read_body(response, max_bytes)
+    finally:
+        await response.aclose()
+
 
 def describe(error: Exception) -> str:
     """In words, without the address that the system's own words hold."""
@@ -118,9 +145,9 @@ def describe(error: Exception) -> str:
     return os.strerror(number) if number else str(error) or type(error).__name__
 
 
-def check_ask(ask: Ask) -> None:
+def check_request(request: UpstreamRequest) -> None:
     """Raises RequestError if the replica could read it as something else than one request."""
-    if not _TARGET.fullmatch(ask.target):
+    if not _TARGET.fullmatch(request.target):
         raise RequestError("the target of a request is no path, or holds a space or a letter beyond ASCII")
-    if _LINE_BREAK.search(b"".join(chain.from_iterable(ask.headers))):
+    if _LINE_BREAK.search(b"".join(chain.from_iterable(request.headers))):
         raise RequestError("a header of a request holds a line break")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hotloop.chat.assembly.shelf import Shelf
-from hotloop.chat.assembly.spans import SpanKind
-from hotloop.chat.compare import Comparison, Spot, compare, find_spot, speller, token_array
+from hotloop.chat.assembly.spans import SpanKind, speller
+from hotloop.chat.compare import Comparison, Spot, compare, find_spot, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
 from hotloop.core.request import FinishReason, Request

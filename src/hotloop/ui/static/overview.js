@@ -75,7 +75,7 @@ function tiles(now, points) {
   const output = rates(points, "num_output");
   const read = rates(points, "num_prompt");
   const waiting = Object.values(now.waiting).reduce((sum, number) => sum + number, 0);
-  const hasOutput = totals.num_output !== null;
+  const hasOutput = totals.num_output !== undefined;
   const recently = minute?.num_prompt ? `${percent(minute.num_cached, minute.num_prompt)} in the last minute`
     : "nothing asked in the last minute";
   const made = [["forced", totals.num_forced], ["drafted", totals.num_accepted]].filter(([, number]) => number)
@@ -98,7 +98,7 @@ function since(points, seconds) {
   return { num_prompt: grown("num_prompt"), num_cached: grown("num_cached") };
 }
 
-export function sparkline(values, kind) {
+function sparkline(values, kind) {
   const [width, height] = [150, 24];
   const most = Math.max(...values, 1);
   const x = (i) => width - (values.length - 1 - i) * (width / Math.max(values.length - 1, MIN_POINTS));
@@ -168,7 +168,7 @@ function requests(list) {
     el("tbody", {}, rows)));
 }
 
-const GOOD = { up: "good", writing: "good", reading: "busy", down: "bad", lost: "bad", failed: "bad" };
+const GOOD = { up: "good", decode: "good", prefill: "busy", down: "bad", lost: "bad", failed: "bad" };
 
 function state(name, tip) {
   return el("span", { class: `state ${GOOD[name] ?? ""}`, tip }, name);

@@ -3,64 +3,55 @@
     attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
     portable.cpp    for any CPU: float32 or float16 keys and values, exact
 
-Where a kernel cannot be had, `load_amx` and `load_portable` give nothing and say why in the log.
+They are compiled once by the machine's own C++ compiler, and kept. Where a kernel cannot be had, `load_amx` and
+`load_portable` give nothing and say why in the log.
 """
 
 import ctypes
 import hashlib
 import logging
+import os
 import platform
-from dataclasses import dataclass
-from functools import cache
+import shutil
+import subprocess
+import tempfile
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.openvino.attention import BLOCK_SIZE
-from hotloop.backends.openvino.native.library import BUILD_ERRORS, build, compiler
+from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.core.errors import BackendError
+from hotloop.models.catalogue import home
 from hotloop.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
 _FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True)
-class NativeKernel:
-    """A compiled kernel, and what the bytes of its keys and values depend on."""
-
-    library: ctypes.CDLL
-    item_bytes: int
-    version: str
-
-    def create(self, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> "NativeAttention":
-        return NativeAttention(self, spec, num_blocks, angles)
+_BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
+_COMPILE_TIMEOUT_S = 60
 
 
 class NativeAttention:
     """A kernel, its KV blocks and the plan of the step at hand. One step at a time, from one thread."""
 
-    def __init__(self, kernel: NativeKernel, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]) -> None:
-        """`angles`: for each position the cosines, then the sines, of half a head's dimensions."""
-        self._library = kernel.library
+    def __init__(
+        self, library: ctypes.CDLL, item_bytes: int, spec: ModelSpec, num_blocks: int, angles: NDArray[np.float32]
+    ) -> None:
+        self._library = library
         self._keep = [angles]
-        self._handle = kernel.library.attention_create(
-            spec.num_layers,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            num_blocks,
-            spec.rms_eps,
-            angles.ctypes.data,
-        )
+        shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, num_blocks)
+        self._handle = library.attention_create(*shape, spec.rms_eps, angles.ctypes.data)
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
-        memory = ctypes.cast(kernel.library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
-        layer_bytes = 2 * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE * kernel.item_bytes
+        memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
+        layer_bytes = 2 * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE * item_bytes
         self.kv: NDArray[np.uint8] = np.ctypeslib.as_array(memory, (spec.num_layers, num_blocks, layer_bytes))
         """The memory of the blocks; gone once this is closed."""
 
@@ -70,7 +61,6 @@ class NativeAttention:
         self._library.attention_set_norms(self._handle, layer, *(norm.ctypes.data for norm in norms))
 
     def plan(self, batch: Batch) -> None:
-        """What the next calls of `run` compute."""
         arrays = (batch.begins, batch.past_lens, batch.block_ids, batch.block_begins)
         self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
 
@@ -82,24 +72,24 @@ class NativeAttention:
 
 
 @cache
-def load_amx() -> NativeKernel | None:
+def load_amx() -> Kernel | None:
     """The kernel for CPUs with AMX; None where it cannot be had."""
     reason = _why_no_amx()
     if reason is None:
         try:
             return _load("attention.cpp", 2, "-march=sapphirerapids")
-        except BUILD_ERRORS as error:
+        except _BUILD_ERRORS as error:
             reason = f"it could not be built: {error}"
     log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
     return None
 
 
 @cache
-def load_portable(kv_type: str, item_bytes: int) -> NativeKernel | None:
+def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
     """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
         return _load("portable.cpp", item_bytes, f"-DKV={kv_type}")
-    except BUILD_ERRORS as error:
+    except _BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
 
@@ -114,24 +104,72 @@ def _why_no_amx() -> str | None:
     return None
 
 
-def _load(name: str, item_bytes: int, *flags: str) -> NativeKernel:
+def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
     source = _FOLDER / name
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    return NativeKernel(_declare(build(source, *flags)), item_bytes, version)
+    library = _declare(build(_target(source, flags), source, *flags))
+    return Kernel(item_bytes, version, partial(NativeAttention, library, item_bytes))
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    library.attention_create.restype = pointer
-    library.attention_create.argtypes = [number, number, number, number, number, ctypes.c_float, pointer]
-    library.attention_destroy.argtypes = [pointer]
-    library.attention_kv.restype = pointer
-    library.attention_kv.argtypes = [pointer]
-    library.attention_set_norms.argtypes = [pointer, number, pointer, pointer]
-    library.attention_plan.argtypes = [pointer, number, pointer, pointer, pointer, pointer]
-    library.attention_run.argtypes = [pointer, number, pointer, pointer]
-    for function in (library.attention_destroy, library.attention_set_norms, library.attention_plan):
-        function.restype = None
-    library.attention_run.restype = None
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "create": (pointer, [number] * 5 + [ctypes.c_float, pointer]),
+        "destroy": (None, [pointer]),
+        "kv": (pointer, [pointer]),
+        "set_norms": (None, [pointer, number, pointer, pointer]),
+        "plan": (None, [pointer, number, pointer, pointer, pointer, pointer]),
+        "run": (None, [pointer, number, pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"attention_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
+
+
+def compiler() -> str | None:
+    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
+def _target(source: Path, flags: tuple[str, ...]) -> Path:
+    """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written."""
+    recipe = "\0".join((source.read_text(), ov.__version__, ov.__file__, compiler() or "", *_FLAGS, *flags))
+    name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    folder = home() / "cache" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="hotloop-"))
+    return folder / name
+
+
+def build(path: Path, source: Path, *flags: str) -> ctypes.CDLL:
+    """What was compiled before, if it is whole: its size stands beside it, since loading half a library is fatal."""
+    size = path.with_suffix(".size")
+    if not path.exists() or not size.exists() or size.read_text() != str(path.stat().st_size):
+        _compile(path, source, flags)
+        size.write_text(str(path.stat().st_size))
+    return ctypes.CDLL(str(path))
+
+
+def _compile(path: Path, source: Path, flags: tuple[str, ...]) -> None:
+    """Against the TBB that OpenVINO brings, so that both share one pool of threads."""
+    openvino = Path(ov.__file__).parent
+    tbb = next((openvino / "libs").glob("libtbb.*"), None)
+    program = compiler()
+    if program is None:
+        raise FileNotFoundError("there is no C++ compiler here (c++, g++ or clang++)")
+    if tbb is None:
+        raise FileNotFoundError("OpenVINO came without its TBB library")
+    draft = path.with_name(f"{path.stem}-{os.getpid()}.so")
+    command = [program, *_FLAGS, *flags, f"-I{openvino / 'include'}", str(source), "-o", str(draft), str(tbb)]
+    command.append(f"-Wl,-rpath,{tbb.parent}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            raise OSError(errors[0] if errors else f"the compiler ended with status {done.returncode}")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

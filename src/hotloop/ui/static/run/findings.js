@@ -41,5 +41,5 @@ function drawFinding(finding) {
   return el("article", { class: "finding" }, el("span", { class: `severity ${finding.severity}` }, finding.severity),
     el("div", {}, el("code", {}, finding.rule), " ", el("bdi", {}, finding.words), finding.place
       && el("div", { class: "muted mono" }, finding.place)),
-    el("span", { class: "num" }, cost), el("div", { class: "mend" }, finding.mend));
+    el("span", { class: "num" }, cost), el("div", { class: "fix" }, finding.fix));
 }

@@ -4,19 +4,19 @@
 import { el, panel, stack, swatch } from "../dom.js";
 import { duration, percent } from "../format.js";
 
-export const PARTS = {
+const PARTS = {
   router_queue: ["queue", "waiting in the router"],
   queue: ["queue", "waiting in the engine"],
-  prefill_new: ["new", "reading what is new"],
-  prefill_again: ["again", "reading again"],
+  prefill_new: ["new", "prefill, new"],
+  prefill_again: ["again", "prefill, recomputed"],
   hosted_prefill: ["new", "hosted model, first token"],
-  decode_sampled: ["sampled", "writing, sampled"],
-  decode_forced: ["forced", "writing, forced"],
-  decode_drafted: ["drafted", "writing, drafted"],
-  hosted_decode: ["sampled", "hosted model, writing"],
+  decode_sampled: ["sampled", "decode, sampled"],
+  decode_forced: ["forced", "decode, forced"],
+  decode_drafted: ["drafted", "decode, drafted"],
+  hosted_decode: ["sampled", "hosted model, decode"],
   tools: ["tool", "tools waited for"],
   foreseen: ["foreseen", "tools begun early"],
-  read_ahead: ["cached", "reading ahead"],
+  read_ahead: ["cached", "prefill ahead"],
   prepare: ["network", "preparing the prompt"],
   network: ["network", "network"],
   runtime: ["idle", "the run itself"],

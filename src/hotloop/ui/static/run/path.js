@@ -7,7 +7,7 @@ import { coarsen } from "./parts.js";
 
 const SHOWN = 12;
 const KINDS = {
-  queue: ["queue", "queue"], prefill: ["new", "reading the prompt"], decode: ["sampled", "writing"],
+  queue: ["queue", "queue"], prefill: ["new", "prefill"], decode: ["sampled", "decode"],
     tool: ["tool", "tool"], foreseen: ["foreseen", "begun early"],
   request: ["network", "the server, around it"], chat: ["network", "network"], route: ["network", "router"],
     attempt: ["network", "router"], turn: ["idle", "the run itself"], run: ["idle", "the run itself"],
@@ -50,7 +50,7 @@ function isAgain(run, step) {
 }
 
 function titleOf(run, step) {
-  const what = step.label || (isAgain(run, step) ? "reading again" : KINDS[step.name]?.[1] ?? "nothing recorded");
+  const what = step.label || (isAgain(run, step) ? "prefill, recomputed" : KINDS[step.name]?.[1] ?? "nothing recorded");
   return step.place === null ? what : `Turn ${run.turns[step.place].turn} · ${what}`;
 }
 

@@ -1,0 +1,255 @@
+"""A tape of runs as a file: one JSON object a line, in the order things ended. Replaying finds each thing on it again.
+
+What was asked is known by digests, so that a line stays short however long the conversation; each message stands there
+once, in full, to be shown where a run departs from the tape. A tape holds all that was said: mind who reads it.
+"""
+
+import hashlib
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotloop.agent.model import Ask
+from hotloop.agent.tools.tool import Traits
+from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.message import Message, Thought, Tool, ToolCall
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.usage import Usage
+
+VERSION = 2
+
+_SETTINGS = ("tools", "choice", "schema", "max_tokens", "temperature", "extra")
+_KINDS: dict[str, type[Any]] = {
+    "text": TextDelta,
+    "open": CallOpened,
+    "arguments": CallDelta,
+    "close": CallClosed,
+    "thought": Thought,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+class RunDeparted(HotloopError):
+    """A run does not go as it was recorded; the message says where."""
+
+
+class HeadLine(msgspec.Struct, tag="tape", tag_field="line"):
+    version: int
+
+
+class MessageLine(msgspec.Struct, tag="message", tag_field="line"):
+    """A message that something was asked with, when it is first seen."""
+
+    digest: str
+    message: Message
+
+
+class Failure(msgspec.Struct):
+    kind: str
+    message: str
+    status: int | None = None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What an answer depends on, by its digests. The session is not part of it: that is new every time."""
+
+    settings: dict[str, str]
+    messages: tuple[str, ...]
+
+
+class AnswerLine(msgspec.Struct, tag="answer", tag_field="line"):
+    """What a model said: each event as [when, what, ...], the time in seconds since it was asked."""
+
+    asked: Asked
+    events: list[list[Any]]
+    failure: Failure | None = None
+
+
+class OfferLine(msgspec.Struct, tag="offer", tag_field="line"):
+    """A tool that came from a source, such as an MCP server."""
+
+    spec: Tool
+    traits: Traits
+
+
+class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
+    """What a tool gave, or why it gave nothing."""
+
+    name: str
+    arguments: str
+    duration_s: float
+    text: str
+    failure: str | None = None
+    """`refused`, or `crashed` if another try might have gone better."""
+    number: int = 0
+    """Which of all it was when it began: of two calls that are alike the second may have ended first."""
+
+
+class VerdictLine(msgspec.Struct, tag="verdict", tag_field="line"):
+    """Whether a call was approved."""
+
+    name: str
+    arguments: str
+    verdict: bool | str
+    is_failure: bool = False
+
+
+Line = HeadLine | MessageLine | AnswerLine | OfferLine | OutcomeLine | VerdictLine
+
+_decoder = msgspec.json.Decoder(Line)
+
+
+class TapeWriter:
+    """A new tape. A line is written when what it tells of has ended, so a run that is killed leaves a good tape."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._said: set[str] = set()
+        self.numbers = itertools.count()
+        try:
+            self._path.write_bytes(_encode(HeadLine(VERSION)))
+        except OSError as error:
+            raise ConfigError(f"cannot record to {path}: {error.strerror}") from None
+
+    def write(self, *lines: Line) -> None:
+        with self._path.open("ab") as file:
+            file.write(b"".join(map(_encode, lines)))
+
+    def write_answer(self, ask: Ask, events: Iterable[tuple[float, Event]], failure: Failure | None) -> None:
+        asked = _digest_ask(ask)
+        said = dict(zip(asked.messages, ask.messages, strict=True))
+        new = [MessageLine(key, message) for key, message in said.items() if key not in self._said]
+        self._said |= said.keys()
+        rendered = [_render_event(*event) for event in events if not isinstance(event[1], Begun | ThoughtDelta)]
+        self.write(*new, AnswerLine(asked, rendered, failure))
+
+
+class Tape:
+    """What was recorded, and is given out once: of several things that fit, the first that was not given yet.
+
+    `is_paced`: everything takes as long as it did.
+    """
+
+    def __init__(self, path: Path | str, *, is_paced: bool = False) -> None:
+        lines = read_tape(path)
+        self.is_paced = is_paced
+        self.offers = {line.spec.name: line for line in lines if isinstance(line, OfferLine)}
+        self._said = {line.digest: line.message for line in lines if isinstance(line, MessageLine)}
+        self._answers: defaultdict[str, deque[AnswerLine]] = defaultdict(deque)
+        self._outcomes: defaultdict[tuple[str, str], deque[OutcomeLine]] = defaultdict(deque)
+        self._verdicts: defaultdict[tuple[str, str], deque[VerdictLine]] = defaultdict(deque)
+        for line in sorted(lines, key=lambda line: line.number if isinstance(line, OutcomeLine) else 0):
+            match line:
+                case AnswerLine():
+                    self._answers[_digest(line.asked)].append(line)
+                case OutcomeLine():
+                    self._outcomes[line.name, line.arguments].append(line)
+                case VerdictLine():
+                    self._verdicts[line.name, line.arguments].append(line)
+
+        self.has_verdicts = bool(self._verdicts)
+        """Whether somebody was asked; if nobody was there then, nobody is now."""
+
+    def answer(self, ask: Ask) -> AnswerLine:
+        asked = _digest_ask(ask)
+        answers = self._answers[_digest(asked)]
+        if not answers:
+            raise RunDeparted(self._explain(ask, asked))
+        return answers.popleft()
+
+    def outcome(self, name: str, arguments: str) -> OutcomeLine:
+        outcomes = self._outcomes[name, arguments]
+        if not outcomes:
+            raise RunDeparted(f"the tape has no result for this call: {name} {arguments:.200}")
+        return outcomes.popleft()
+
+    async def approve(self, call: ToolCall) -> bool | str:
+        verdicts = self._verdicts[call.name, call.arguments]
+        if not verdicts:
+            raise RunDeparted(f"the tape has no approval for this call: {call.name} {call.arguments:.200}")
+        verdict = verdicts.popleft()
+        if verdict.is_failure:
+            raise HotloopError(str(verdict.verdict))
+        return verdict.verdict
+
+    def _explain(self, ask: Ask, asked: Asked) -> str:
+        """Where what is asked differs from what comes nearest to it on the tape."""
+        left = [answer.asked for answers in self._answers.values() for answer in answers]
+        if not left:
+            return "the tape is at its end, and the run asks for more"
+        nearest = max(left, key=lambda other: _num_shared(other.messages, asked.messages))
+        i = _num_shared(nearest.messages, asked.messages)
+        if i == len(nearest.messages) == len(asked.messages):
+            names = [name for name, each in asked.settings.items() if nearest.settings.get(name) != each]
+            return f"the run departs from its tape: {', '.join(names)} are not what was recorded"
+        was = self._said.get(nearest.messages[i]) if i < len(nearest.messages) else None
+        now = ask.messages[i] if i < len(ask.messages) else None
+        return f"the run departs from its tape at message {i}: recorded was {_show(was)}, now it is {_show(now)}"
+
+
+def read_tape(path: Path | str) -> list[Line]:
+    """All lines. Raises ConfigError if it is no tape, or one of another version."""
+    try:
+        lines: list[Line] = [_decoder.decode(text) for text in Path(path).read_bytes().splitlines()]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no tape of a run: {error}") from None
+    match lines:
+        case [HeadLine(version), *_] if version == VERSION:
+            return lines
+        case [HeadLine(version), *_]:
+            raise ConfigError(f"{path} is a tape of version {version}; this is hotloop for version {VERSION}")
+    raise ConfigError(f"{path} is no tape of a run")
+
+
+def parse_event(line: list[Any]) -> tuple[float, Event]:
+    try:
+        at_s, kind, *fields = line
+        if kind == "answered":
+            reason, *counts = fields
+            return float(at_s), Ended(reason, usage=Usage(*counts))
+        value = _KINDS[kind](*fields)
+        return float(at_s), ThoughtClosed(value) if kind == "thought" else value
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"a tape has an event that makes no sense: {line!r:.80}") from None
+
+
+def _render_event(at_s: float, event: Event) -> list[Any]:
+    if isinstance(event, Ended):
+        usage = event.usage
+        return [round(at_s, 6), "answered", event.reason, usage.num_prompt, usage.num_cached or 0, usage.num_output]
+    value = event.thought if isinstance(event, ThoughtClosed) else event
+    return [round(at_s, 6), _NAMES[type(value)], *astuple(value)]
+
+
+def _digest(value: Any) -> str:
+    data = msgspec.json.encode(value, order="deterministic", enc_hook=repr)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _digest_ask(ask: Ask) -> Asked:
+    settings = {name: _digest(getattr(ask, name)) for name in _SETTINGS}
+    return Asked(settings, tuple(_digest(message) for message in ask.messages))
+
+
+def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _show(message: Message | None) -> str:
+    if message is None:
+        return "none"
+    calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
+    return f"{message.role}: {message.content + calls!r:.120}"
+
+
+def _encode(line: Line) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

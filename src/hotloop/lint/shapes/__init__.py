@@ -1,1 +1,0 @@
-"""The bodies and answers of each API, taken apart."""

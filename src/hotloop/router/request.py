@@ -1,0 +1,156 @@
+"""A request as the router sees it: parsed once, and no further than placing it needs.
+
+    key    hash(tools) hash(tools, system) hash(tools, system, message 0) ...
+
+The prompt is a run of bytes: tools first, then instructions, then each message as the client wrote it, less what moves
+from turn to turn without meaning (`cache_control`). The key holds a hash for every 512 bytes of it, each standing for
+all before it. No tokenizer is needed: the same words give the same hashes, and only sameness matters here.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from hotloop.core.errors import RequestError
+from hotloop.core.request import Priority
+from hotloop.core.session import PRIORITY_HEADER, name_session
+from hotloop.router.kinds import COUNT_TOKENS, PATHS, Api
+from hotloop.router.placement.index import HASH_BYTES
+from hotloop.router.placement.placement import Prompt
+
+BLOCK_BYTES = 512
+BYTES_PER_TOKEN = 4
+"""Of JSON, roughly; only ratios between prompts matter."""
+BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
+_USUAL_OUTPUT = 256
+"""What an answer is taken for that may be longer."""
+
+_EMPTY = Raw(b"")
+
+
+class _Body(msgspec.Struct):
+    """The fields of all four APIs that placing looks at. What has the wrong type counts as not given: saying no to that
+    is the replica's, who says it better."""
+
+    model: Any = None
+    stream: Any = None
+    messages: Raw = _EMPTY
+    tools: Raw = _EMPTY
+    system: Raw = _EMPTY
+    instructions: Raw = _EMPTY
+    input: Raw = _EMPTY
+    prompt: Raw = _EMPTY
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
+    user: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    service_tier: Any = None
+    previous_response_id: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest(Prompt):
+    """One request. `raw` is what the client sent, to the byte."""
+
+    target: str
+    raw: bytes
+    model: str
+    is_stream: bool
+    priority: Priority
+    follows: str | None
+    """The response this one continues, which only the replica that made it knows."""
+    headers: Mapping[str, str]
+
+    @property
+    def api(self) -> Api:
+        return PATHS[self.target]
+
+    @property
+    def is_question(self) -> bool:
+        """Whether it only asks about a prompt, which is never translated."""
+        return self.target == COUNT_TOKENS
+
+    def read_body(self) -> dict[str, Any]:
+        """All of it, for whoever has to change it."""
+        body: dict[str, Any] = msgspec.json.decode(self.raw)
+        return body
+
+    def rename(self, model: str) -> bytes:
+        """The same request for a replica that calls the model something else."""
+        fields = msgspec.json.decode(self.raw, type=dict[str, Raw])
+        return msgspec.json.encode({**fields, "model": Raw(msgspec.json.encode(model))})
+
+
+def parse_request(target: str, headers: Mapping[str, str], raw: bytes) -> RoutedRequest:
+    """`target` is one of `PATHS`. Raises RequestError where the body is no JSON object."""
+    try:
+        body = _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body cannot be read: {error}") from None
+    key, num_bytes = _hash_prompt(body)
+    limits = (body.max_completion_tokens, body.max_output_tokens, body.max_tokens)
+    most = next((limit for limit in limits if isinstance(limit, int)), _USUAL_OUTPUT)
+    priority = _word(body.priority) or headers.get(PRIORITY_HEADER, "")  # a replica refuses a word that no class has
+    default = Priority.BACKGROUND if body.service_tier == "flex" else Priority.INTERACTIVE
+    return RoutedRequest(
+        target=target,
+        raw=raw,
+        model=_word(body.model) or "",
+        is_stream=body.stream is True,
+        session=name_session(_word(body.session_id), headers, _word(body.prompt_cache_key), _word(body.user)),
+        priority=Priority.__members__.get(priority.upper(), default),
+        key=key,
+        num_tokens=num_bytes // BYTES_PER_TOKEN,
+        num_output=max(0, min(most, _USUAL_OUTPUT)),
+        follows=_word(body.previous_response_id),
+        headers=headers,
+    )
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _hash_prompt(body: _Body) -> tuple[bytes, int]:
+    """The key, and how long the prompt is. What one model has cached is of no use to another, nor across salts."""
+    chain = hashlib.blake2b(
+        f"{body.model}\0{body.cache_salt or ''}\0".encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES
+    )
+    parts = (body.tools, body.system, body.instructions, *_items(body.messages), *_items(body.input), body.prompt)
+    text = b"".join(_without_marks(bytes(part)) for part in parts)
+    view = memoryview(text)
+    digests = []
+    for begin in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        chain.update(view[begin : begin + BLOCK_BYTES])
+        digests.append(chain.digest())
+    return b"".join(digests), len(text)
+
+
+def _items(raw: Raw) -> list[Raw]:
+    """A list one by one, so that a longer one begins as a shorter one does."""
+    return _list_decoder.decode(raw) if bytes(raw).startswith(b"[") else [raw]
+
+
+def _without_marks(raw: bytes) -> bytes:
+    """Less the cache marks that clients move along as a conversation grows."""
+    if b'"cache_control"' not in raw:
+        return raw
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: strip(each) for name, each in value.items() if name != "cache_control"}
+        return [strip(each) for each in value] if isinstance(value, list) else value
+
+    return msgspec.json.encode(strip(msgspec.json.decode(raw)))

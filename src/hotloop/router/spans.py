@@ -1,0 +1,131 @@
+"""A request's way through the router as spans: one for all of it, and one for each try that failed.
+
+The trace goes on at the replica: the parent it is told is the router's own span, not the client's.
+"""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from hotloop.core.request import Priority
+from hotloop.router.placement.policy import Choice
+from hotloop.router.request import RoutedRequest
+from hotloop.router.summary import AnswerSummary
+from hotloop.trace import names
+from hotloop.trace.sessions import RecentTraces
+from hotloop.trace.span import TRACEPARENT, Clock, Span, TraceContext, new_span_id, render_traceparent
+from hotloop.trace.tracer import Tracer
+
+Headers = Mapping[bytes, bytes]
+
+_HEADER = TRACEPARENT.encode()
+
+
+class RouteRecorder:
+    """Tells a tracer of every request. Lives on the event loop."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.service = "router"
+        self._recent = RecentTraces()
+
+    def open(self, request: RoutedRequest, headers: Headers, request_id: str) -> "RouteSpan":
+        """To be entered: it is recorded when it is left. Where nobody listens, the client's own headers go on."""
+        if not self.tracer.is_on or request.is_question:
+            return RouteSpan(self, request, headers, request_id)
+        context, parent_id = self._recent.join(request.headers.get(TRACEPARENT), request.session)
+        sent = {**headers, _HEADER: render_traceparent(context).encode()}
+        return RouteSpan(self, request, sent, request_id, context, parent_id)
+
+
+class RouteSpan:
+    """What is known of one request's way so far. `headers` are those to send on."""
+
+    def __init__(
+        self,
+        recorder: RouteRecorder,
+        request: RoutedRequest,
+        headers: Headers,
+        request_id: str,
+        context: TraceContext | None = None,
+        parent_id: str | None = None,
+    ) -> None:
+        self.headers = headers
+        self.facts: dict[str, Any] = {
+            names.ENDPOINT: request.api,
+            names.MODEL: request.model,
+            names.PRIORITY: Priority(request.priority).name.lower(),
+            names.REQUEST_ID: request_id,
+            names.TRIED: [],
+            names.QUEUE_NS: 0,
+        }
+        self._recorder = recorder
+        self._session = request.session
+        self._context = context
+        self._parent_id = parent_id
+        self._began_at = time.monotonic()
+        self._clock = Clock()
+        self._error = ""
+        self._has_ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self._error = str(error) or type(error).__name__
+        if self._context:
+            self._record(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+
+    def hang_up(self) -> None:
+        """The client has left; an answer that had ended is no error."""
+        if not self._has_ended:
+            self._error = "the client hung up"
+
+    def claim(self, replica: str, wait_s: float) -> None:
+        self.facts[names.TRIED].append(replica)
+        self.facts[names.QUEUE_NS] += round(wait_s * 1e9)
+
+    def fail(self, replica: str, why: str, since: float) -> None:
+        if self._context:
+            context = TraceContext(self._context.trace_id, new_span_id())
+            self._record(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
+
+    def begin(self, choice: Choice, status: int) -> None:
+        self.facts |= {
+            names.REPLICA: choice.name,
+            names.REASON: choice.reason,
+            names.NUM_MATCHED: choice.matched_tokens,
+            names.STATUS: status,
+            names.FIRST_BYTE_NS: self._clock.now_ns(),
+        }
+
+    def end(self, summary: AnswerSummary) -> None:
+        facts = {
+            names.ANSWER_ID: summary.answer_id,
+            names.NUM_PROMPT: summary.num_prompt,
+            names.NUM_CACHED: summary.num_cached,
+            names.NUM_OUTPUT: summary.num_output,
+        }
+        self.facts |= {name: value for name, value in facts.items() if value is not None}
+        self._error = "the answer broke off" if summary.is_broken else ""
+        self._has_ended = True
+
+    def _record(
+        self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
+    ) -> None:
+        self._recorder.tracer.record(
+            Span(
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                parent_id=parent_id,
+                name=name,
+                service=self._recorder.service,
+                start_ns=self._clock.unix_ns(since),
+                end_ns=self._clock.now_ns(),
+                session=self._session,
+                attributes=facts,
+                error=error,
+            )
+        )

@@ -1,0 +1,57 @@
+"""What an answer says about itself, read from its first and last bytes: no answer is parsed whole for this.
+
+The fields have different names in different APIs and engines, and usage comes last in all of them.
+"""
+
+import re
+from dataclasses import dataclass
+
+END_BYTES = 4096
+"""How much of either end is looked at."""
+
+_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,128})"')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,9})')
+_WRITTEN = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
+_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
+_OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
+_CALLS = (b'"tool_calls"', b'"tool_use"', b'"function_call"')
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSummary:
+    """None where it did not say."""
+
+    answer_id: str | None = None
+    num_prompt: int | None = None
+    num_cached: int | None = None
+    num_output: int | None = None
+    has_calls: bool = False
+    is_broken: bool = False
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of the prompt. Replicas count tokens otherwise than the router, so shares are compared."""
+        if not self.num_prompt or self.num_cached is None:
+            return None
+        return min(1.0, self.num_cached / self.num_prompt)
+
+
+def read_id(begin: bytes) -> str | None:
+    found = _ID.search(begin, 0, END_BYTES)
+    return found[1].decode("ascii", "replace") if found else None
+
+
+def summarize(
+    answer_id: str | None, end: bytes, *, is_messages: bool = False, is_broken: bool = False
+) -> AnswerSummary:
+    """In Anthropic's shape what was cached, or was written to the cache, is not part of the input."""
+    num_prompt, num_cached = _last(_PROMPT, end), _last(_CACHED, end)
+    if is_messages and num_prompt is not None:
+        num_prompt += (num_cached or 0) + (_last(_WRITTEN, end) or 0)
+    has_calls = any(word in end for word in _CALLS)
+    return AnswerSummary(answer_id, num_prompt, num_cached, _last(_OUTPUT, end), has_calls, is_broken)
+
+
+def _last(pattern: re.Pattern[bytes], end: bytes) -> int | None:
+    found = pattern.findall(end)
+    return int(found[-1]) if found else None
