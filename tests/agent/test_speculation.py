@@ -22,12 +22,10 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import load_predictor
+from hotloop.agent.predict.predictor import Predictor, load_predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Surroundings, Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.wire.event import Event as WireEvent
@@ -208,7 +206,7 @@ def writes() -> Predictor:
 
 async def test_a_tool_that_is_not_read_only_never_runs_ahead():
     foresight, shop = SpeculativeForesight(writes(), threshold=0.01), Shop()
-    assert foresight.predictor.predict(History.of([user("cancel W099A1")]))[0].confidence > 0.8
+    assert foresight.predictor.predict(History().follow([user("cancel W099A1")]))[0].confidence > 0.8
     events = await listen(agent(lambda ask: "No.", shop, foresight), "cancel W099A1")
     assert not of(CallForeseen, events)
     assert shop.log == []

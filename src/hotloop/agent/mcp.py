@@ -14,12 +14,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, Traits, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
+from hotloop.wire.arguments import read_arguments
 
 try:
     import httpx2
@@ -82,7 +80,7 @@ class McpServer:
         stack.push_async_callback(connection.close)
         try:
             async with asyncio.timeout(self._start_s):
-                client, tools = await connection.open()
+                client, tools = await asyncio.shield(connection.opened)  # who gives up waiting leaves it as it is
         except TimeoutError:
             raise ConfigError(f"the MCP server {self.name} did not answer within {self._start_s:g} s") from None
         except Exception as error:  # the library has no one kind for what goes wrong at the start
@@ -104,8 +102,11 @@ class McpTool:
         )
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        given = read_arguments(arguments)
+        if given is None:
+            raise ToolError("the arguments are wrong: they are not a JSON object")
         try:
-            result = await self._client.call_tool(self._name, _parse(arguments))
+            result = await self._client.call_tool(self._name, given)
         except MCPError as error:
             if error.code == wire.CONNECTION_CLOSED:
                 raise ToolCrashed("the MCP server has gone") from None
@@ -123,14 +124,11 @@ class _Connection:
     def __init__(self, connect: _Connect) -> None:
         self._connect = connect
         self._is_over = asyncio.Event()
-        self._opened: asyncio.Future[tuple[Client, list[wire.Tool]]] = asyncio.get_running_loop().create_future()
+        self.opened: asyncio.Future[tuple[Client, list[wire.Tool]]] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name="mcp connection")
 
-    async def open(self) -> tuple[Client, list[wire.Tool]]:
-        return await asyncio.shield(self._opened)  # who gives up waiting leaves it as it is
-
     async def close(self) -> None:
-        if not self._opened.done():
+        if not self.opened.done():
             self._task.cancel()  # it may be waiting for a server that never answers
         self._is_over.set()
         _, late = await asyncio.wait({self._task}, timeout=_MAX_CLOSE_S)
@@ -141,12 +139,12 @@ class _Connection:
         try:
             async with self._connect() as client:
                 tools = [tool async for tool in _list_tools(client)]
-                if not self._opened.done():
-                    self._opened.set_result((client, tools))
+                if not self.opened.done():
+                    self.opened.set_result((client, tools))
                 await self._is_over.wait()
         except Exception as error:  # before the start it is why there is none; after the end nobody needs to know
-            if not self._opened.done():
-                self._opened.set_exception(error)
+            if not self.opened.done():
+                self.opened.set_exception(error)
 
 
 @asynccontextmanager
@@ -182,13 +180,6 @@ async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def _parse(arguments: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ToolError(f"the arguments are wrong: {error}") from None
 
 
 def _render(result: wire.CallToolResult) -> Any:

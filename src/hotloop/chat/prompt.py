@@ -10,21 +10,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_tools
+from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, word_system_turns
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
-from hotloop.chat.assembly.system_turns import keeps_system_turns, word_system_turns
-from hotloop.chat.formats import ToolFormat
+from hotloop.chat.formats import ToolFormat, Tools, Turns
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
-
-Turns = tuple[Message, ...]
-Tools = tuple[Tool, ...]
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ class Prompts:
         if self._rules.move_nonces:
             messages, moved = self._nonces.settle(messages, scope=scope)
             changes += moved
-        if self._words_late_system and _has_late_system(messages):
+        if self._words_late_system and any(message.role == "system" for message in messages[1:]):
             changes += ("messages: later system messages are worded as the user's, since the template refuses them",)
         return messages, changes
 
@@ -189,8 +185,3 @@ def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list
         else place
         for place in places
     ]
-
-
-def _has_late_system(messages: Turns) -> bool:
-    roles = [message.role for message in messages]
-    return "system" in roles[1:]
