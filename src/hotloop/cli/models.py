@@ -1,7 +1,6 @@
 """`hotloop models`, `hotloop pull` and `hotloop version`: what is here to run."""
 
 import platform
-from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -40,6 +39,8 @@ def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
 
 def version(*, as_json: Json = False) -> None:
     """Print the version of hotloop and of what it runs on."""
+    from importlib.metadata import version as installed
+
     versions = {"hotloop": __version__, "python": platform.python_version(), "openvino": installed("openvino")}
     show(versions, "\n".join(f"{name:9}{number}" for name, number in versions.items()), as_json)
 
