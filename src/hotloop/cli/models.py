@@ -46,12 +46,5 @@ def version(*, as_json: Json = False) -> None:
 
 
 def _describe(entry: "Entry") -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "family": entry.family,
-        "max_context": entry.max_context,
-        "size_bytes": entry.size_bytes,
-        "path": str(entry.path),
-        "is_pulled": entry.is_pulled,
-    }
+    names = ("name", "kind", "family", "max_context", "size_bytes", "is_pulled")
+    return {name: getattr(entry, name) for name in names} | {"path": str(entry.path)}

@@ -166,13 +166,7 @@ def examination_table(examination: Examination) -> Table:
 
 
 def examination_json(examination: Examination) -> dict[str, Any]:
-    return {
-        "url": examination.url,
-        "model": examination.model,
-        "kind": examination.kind,
-        "failed": examination.has_failed,
-        "findings": [asdict(each) for each in examination.findings],
-    }
+    return asdict(examination) | {"failed": examination.has_failed}
 
 
 def _plain(text: str) -> str:
