@@ -30,7 +30,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.snapshot import EngineStats
 
 _VOCAB_SIZE = 1000
 _BLOCK_SIZE = 16

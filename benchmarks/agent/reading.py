@@ -74,5 +74,5 @@ def _measure(events: list[Event]) -> ReadingRun:
     last_result = max(event.at for event in events if isinstance(event, CallFinished))
     turns = [event for event in events if isinstance(event, TurnStarted)]
     first_word = next(event.at for event in events if isinstance(event, Text) and event.at >= turns[-1].at)
-    usage = events[-1].spent.usage  # type: ignore[union-attr]
+    usage = events[-1].spent.usage  # type: ignore[attr-defined]
     return ReadingRun(first_word - last_result, usage.num_prompt, usage.num_cached or 0)

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import Traits
+from hotloop.agent.tools.tool import Surroundings, Traits
 from hotloop.bench.workload import Recorded, Transcript, read_transcripts
 from hotloop.core.message import Message, Tool, ToolCall
 

@@ -8,10 +8,9 @@ from hotloop.core.version import __version__
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
     from hotloop.agent.conversation import Conversation
-    from hotloop.agent.limits import Limits
+    from hotloop.agent.limits import Limits, Run
     from hotloop.agent.scripted import Call, ScriptedModel
-    from hotloop.agent.tools.context import Context, Run
-    from hotloop.agent.tools.tool import ToolError, tool
+    from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
     from hotloop.core.prices import Prices
@@ -22,7 +21,7 @@ _HOMES = {
     "Agent": "hotloop.agent.agent",
     "Call": "hotloop.agent.scripted",
     "Completion": "hotloop.engine.engine",
-    "Context": "hotloop.agent.tools.context",
+    "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
     "Engine": "hotloop.engine.engine",
     "EngineConfig": "hotloop.core.config",
@@ -32,7 +31,7 @@ _HOMES = {
     "Prices": "hotloop.core.prices",
     "Priority": "hotloop.core.request",
     "Result": "hotloop.agent.agent",
-    "Run": "hotloop.agent.tools.context",
+    "Run": "hotloop.agent.limits",
     "SamplingParams": "hotloop.core.request",
     "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",

@@ -14,9 +14,8 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.mcp import McpServer
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.dispatch import carry_out
-from hotloop.agent.tools.tool import MAX_CHARS, AgentTool
+from hotloop.agent.tools.tool import MAX_CHARS, AgentTool, Surroundings
 from hotloop.core.errors import ConfigError
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))

@@ -21,11 +21,10 @@ from hotloop.agent.events import (
     TurnFinished,
     TurnStarted,
 )
-from hotloop.agent.limits import LimitReached, Limits
+from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tools.context import Context, Run
-from hotloop.agent.tools.tool import FunctionTool, tool
+from hotloop.agent.tools.tool import Context, FunctionTool, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices

@@ -22,12 +22,10 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import load_predictor
+from hotloop.agent.predict.predictor import Predictor, load_predictor
 from hotloop.agent.scripted import Call, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import FunctionTool, Traits
+from hotloop.agent.tools.tool import FunctionTool, Surroundings, Traits
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.wire.event import Event as WireEvent

@@ -1,4 +1,4 @@
-"""What a run tells while it runs. Every event knows when it happened, on the clock of `time.monotonic`.
+"""The events of a run, each with the `time.monotonic` at which it happened.
 
     RunStarted (TurnStarted (Text | CallOpened | CallArguments | CallDispatched | CallFinished)* TurnFinished)* RunEnded
 
@@ -18,23 +18,23 @@ RunEnd = Literal["done", "limit", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
+class Event:
     at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
-class RunStarted(_Timed):
+class RunStarted(Event):
     run_id: str
     session_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class TurnStarted(_Timed):
+class TurnStarted(Event):
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Timed):
+class Text(Event):
     """More of what the model says."""
 
     turn: int
@@ -42,7 +42,7 @@ class Text(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class CallOpened(_Timed):
+class CallOpened(Event):
     """The model has begun to write a call."""
 
     turn: int
@@ -51,7 +51,7 @@ class CallOpened(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments(_Timed):
+class CallArguments(Event):
     """More of a call's arguments."""
 
     turn: int
@@ -60,7 +60,7 @@ class CallArguments(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class CallDispatched(_Timed):
+class CallDispatched(Event):
     """A call's arguments are whole, and its tool has begun, or had begun before (`was_foreseen`)."""
 
     turn: int
@@ -71,7 +71,7 @@ class CallDispatched(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class CallFinished(_Timed):
+class CallFinished(Event):
     turn: int
     call_id: str
     name: str
@@ -83,7 +83,7 @@ class CallFinished(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class CallForeseen(_Timed):
+class CallForeseen(Event):
     """A read-only tool was started because the model will probably ask for it."""
 
     turn: int
@@ -93,7 +93,7 @@ class CallForeseen(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted(_Timed):
+class Compacted(Event):
     """The conversation was shortened to fit the window."""
 
     turn: int
@@ -104,7 +104,7 @@ class Compacted(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanAbandoned(_Timed):
+class PlanAbandoned(Event):
     """A plan could not be followed to its end; the run goes on without one, with what was done of it."""
 
     turn: int
@@ -112,7 +112,7 @@ class PlanAbandoned(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnFinished(_Timed):
+class TurnFinished(Event):
     """The model's answer is whole and the results of its calls are here."""
 
     turn: int
@@ -121,26 +121,10 @@ class TurnFinished(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded(_Timed):
+class RunEnded(Event):
     """The end, always. `output` is set where the run is done."""
 
     end: RunEnd
     output: Any = None
     error: HotloopError | None = None
     spent: Spent = field(default_factory=Spent)
-
-
-Event = (
-    RunStarted
-    | TurnStarted
-    | Text
-    | CallOpened
-    | CallArguments
-    | CallForeseen
-    | CallDispatched
-    | CallFinished
-    | Compacted
-    | PlanAbandoned
-    | TurnFinished
-    | RunEnded
-)

@@ -1,7 +1,8 @@
 """How much a run may use up, and what it has used: turns, tokens, time, money."""
 
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.wire.usage import Usage
@@ -58,14 +59,45 @@ class Spent:
 
     def check(self, limits: Limits) -> None:
         """Raise LimitReached if there is none left for another turn."""
-        for name, used, limit in (
-            ("turns", self.num_turns, limits.turns),
-            ("tokens", self.usage.num_tokens, limits.tokens),
-            ("time_s", self.time_s, limits.time_s),
-            ("money", self.money, limits.money),
+        for name, unit, used, limit in (
+            ("turns", "turns", self.num_turns, limits.turns),
+            ("tokens", "tokens", self.usage.num_tokens, limits.tokens),
+            ("time_s", "seconds", self.time_s, limits.time_s),
+            ("money", "units of money", self.money, limits.money),
         ):
             if limit is not None and used >= limit:
-                raise LimitReached(name, f"the run has used its limit of {limit} {_UNITS[name]}")
+                raise LimitReached(name, f"the run has used its limit of {limit} {unit}")
 
 
-_UNITS = {"turns": "turns", "tokens": "tokens", "time_s": "seconds", "money": "units of money"}
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run a tool is called in, for tools that ask for `Context[Run]`."""
+
+    id: str
+    session_id: str
+    limits: Limits = field(default_factory=Limits)
+    spent: Spent = field(default_factory=Spent)
+    caller: "Run | None" = None
+    """The run this is a call of, if an agent is the tool of another."""
+    _is_cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was given up: what runs in a thread cannot be stopped from outside, so it should look."""
+        return self._is_cancelled.is_set()
+
+    def cancel(self) -> None:
+        self._is_cancelled.set()
+
+    def charge(self, usage: Usage, money: float) -> None:
+        """Something was used up, and so it was for whoever called."""
+        self.spent.usage += usage
+        self.spent.money += money
+        if self.caller:
+            self.caller.charge(usage, money)
+
+    def check(self) -> None:
+        """Raise LimitReached if there is none left for another turn, here or for whoever called."""
+        self.spent.check(self.limits)
+        if self.caller:
+            replace(self.caller, limits=replace(self.caller.limits, turns=None)).check()  # turns are counted apart

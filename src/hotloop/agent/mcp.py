@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, Traits, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
@@ -82,7 +81,7 @@ class McpServer:
         stack.push_async_callback(connection.close)
         try:
             async with asyncio.timeout(self._start_s):
-                client, tools = await connection.open()
+                client, tools = await asyncio.shield(connection.opened)  # who gives up waiting leaves it as it is
         except TimeoutError:
             raise ConfigError(f"the MCP server {self.name} did not answer within {self._start_s:g} s") from None
         except Exception as error:  # the library has no one kind for what goes wrong at the start
@@ -123,14 +122,11 @@ class _Connection:
     def __init__(self, connect: _Connect) -> None:
         self._connect = connect
         self._is_over = asyncio.Event()
-        self._opened: asyncio.Future[tuple[Client, list[wire.Tool]]] = asyncio.get_running_loop().create_future()
+        self.opened: asyncio.Future[tuple[Client, list[wire.Tool]]] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name="mcp connection")
 
-    async def open(self) -> tuple[Client, list[wire.Tool]]:
-        return await asyncio.shield(self._opened)  # who gives up waiting leaves it as it is
-
     async def close(self) -> None:
-        if not self._opened.done():
+        if not self.opened.done():
             self._task.cancel()  # it may be waiting for a server that never answers
         self._is_over.set()
         _, late = await asyncio.wait({self._task}, timeout=_MAX_CLOSE_S)
@@ -141,12 +137,12 @@ class _Connection:
         try:
             async with self._connect() as client:
                 tools = [tool async for tool in _list_tools(client)]
-                if not self._opened.done():
-                    self._opened.set_result((client, tools))
+                if not self.opened.done():
+                    self.opened.set_result((client, tools))
                 await self._is_over.wait()
         except Exception as error:  # before the start it is why there is none; after the end nobody needs to know
-            if not self._opened.done():
-                self._opened.set_exception(error)
+            if not self.opened.done():
+                self.opened.set_exception(error)
 
 
 @asynccontextmanager

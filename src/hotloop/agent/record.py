@@ -17,9 +17,8 @@ from typing import TypeVar
 from hotloop.agent.agent import Agent, ToolSource
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.tape import Failure, OfferLine, OutcomeLine, Tape, TapeWriter, VerdictLine, parse_event
-from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.dispatch import Approve, describe_failure, describe_timeout
-from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
 from hotloop.core.errors import HotloopError, RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.wire.event import Ended, Event

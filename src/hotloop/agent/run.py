@@ -12,28 +12,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import (
-    CallArguments,
-    CallOpened,
-    Compacted,
-    Event,
-    RunEnded,
-    RunStarted,
-    Text,
-    TurnFinished,
-    TurnStarted,
-)
-from hotloop.agent.limits import LimitReached, Limits, Spent
+from hotloop.agent.limits import LimitReached, Limits, Run, Spent
 from hotloop.agent.model import Ask, Model, PartialAnswer
-from hotloop.agent.read_ahead import read_ahead
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
-from hotloop.agent.tools.context import Run, Surroundings
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
 from hotloop.agent.tools.own import FinalAnswer
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message
@@ -44,7 +32,10 @@ from hotloop.wire.usage import Usage
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[Event], None]
+MIN_CHARS = 400
+"""Results shorter than this are prefilled faster than it is asked for."""
+
+Emit = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +97,8 @@ class RunLoop:
 
     async def go(self) -> None:
         """Run to the end, which is told by an event and never raised, but for being cancelled."""
-        self._emit(RunStarted(self._run.id, self._run.session_id))
-        ended: RunEnded | None = None
+        self._emit(events.RunStarted(self._run.id, self._run.session_id))
+        ended: events.RunEnded | None = None
         try:
             ended = await self._end()
         finally:
@@ -116,7 +107,7 @@ class RunLoop:
                 await self._close()
             finally:
                 cancelled = HotloopError("the run was cancelled")
-                self._emit(ended or RunEnded("cancelled", error=cancelled, spent=self.spent))
+                self._emit(ended or events.RunEnded("cancelled", error=cancelled, spent=self.spent))
 
     async def _close(self) -> None:
         try:
@@ -134,22 +125,22 @@ class RunLoop:
             self.conversation.add(said, *(each.message for each in self._begun))
             self._charge(self._answer.ended.usage, self._begun)
 
-    async def _end(self) -> RunEnded:
+    async def _end(self) -> events.RunEnded:
         limits = self._settings.limits
         deadline = asyncio.timeout(limits.time_s)
         try:
             async with deadline:
-                return RunEnded("done", await self._turns(), spent=self.spent)
+                return events.RunEnded("done", await self._turns(), spent=self.spent)
         except LimitReached as limit:
-            return RunEnded("limit", error=limit, spent=self.spent)
+            return events.RunEnded("limit", error=limit, spent=self.spent)
         except HotloopError as failure:
-            return RunEnded("failed", error=failure, spent=self.spent)
+            return events.RunEnded("failed", error=failure, spent=self.spent)
         except Exception as unforeseen:
             if isinstance(unforeseen, TimeoutError) and deadline.expired():
                 late = LimitReached("time_s", f"the run has used its limit of {limits.time_s} seconds")
-                return RunEnded("limit", error=late, spent=self.spent)
+                return events.RunEnded("limit", error=late, spent=self.spent)
             log.exception("a run failed")
-            return RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
+            return events.RunEnded("failed", error=HotloopError(f"the run failed: {unforeseen!r}"), spent=self.spent)
 
     async def _turns(self) -> Any:
         """Turn after turn, until the model asks for nothing more."""
@@ -172,7 +163,7 @@ class RunLoop:
         self.spent.num_turns += 1
         turn = self.spent.num_turns
         await self._compact(turn)
-        self._emit(TurnStarted(turn))
+        self._emit(events.TurnStarted(turn))
         if self._ahead:
             self._ahead.begin_turn(self.conversation.messages, turn)
         return turn
@@ -191,7 +182,7 @@ class RunLoop:
         usage = self._answer.ended.usage
         self._charge(usage, made)
         self.conversation.num_tokens = usage.num_tokens
-        self._emit(TurnFinished(turn, usage, len(pending)))
+        self._emit(events.TurnFinished(turn, usage, len(pending)))
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
@@ -202,14 +193,14 @@ class RunLoop:
         self._charge(usage)
         if len(messages) < before:
             self.conversation.replace(messages)
-            self._emit(Compacted(turn, before, len(messages), usage))
+            self._emit(events.Compacted(turn, before, len(messages), usage))
 
     async def _listen(self, turn: int) -> tuple[PartialAnswer, list[Pending]]:
         """The model's answer; each call is dispatched the moment it is whole."""
         answer = self._answer = PartialAnswer()
         self._begun = []
-        async with aclosing(self._settings.model.stream(self._ask())) as events:
-            async for event in events:
+        async with aclosing(self._settings.model.stream(self._ask())) as said:
+            async for event in said:
                 if self._ahead:
                     self._ahead.hear(event, turn)
                 if call := answer.push(event):
@@ -220,11 +211,11 @@ class RunLoop:
     def _tell(self, event: wire.Event, answer: PartialAnswer, turn: int) -> None:
         match event:
             case stream.TextDelta():
-                self._emit(Text(turn, event.text))
+                self._emit(events.Text(turn, event.text))
             case stream.CallOpened():
-                self._emit(CallOpened(turn, event.id, event.name))
+                self._emit(events.CallOpened(turn, event.id, event.name))
             case stream.CallDelta():
-                self._emit(CallArguments(turn, answer.call_id(event.index), event.arguments))
+                self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
 
     def _ask(self, *more: Message) -> Ask:
         settings = self._settings
@@ -244,3 +235,40 @@ class RunLoop:
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         tokens = self._settings.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
         self._run.charge(usage, tokens + cost)
+
+
+async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
+    """Have the model prefill results while others are still on their way: the next turn has only the last to prefill.
+
+    results   1 .............. 2 .............. 3
+    model        [prefill 1]      [prefill 2]     [prefill 3, answer]
+
+    In the order of the calls, since that is the order of the prompt, and only where it pays: the model's server keeps
+    its cache, something is still running, and there is enough to prefill. A prefill that fails only saves nothing.
+    """
+    num_read = 0
+    for i, each in enumerate(pending):
+        if not model.can_read_ahead:
+            return
+        await asyncio.wait({each.task})
+        num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
+        messages = tuple(done.message for done in pending[:num_done])
+        num_new = sum(len(message.content) for message in messages[num_read:])
+        if num_done < len(pending) and num_new >= MIN_CHARS:
+            await _read_until(model, ask(messages), pending[-1].task if num_done == len(pending) - 1 else None)
+            num_read = num_done
+
+
+async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
+    """Have a prompt prefilled; once the last result is here, the real turn does it better."""
+    reading = asyncio.create_task(model.read(ask))
+    try:
+        await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})  # not itself: its being cancelled must not pass for ours, nor ours for its
+    try:
+        if not reading.cancelled():
+            reading.result()
+    except HotloopError as error:
+        log.info("prefilling ahead failed: %s", error)

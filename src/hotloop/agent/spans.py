@@ -19,16 +19,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.agent.events import (
-    CallDispatched,
-    CallFinished,
-    CallForeseen,
-    Event,
-    RunEnded,
-    RunStarted,
-    TurnFinished,
-    TurnStarted,
-)
+from hotloop.agent import events
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.predict.values import call_key
 from hotloop.agent.tools.tool import render_result
@@ -86,12 +77,12 @@ class RunTrace:
     def watch(self, model: Model) -> Model:
         return TracedModel(model, self) if self.tracer.is_on else model
 
-    def listening(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    def listening(self, emit: Callable[[events.Event], None]) -> Callable[[events.Event], None]:
         """Hears of everything first: a tool that is dispatched finds itself within its span."""
         if not self.tracer.is_on:
             return emit
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             self._hear(event)
             emit(event)
 
@@ -117,31 +108,31 @@ class RunTrace:
             )
         )
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.session = event.session_id
                 self._run.facts[names.RUN_ID] = event.run_id
                 self.tell(names.RUN, replace(self._run, facts=dict(self._run.facts)), self._parent_id, self._run.since)
-            case TurnStarted():
+            case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
-            case CallForeseen():
+            case events.CallForeseen():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
                 facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
                 self._guesses[_key(event)] = self._open(event.at, facts)
-            case CallDispatched():
+            case events.CallDispatched():
                 self._dispatch(event)
-            case CallFinished():
+            case events.CallFinished():
                 self._finish(event)
-            case TurnFinished():
+            case events.TurnFinished():
                 self._end_turn(event.at)
-            case RunEnded():
+            case events.RunEnded():
                 self._end(event)
 
     def _open(self, since: float, facts: Json) -> _Open:
         return _Open(self._run.context.child(), since, facts)
 
-    def _dispatch(self, event: CallDispatched) -> None:
+    def _dispatch(self, event: events.CallDispatched) -> None:
         facts: Json = {
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
@@ -154,7 +145,7 @@ class RunTrace:
             guess.facts[names.WAS_USED] = True
             self.tell(names.FORESEEN, guess, self._parent_of_calls, event.at)
 
-    def _finish(self, event: CallFinished) -> None:
+    def _finish(self, event: events.CallFinished) -> None:
         """Begun when it began to run, be it before it was asked for; one that was refused never did."""
         began_at = event.at - event.duration_s
         call = self._calls.pop(event.call_id, None) or self._open(began_at, {})
@@ -182,7 +173,7 @@ class RunTrace:
             self.tell(names.TURN, self._turn, self._run.context.span_id, at)
         self._turn = None
 
-    def _end(self, event: RunEnded) -> None:
+    def _end(self, event: events.RunEnded) -> None:
         self._run.error, spent = str(event.error) if event.error else "", event.spent
         self._end_turn(event.at, self._run.error)
         self._run.facts |= {
@@ -210,8 +201,8 @@ class TracedModel(WrappedModel):
     async def stream(self, ask: Ask) -> AsyncGenerator[wire.Event, None]:
         with self._chat(ask) as chat:
             chat.error = _BROKEN_OFF
-            async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as events:
-                async for event in events:
+            async with aclosing(self._model.stream(replace(ask, trace=chat.context))) as said:
+                async for event in said:
                     match event:
                         case wire.Begun():
                             chat.facts |= {names.ANSWER_ID: event.id} if event.id else {}
@@ -263,5 +254,5 @@ def _render_usage(usage: Usage) -> Json:
     }
 
 
-def _key(event: CallForeseen | CallDispatched) -> str:
+def _key(event: events.CallForeseen | events.CallDispatched) -> str:
     return call_key(event.name, read_arguments(event.arguments)) or f"{event.name} {event.arguments}"

@@ -21,12 +21,10 @@ from pathlib import Path
 from hotloop.agent.events import CallForeseen
 from hotloop.agent.model import PartialAnswer
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.predict.store import load_predictor, save_predictor
+from hotloop.agent.predict.predictor import Prediction, Predictor, load_predictor, save_predictor
 from hotloop.agent.predict.values import call_key
-from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
-from hotloop.agent.tools.tool import AgentTool
+from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import CallOpened

@@ -10,21 +10,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hotloop.chat.assembly.canonical import canonical_tools
+from hotloop.chat.assembly.canonical import canonical_tools, keeps_system_turns, word_system_turns
 from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
-from hotloop.chat.assembly.system_turns import keeps_system_turns, word_system_turns
-from hotloop.chat.formats import ToolFormat
+from hotloop.chat.formats import ToolFormat, Tools, Turns
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
-
-Turns = tuple[Message, ...]
-Tools = tuple[Tool, ...]
 
 
 @dataclass(frozen=True)

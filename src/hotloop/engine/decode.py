@@ -1,8 +1,7 @@
 """From the rows of a step to the tokens of its requests: sampled under the grammar, forced by it, or as drafted.
 
-What a token is does not depend on how it was come by. A token is *forced* where the grammar leaves no choice, and then
-it is the canonical one; all others are sampled, each from its own row, with the random number of its position. Drafts
-only decide how many rows a step has, and `can_force` only whether a forced token waits for a row of its own.
+A token is *forced* where the grammar leaves no choice; all others are sampled, each from its own row, with the random
+number of its position. Drafts only decide how many rows a step has: what a token is does not depend on them.
 
     draft     [ d0 d1 d2 d3 ]            row i is what the model says after d(i-1), row 0 after the last token
     produced  [ d0 d1 x ]  [ f f ]       the first token that differs ends it: its row was the last one to be right

@@ -1,9 +1,8 @@
 """Whose turn it is among the waiting: classes first, then who is awaited, then sessions by the service they have had.
 
-Within a class those go first whose prefix was kept for them: they need little. Among the others, the session that was
-served least goes first, and service is forgotten with time, so a heavy session pays for its recent use only. Waiting
-counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one class more urgent, also once it
-runs, and nobody who is awaited goes before it any more, so nothing waits for ever.
+Within a class those go first whose prefix was kept for them, then the session that was served least; service is
+forgotten with time. For each `PROMOTE_S` of waiting a request counts as one class more urgent, also once it runs, and
+nobody who is awaited goes before it any more, so nothing waits for ever.
 """
 
 import math

@@ -3,9 +3,8 @@
     PUB     [topic, number, [time, [event, ...], rank]]             numbers count up from 0
     ROUTER  number ->  [topic, number, batch] for each from there on that is still here, then the number -1
 
-The engine's thread only hands over what changed; names are made, packed and sent on another. Invariant: what was said
-is what the tree keeps, a moment ago. Nothing is left out: who asks for more than is still here, or if too much waits to
-be sent, everything is said again, and begins with AllBlocksCleared. Prefixes with a salt are not published.
+The engine's thread only hands over what changed; a thread names, packs and sends it. If too much waits, or someone asks
+for what is gone, everything is said again after AllBlocksCleared. Prefixes with a salt are not published.
 """
 
 import os

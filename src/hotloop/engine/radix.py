@@ -1,16 +1,13 @@
 """The prefix tree: which token sequences have their KV in which blocks. Integers and bytes only.
 
-Each edge carries whole blocks, as the raw bytes of their token ids: a long common run is compared by one memcmp.
-
     root ──[sys sys sys sys]── node ──[user a]── leaf
                                  └────[user b]── leaf ══[in host memory]══ leaf
 
-Invariants: siblings differ in their first block; what the tree keeps is computed, never about to be; a request that
-uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle; which leaf goes
-first is for `Retention` to say. Prefixes under different salts share nothing. An edge is of one session, or of several.
-
-What the device has no room for goes to host memory, if something there is worth less: an edge is in one memory or the
-other, never in both, and what is below an edge in host memory is there too. To be computed with it comes back first.
+An edge carries whole blocks, as the raw bytes of their token ids, of one session or of several. Invariants: siblings
+differ in their first block; what the tree keeps is computed; a request that uses a block uses all before it, so a leaf
+can be given up from its end as far as its blocks are idle (`Retention` says which first). Prefixes under different
+salts share nothing. What the device has no room for goes to host memory, if something there is worth less: an edge is
+in one memory or the other, and what is below an edge in host memory is there too.
 """
 
 from array import array
@@ -18,9 +15,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
-from hotloop.backends.backend import HostMemory
 from hotloop.core.retention import Eviction, Hold, HoldKind
-from hotloop.engine.blocks import BlockPool
+from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
@@ -41,7 +37,7 @@ class RadixTree:
         block_size: int,
         retention: Retention | None = None,
         changes: list[Change] | None = None,
-        host: HostMemory | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.pool = pool
         self.host_pool = BlockPool(host.num_blocks if host else 0)

@@ -6,10 +6,9 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,33 +84,22 @@ class Caller:
             if not message.get("more_body"):
                 return bytes(body)
 
-    async def do_unless_gone(self, work: Awaitable[None]) -> bool:
+    async def do_unless_gone(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do the work unless the client hangs up first; whether it was done."""
-        task = asyncio.current_task()
-        assert task
-        is_gone = False
-
-        async def watch() -> None:
-            nonlocal is_gone
-            while (await self.receive())["type"] != "http.disconnect":
-                pass
-            is_gone = True
-            task.cancel()
-
-        watcher = asyncio.create_task(watch())
+        doing, leaving = asyncio.create_task(work), asyncio.create_task(self._hang_up())
         try:
-            await work
-        except asyncio.CancelledError:
-            if not is_gone:
-                raise
-            task.uncancel()
-            return False
-        else:
-            return True
+            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+            return doing.done()
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+            doing.cancel()
+            leaving.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
+
+    async def _hang_up(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
 
 class RouterApp:

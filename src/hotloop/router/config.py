@@ -42,7 +42,7 @@ class ReplicaConfig:
     weight: float = 1.0
     """How much faster than others it is."""
     capacity_tokens: int = 1_000_000
-    """How much of what it has read it keeps, roughly."""
+    """How many tokens it keeps cached, roughly."""
     max_connections: int = 128
     kv_events: str = ""
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""

@@ -124,7 +124,7 @@ def _word(value: Any) -> str | None:
 
 
 def _hash_prompt(body: _Body) -> tuple[bytes, int]:
-    """The key, and how long the prompt is. What one model read is of no use to another, nor across salts."""
+    """The key, and how long the prompt is. What one model has cached is of no use to another, nor across salts."""
     chain = hashlib.blake2b(
         f"{body.model}\0{body.cache_salt or ''}\0".encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES
     )

@@ -16,7 +16,7 @@ from hotloop.router.proxy.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
-from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade, render_stream
+from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
 from hotloop.router.tiers.features import TASK_HEADER, look_at
 from hotloop.router.tiers.saved import Saved
@@ -62,7 +62,7 @@ class TieredRequests:
         route = config.route(request.model)
         assert route
         answer = None
-        if route.cascade and request.api == "chat" and can_cascade(body):
+        if route.cascade and request.api == "chat" and body.get("n") in (None, 1):  # of several, the client chooses
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer

@@ -18,7 +18,7 @@ from hotloop.engine.core import StepReport
 from hotloop.engine.disk.store import DiskStats
 from hotloop.engine.engine import Engine
 from hotloop.engine.host import HostStats
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.snapshot import EngineStats
 from hotloop.server.account import Account
 from hotloop.trace.tracer import NullTracer, Tracer
 

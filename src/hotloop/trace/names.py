@@ -1,11 +1,9 @@
 """The vocabulary: what spans and their attributes are called. No other module spells a name out.
 
-    agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
-    router              │                └ route ─ attempt
-    server              │                          └ request ┬ queue ┬ prefill ┬ decode
-                        └ (what is only read ahead is a chat, too: `IS_READING`)
-
-A process that is not there leaves its floor out: a plain client's request is a trace of its own.
+agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
+router              │                └ route ─ attempt
+server              │                          └ request ┬ queue ┬ prefill ┬ decode
+                    └ (what is only prefilled ahead is a chat, too: `IS_READING`)
 """
 
 from typing import Final

@@ -1,5 +1,4 @@
-"""The seam spans go through. Whoever times something is handed a `Tracer` and tells it; what becomes of it is not
-their business.
+"""Whoever times something is handed a `Tracer` and tells it; what becomes of it is not their business.
 
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """
@@ -43,20 +42,6 @@ class Tracer(Protocol):
         ...
 
 
-class NullTracer:
-    """Nobody listens."""
-
-    is_on = False
-    keeps_content = False
-    losses = Losses()
-
-    def record(self, span: Span) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class TeeTracer:
     """Several at once, such as a store and a collector."""
 
@@ -82,6 +67,13 @@ class TeeTracer:
     def close(self) -> None:
         for each in self.tracers:
             each.close()
+
+
+class NullTracer(TeeTracer):
+    """Records nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class ListTracer:

@@ -9,8 +9,7 @@ import pytest
 from tests.agent.predict.talks import clerk
 
 from hotloop.agent.predict.history import History
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import load_predictor, save_predictor
+from hotloop.agent.predict.predictor import Predictor, load_predictor, save_predictor
 from hotloop.core.errors import ConfigError
 
 

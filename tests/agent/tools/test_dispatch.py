@@ -10,9 +10,8 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tools.context import Surroundings
 from hotloop.agent.tools.dispatch import MAX_TRIES, carry_out
-from hotloop.agent.tools.tool import FunctionTool, ToolError, Traits, tool
+from hotloop.agent.tools.tool import FunctionTool, Surroundings, ToolError, Traits, tool
 from hotloop.core.message import ToolCall
 
 

@@ -11,11 +11,10 @@ from tests.agent.runs import listen, num_tasks, of
 from hotloop.agent.agent import Agent, Result
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallFinished
-from hotloop.agent.limits import LimitReached, Limits
+from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
 from hotloop.agent.scripted import Call, ScriptedModel
-from hotloop.agent.tools.context import Context, Run
-from hotloop.agent.tools.tool import Traits, tool
+from hotloop.agent.tools.tool import Context, Traits, tool
 from hotloop.core.errors import ConfigError, RequestError
 
 

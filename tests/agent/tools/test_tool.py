@@ -10,8 +10,8 @@ import jsonschema
 import pydantic
 import pytest
 
-from hotloop.agent.tools.context import Context, Run, Surroundings
-from hotloop.agent.tools.tool import FunctionTool, ToolCrashed, ToolError, Traits, tool
+from hotloop.agent.limits import Run
+from hotloop.agent.tools.tool import Context, FunctionTool, Surroundings, ToolCrashed, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError
 
 

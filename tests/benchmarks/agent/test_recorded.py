@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.agent.recorded import Latency, RecordedTool, read_agent_jobs
 
-from hotloop.agent.tools.context import Surroundings
+from hotloop.agent.tools.tool import Surroundings
 from hotloop.core.errors import ConfigError
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.agent.predict.talks import clerk
 
-from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.predict.store import save_predictor
+from hotloop.agent.predict.predictor import Predictor, save_predictor
 from hotloop.cli.main import run
 
 

@@ -162,8 +162,8 @@ def test_files_that_vanish(filled: Path, alone: tuple[int, ...]) -> None:
 def test_a_full_disk_fails_no_request(tmp_path: Path, alone: tuple[int, ...]) -> None:
     with disk_engine(FullFolder(tmp_path)) as engine:
         assert say(engine) == (alone, 0, 0)
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert say(engine, [9, *PROMPT])[1:] == (0, 0)
         assert engine.stats().disk.num_dropped == 14
         assert not engine.failure
@@ -252,8 +252,8 @@ def test_what_failed_leaves_the_disk_as_well(filled: Path, alone: tuple[int, ...
         with pytest.raises(BackendError, match="not numbers"):
             engine.generate(PROMPT, greedy())
         backend.is_broken = False
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert len(list(filled.glob("*.kv"))) == 1, "the answer's own, which nothing leads to any more"
         assert say(engine) == (alone, 0, 0)
 

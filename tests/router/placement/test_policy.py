@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import (
+    NUM_DELAYED,
     POLICIES,
-    READERS,
     Choice,
     Placing,
     View,
@@ -58,7 +58,7 @@ def placing(num_tokens: int = 1000) -> Placing:
 def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
     warm, idle = View("warm", matched_tokens=900), View("idle")
     assert prefix([idle, warm], placing()).name == "warm"
-    warm.work_tokens = READERS * 900
+    warm.work_tokens = NUM_DELAYED * 900
     assert prefix([idle, warm], placing()).reason == "warm"
     warm.work_tokens += 1
     assert prefix([idle, warm], placing()) == Choice("idle", "moved, warm is busy")
@@ -67,7 +67,7 @@ def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_read
 
 
 def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
-    warm, idle = View("warm", matched_tokens=900, returning_tokens=READERS * 900 + 1), View("idle")
+    warm, idle = View("warm", matched_tokens=900, returning_tokens=NUM_DELAYED * 900 + 1), View("idle")
     assert prefix([idle, warm], placing()).name == "idle"
 
 

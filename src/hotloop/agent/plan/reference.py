@@ -104,14 +104,11 @@ def _look_up(value: Any, part: str | int, reference: Reference) -> Any:
 
 
 def _parse(match: re.Match[str]) -> Reference:
-    path, at = [], 0
-    while at < len(match[2]):
-        part = _PART.match(match[2], at)
-        if part is None:
-            raise BadReference(f"{match[0][:_MAX_SHOWN]} is no reference")
-        path.append(int(part[2]) if part[1] is None else part[1])
-        at = part.end()
-    return Reference(match[1], tuple(path), match[0][:_MAX_SHOWN])
+    text = match[0][:_MAX_SHOWN]
+    if not re.fullmatch(f"(?:{_PART.pattern})*", match[2]):
+        raise BadReference(f"{text} is no reference")
+    path = tuple(name or int(place) for name, place in _PART.findall(match[2]))
+    return Reference(match[1], path, text)
 
 
 def _wants_text(schema: Any) -> bool:

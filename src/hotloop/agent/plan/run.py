@@ -1,25 +1,31 @@
 """A run that begins with a plan: the model writes all calls it can foresee, and answers once they are done.
 
-    plan        [a][b][c: a][d: b, c]        one answer, bound to the plan's schema
-    tools          a  b     c       d        while it is written
-    synthesis                          [answer]
+    model   ──[a]──[b]──[c: a]──[d: b, c]──┐      one answer, bound to the plan's schema
+    a           └──────────┐               │
+    b                └─────┼───────┐       │
+    c                      └───┐   │       │      begins once a is done
+    d                          └───┴───────┼──┐   begins once b and c are; then comes the answer
 
-The plan is a first turn like any other: the conversation has its calls and their results as if they had been made one
-by one, and then the ordinary loop goes on. That is also what happens after a bad plan, with what was done of it.
+A step whose reference leads nowhere, or to a step that failed, is not run, and its result says so. The plan is a first
+turn like any other: the conversation has its calls and their results as if they had been made one by one, and then the
+ordinary loop goes on. That is also what happens after a bad plan, with what was done of it.
 """
 
-from collections.abc import Mapping
+import asyncio
+import json
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.agent.events import PlanAbandoned
+from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
 from hotloop.agent.model import Ask
-from hotloop.agent.plan.execution import Execution
-from hotloop.agent.plan.schema import BadPlan, ElementReader, parse_step, plan_schema
+from hotloop.agent.plan.reference import BadReference, fill
+from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, Step, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
+from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
 from hotloop.core.errors import HotloopError
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.core.stream import TextDelta
 from hotloop.wire.event import Ended
 
@@ -29,6 +35,103 @@ Do not answer yet. First write a plan of all the tool calls this takes, as JSON:
 A step can use the result of an earlier one: "${a}" stands for the result of step a, and "${a.items[0].id}" for a part \
 of it, if it is JSON; both may stand within a longer text. Steps that do not use each other's results run at the same \
 time. If no tool is needed, write no steps."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A step on its way."""
+
+    step: Step
+    pending: Pending
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Or is known never to begin: its call is what it will be."""
+
+
+class Execution:
+    """The steps of a plan, added in their order: each begins once what it refers to is there."""
+
+    def __init__(self, dispatcher: Dispatcher, *, turn: int, salt: int, emit: Callable[[Event], None]) -> None:
+        self._dispatcher = dispatcher
+        self._turn = turn
+        self._salt = salt
+        self._emit = emit
+        self.made: list[Pending] = []
+        """The calls that were made, in the order they began."""
+        self._planned: dict[str, _Planned] = {}
+
+    @property
+    def step_ids(self) -> set[str]:
+        return set(self._planned)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The calls, in the order of the plan; each as it was made, once it has begun."""
+        return [each.pending for each in self._planned.values()]
+
+    def add(self, step: Step) -> None:
+        """Carry out a step, as soon as that can be. Raises BadPlan if there are too many."""
+        if len(self._planned) == MAX_STEPS:
+            raise BadPlan(f"it has more than {MAX_STEPS} steps")
+        call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool.name, _dump(step.arguments))
+        self._emit(CallOpened(self._turn, call.id, call.name))
+        self._emit(CallArguments(self._turn, call.id, call.arguments))
+        task = asyncio.create_task(self._carry_out(step), name=f"step {step.id}")
+        planned = self._planned[step.id] = _Planned(step, Pending(call, task))
+        if not step.needs:
+            planned.has_begun.set()
+
+    async def begun(self) -> None:
+        """Until no step waits for another."""
+        for planned in self._planned.values():
+            await planned.has_begun.wait()
+
+    def drop_waiting(self) -> None:
+        """Forget the steps that have not begun; the others go on to their end."""
+        for planned in [each for each in self._planned.values() if not each.has_begun.is_set()]:
+            planned.pending.task.cancel()
+            del self._planned[planned.step.id]
+
+    async def close(self) -> None:
+        """Stop waiting; what the dispatcher runs is the dispatcher's to stop."""
+        await stop(pending.task for pending in self.pending)
+
+    async def _carry_out(self, step: Step) -> Outcome:
+        planned = self._planned[step.id]
+        needed = {step_id: self._planned[step_id] for step_id in step.needs}
+        try:
+            if needed:
+                await asyncio.wait([each.pending.task for each in needed.values()])
+            problem = self._fill(planned, needed)
+        finally:
+            planned.has_begun.set()
+        call = planned.pending.call
+        if problem:
+            outcome = Outcome(f"Error: not run: {problem}", is_error=True)
+            self._emit(CallFinished(self._turn, call.id, call.name, outcome.text, is_error=True, duration_s=0.0))
+            return outcome
+        self.made.append(self._dispatcher.start(call, self._turn))
+        running = self.made[-1].task
+        # Not awaited itself: to stop waiting must not hang on a tool that does not stop.
+        await asyncio.wait({running})
+        return running.result()
+
+    def _fill(self, planned: _Planned, needed: Mapping[str, _Planned]) -> str:
+        """Put what it refers to into a call's arguments. Says why, if that cannot be."""
+        for step_id, each in needed.items():
+            if each.pending.task.result().is_error:
+                return f"it needs the result of step {step_id!r} ({each.pending.call.name}), which failed"
+        if not needed:
+            return ""
+        step, call = planned.step, planned.pending.call
+        results = {step_id: each.pending.task.result().text for step_id, each in needed.items()}
+        try:
+            arguments = _dump(fill(step.arguments, results, step.tool.parameters))
+        except BadReference as error:
+            return str(error)
+        except RecursionError:
+            return "what it refers to is nested too deeply"
+        planned.pending.call = ToolCall(call.id, call.name, arguments)
+        return ""
 
 
 class PlannedRun(RunLoop):
@@ -75,3 +178,8 @@ class PlannedRun(RunLoop):
         *before, last = self.conversation.messages
         told = replace(last, content=f"{last.content}\n\n{_TASK}")
         return replace(self._ask(), messages=(*before, told), choice="none", schema=plan_schema(list(tools.values())))
+
+
+def _dump(arguments: dict[str, Any]) -> str:
+    """As a model would write it; half a surrogate pair, which a result may have, cannot be sent."""
+    return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace").decode()

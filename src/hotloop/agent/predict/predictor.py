@@ -5,20 +5,27 @@ followed it has been tried, and when the model then makes just that call it has 
 this very call comes, arguments and all. Two questions are asked and learned apart: what comes `next`, before the model
 has said anything; and, once it has `named` a tool, with what arguments.
 
-Everything is bounded, and nothing depends on a clock or on chance.
+Everything is bounded, and nothing depends on a clock or on chance. On disk it is one JSON file, believed only after it
+was checked: names of tools, arguments and fields of results, shapes of ids (`a_a_9`), counts, and the few values that
+several runs had in common (see `habits`). What was said, and what tools answered, is not in it.
 """
 
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
 from hotloop.agent.predict.history import History, PastCall
+from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
 
-VERSION = 1
+_VERSION = 1
+_MAX_BYTES = 64 << 20
 MAX_TOOLS = 64
 _NUM_BUCKETS = 10
 _CAUTION = 0.9  # what a promise is worth while there is no experience with it
@@ -86,7 +93,7 @@ class Calibrations(msgspec.Struct, forbid_unknown_fields=True):
 class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     """One for all runs of an agent. `learn` from whole runs, or turn by turn while they run."""
 
-    version: int = VERSION
+    version: int = _VERSION
     num_runs: Number = 0
     calibrations: Calibrations = msgspec.field(
         default_factory=lambda: Calibrations(*([Tally() for _ in range(_NUM_BUCKETS)] for _ in range(2)))
@@ -181,3 +188,35 @@ def _contexts(question: Question, candidate: Candidate, history: History) -> tup
     trail = ["start", *history.trail][-_ORDER:]
     tails = [" → ".join(trail[-length:]) for length in range(1, len(trail) + 1)]
     return (f"{question} {item}", *(f"{question} {item} after {tail}" for tail in tails))
+
+
+def save_predictor(predictor: Predictor, path: Path) -> None:
+    """Raises ConfigError where the file cannot be written; what was there is then still there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner only
+        try:
+            with os.fdopen(file, "wb") as out:
+                out.write(msgspec.json.encode(predictor))
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_predictor(path: Path) -> Predictor:
+    """Raises ConfigError where there is no such file, or one that is damaged."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        predictor = msgspec.json.decode(data, type=Predictor)
+        if predictor.version != _VERSION:
+            raise ValueError(f"its version is {predictor.version}, and this program reads {_VERSION}")
+    except ValueError as error:
+        raise ConfigError(f"{path} is not what a predictor has written: {error}") from error
+    return predictor

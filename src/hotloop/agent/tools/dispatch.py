@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.agent.events import CallDispatched, CallFinished, Event
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import AgentTool, ToolCrashed, ToolError, render_result
+from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message, ToolCall
 

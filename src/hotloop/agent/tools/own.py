@@ -6,8 +6,7 @@ from typing import Any
 import pydantic
 
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.tools.context import Surroundings
-from hotloop.agent.tools.tool import ToolError, Traits, plain_schema, render_result, summarise
+from hotloop.agent.tools.tool import Surroundings, ToolError, Traits, plain_schema, render_result, summarise
 from hotloop.core.message import Tool
 
 FINAL_ANSWER = "final_answer"

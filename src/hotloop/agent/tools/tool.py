@@ -1,36 +1,58 @@
 """Functions as tools: a typed function becomes a schema for the model, and a call of the model a call of the function.
 
     @tool(read_only=True)
-    async def weather(city: str, days: Literal[1, 3, 7] = 1) -> Forecast:
+    async def weather(city: str, db: Context[Database], days: Literal[1, 3, 7] = 1) -> Forecast:
         \"\"\"The weather of the next days.
 
         Args:
             city: its English name
         \"\"\"
 
-A tool fails in words: whatever goes wrong inside raises `ToolError`, whose text is for the model to read. Nothing here
-knows when a tool is run, or beside what.
+The model never sees a `Context`: that is a thing of the run, `agent.run("...", context=[Database("shop.db")])`, found
+by its type. A run adds one of its own, the `Run` a tool runs in. A tool fails in words: whatever goes wrong inside
+raises `ToolError`, whose text is for the model to read. Nothing here knows when a tool is run, or beside what.
 """
 
 import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import docstring_parser
 import pydantic
 import pydantic_core
 from pydantic.json_schema import GenerateJsonSchema
 
-from hotloop.agent.tools.context import FromContext, Surroundings
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
 
 MAX_CHARS = 100_000
 """Most characters of one result that a model is given; more is cut in the middle, and said so."""
+
+T = TypeVar("T")
+
+
+class FromContext:
+    """Marks a parameter that comes from the run, not from the model."""
+
+
+Context = Annotated[T, FromContext()]
+
+
+class Surroundings:
+    """The things of a run, by type. The first of a type, or of a type derived from it, is taken."""
+
+    def __init__(self, things: Iterable[Any] = ()) -> None:
+        self.things = tuple(things)
+
+    def find(self, wanted: type[T]) -> T:
+        for thing in self.things:
+            if isinstance(thing, wanted):
+                return thing
+        raise ConfigError(f"a tool wants a {wanted.__name__}, and the run's context has none")
 
 
 class ToolError(Exception):
@@ -112,7 +134,8 @@ class FunctionTool:
             parsed = self._arguments.model_validate_json(arguments or "{}")
         except pydantic.ValidationError as error:
             raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
-        return {name: getattr(parsed, field) for field, name in _python_names(self._arguments).items()}
+        fields = self._arguments.model_fields.items()
+        return {info.alias or field: getattr(parsed, field) for field, info in fields}
 
 
 @overload
@@ -214,10 +237,6 @@ def _read_signature(function: Callable[..., Any]) -> tuple[type[pydantic.BaseMod
         return pydantic.create_model(function.__name__, __config__=config, **fields), wanted
     except pydantic.PydanticUserError as error:
         raise ConfigError(f"{function.__name__}: {str(error).splitlines()[0]}") from error
-
-
-def _python_names(arguments: type[pydantic.BaseModel]) -> dict[str, str]:
-    return {field: info.alias or field for field, info in arguments.model_fields.items()}
 
 
 class _PlainSchema(GenerateJsonSchema):

@@ -4,14 +4,10 @@ There are two cache breakpoints: behind what never changes (tools and system pro
 far, which the next turn begins with.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import httpx
-
 from hotloop.agent.model import Ask
-from hotloop.agent.wire.http import Retries
 from hotloop.agent.wire.served import ServedModel, call_id, make_request
 from hotloop.wire import request as wire
 from hotloop.wire.field import Json
@@ -20,39 +16,25 @@ from hotloop.wire.messages.render import render_request
 from hotloop.wire.policy import Target
 
 _VERSION = "2023-06-01"
+_MAX_TOKENS = 8192  # for asks that do not say, since this API must be told
 _KEPT = {"cache_control": {"type": "ephemeral"}}
 
 
 class AnthropicModel(ServedModel):
-    """`base_url` is without `/v1`. `max_tokens` is for asks that do not say, since this API must be told."""
+    """`base_url` is without `/v1`."""
 
     path = "/v1/messages"
     models_path = "/v1/models"
     quiet: ClassVar[Json] = {"max_tokens": 0}
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        *,
-        api_key: str | None = None,
-        max_tokens: int = 8192,
-        is_plain: bool = False,
-        headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout | None = None,
-        retries: Retries | None = None,
-    ) -> None:
-        url = base_url.rstrip("/").removesuffix("/v1")
-        super().__init__(
-            url, model, api_key=api_key, is_plain=is_plain, headers=headers, timeout=timeout, retries=retries
-        )
-        self._max_tokens = max_tokens
+    def _root(self, base_url: str) -> str:
+        return base_url.rstrip("/").removesuffix("/v1")
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
-        body = render_ask(ask, model, max_tokens=self._max_tokens)
+        body = render_ask(ask, model, max_tokens=self._max_tokens or _MAX_TOKENS)
         return (body if self._is_plain else mark(body)) | ({"stream": True} if is_stream else {})
 
     def _reader(self, ask: Ask) -> MessagesReader:

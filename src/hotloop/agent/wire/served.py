@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx
@@ -26,7 +27,8 @@ _FAILED = "Error: "  # how a run words a call that failed
 class ServedModel(ABC):
     """Without a `model` it is the first that the server lists.
 
-    `is_plain` is for servers that refuse fields they do not know: it leaves out all but the oldest.
+    `max_tokens` is for asks that do not say. `is_plain` is for servers that refuse fields they do not know: it leaves
+    out all but the oldest.
     """
 
     path: ClassVar[str]
@@ -40,14 +42,17 @@ class ServedModel(ABC):
         model: str | None = None,
         *,
         api_key: str | None = None,
+        max_tokens: int | None = None,
         is_plain: bool = False,
         headers: Mapping[str, str] | None = None,
         timeout: httpx.Timeout | None = None,
         retries: Retries | None = None,
     ) -> None:
         own = {**self._key_headers(api_key), **(headers or {})}
-        self._server = RemoteServer(base_url, headers=own, secret=api_key, timeout=timeout, retries=retries)
+        url = self._root(base_url)
+        self._server = RemoteServer(url, headers=own, secret=api_key, timeout=timeout, retries=retries)
         self._model = model
+        self._max_tokens = max_tokens
         self._is_plain = is_plain
         self._is_hotloop = False
 
@@ -64,6 +69,7 @@ class ServedModel(ABC):
         return self._is_hotloop
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        ask = replace(ask, max_tokens=ask.max_tokens or self._max_tokens)
         body = self._render(ask, await self.find_model(), is_stream=True)
         reader = self._reader(ask)
         sent = self._server.events(self.path, body, session_headers(ask), lambda: reader.is_over)
@@ -102,6 +108,10 @@ class ServedModel(ABC):
 
     async def close(self) -> None:
         await self._server.close()
+
+    def _root(self, base_url: str) -> str:
+        """Where the paths begin."""
+        return base_url
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}

@@ -29,7 +29,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """List what was learned, the most often right first: after this comes that call, with arguments from there."""
-    from hotloop.agent.predict.store import load_predictor
+    from hotloop.agent.predict.predictor import load_predictor
 
     predictor = load_predictor(path)
     patterns, num_runs = predictor.patterns(), predictor.num_runs

@@ -203,8 +203,8 @@ def _send(spans: "Sequence[Span]", endpoint: str) -> None:
 
 
 def _render(spans: "Sequence[Span]", wanted: Format) -> bytes:
-    from hotloop.trace.jsonl import render_line
     from hotloop.trace.perfetto import render_perfetto
+    from hotloop.trace.span import render_line
 
     if wanted == "perfetto":
         return json.dumps(render_perfetto(spans)).encode() + b"\n"
@@ -220,7 +220,7 @@ def _write(data: bytes, path: Path | None) -> None:
 
 
 def _read_file(path: Path) -> "list[Span]":
-    from hotloop.trace.jsonl import parse_lines
+    from hotloop.trace.span import parse_lines
 
     with named_errors("read", path), path.open("rb") as file:
         try:

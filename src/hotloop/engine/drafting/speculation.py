@@ -1,11 +1,9 @@
 """How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
 
-A step of n tokens takes about `fixed + n * each` seconds; both are learned from the steps themselves. A guess at depth
-i is right if all before it were, so it brings p^i tokens, p being how often guesses of its kind were right lately.
-The likeliest guesses of all requests are added while the tokens a second of the step go up: with one request running
-many are nearly free, in a full batch only near-certainties pay, and no request is slowed by another's drafts.
-
-Under a grammar a guess is cut at the first token it forbids, and what it forces is added in between.
+A step of n tokens takes about `fixed + n * each` seconds, learned from the steps themselves. A guess at depth i brings
+p^i tokens, p being how often guesses of its kind were right lately. The likeliest guesses of all requests are added
+while the tokens a second of the step go up. Under a grammar a guess is cut at the first token it forbids, and what it
+forces is added in between.
 """
 
 import heapq

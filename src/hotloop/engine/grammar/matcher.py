@@ -1,9 +1,8 @@
 """Which tokens may come next: grammars compiled and kept, and one matcher a request that walks through its own.
 
 Invariant: what a matcher allows depends on its grammar and on the tokens it has taken, never on which questions were
-asked in between, nor on what was taken and rolled back. A run of forced tokens is settled where it begins and stays as
-it is while it is walked, so that the tokens are the same whether a run is appended at once or sampled one by one.
-Knows nothing of requests, of what a logit means, or of what a tool call looks like.
+asked in between, nor on what was rolled back. A run of forced tokens is settled where it begins, so that the tokens are
+the same whether a run is appended at once or sampled one by one.
 """
 
 import threading

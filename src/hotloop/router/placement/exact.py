@@ -18,7 +18,6 @@ from hashlib import blake2b
 MIN_RUN_TOKENS = 16
 """Some engines have blocks of one token: too many to be looked up one by one."""
 MAX_BLOCKS = 1 << 20
-"""How many blocks of one replica are remembered."""
 
 _TOKEN_BYTES = array("i").itemsize
 _NAME_BYTES = 8

@@ -1,4 +1,4 @@
-"""Keeps what the policies look at: who holds which prefix, where each session was, how much everybody has to do.
+"""Keeps what the policies look at: which replica holds which prefix, where each session was, how much each has to do.
 
 Used by the router for real requests and by the simulator for recorded ones; time comes from outside. Bounded.
 """
@@ -18,7 +18,7 @@ MAX_STARTS = 10_000
 """How many common beginnings of prompts are counted."""
 MAX_SESSIONS = 100_000
 OUTPUT_COST = 8.0
-"""What a token written costs, in tokens read."""
+"""What a token to decode costs, in tokens to prefill."""
 LATELY = 1_000
 """After so many requests a replica, what was given before them counts by 1/e."""
 _FADED = math.exp(-1 / LATELY)
@@ -51,8 +51,8 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Past:
-    """Where a session was last, and all the work it has been; and its last prompt, which its home has read to the end,
-    while keys end with the last whole block."""
+    """Where a session was last, and all the work it has been; and its last prompt, which its home has cached to the
+    end, while keys end with the last whole block."""
 
     home: str = ""
     work_tokens: float = 0.0
@@ -85,7 +85,7 @@ class Placement:
         self._num_placed = 0
 
     def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
-        """A replica that has read nothing yet. It counts as no less busy than the rest, or all would go there."""
+        """A replica that has nothing cached yet. It counts as no less busy than the rest, or all would go there."""
         self.remove_replica(name)
         loads = [view.load for view in self._views.values()]
         recent_tokens = weight * sum(loads) / max(1, len(loads))
@@ -101,7 +101,7 @@ class Placement:
             del self._gaps[session]
 
     def forget_replica(self, name: str) -> None:
-        """It has lost all it had read, as by a restart; what it is asked to do is not over for that."""
+        """It has lost its cache, as by a restart; its requests are not over for that."""
         view = self._views.get(name)
         if view:
             self._index.remove_replica(name)
@@ -164,14 +164,14 @@ class Placement:
         self._views[name].elsewhere_tokens = num_requests * mean_tokens
 
     def begin(self, ticket: Ticket) -> None:
-        """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""
+        """The first token of an answer is there, so the prompt is prefilled: nobody waits for that any more."""
         self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.prompt.num_output))
 
     def correct(self, ticket: Ticket, num_cached: int) -> None:
-        """A replica says how much of a prompt it need not read.
+        """A replica says how much of a prompt it had cached.
 
-        It has the prompt now, whatever it had before. But where it had lost half of what we counted on, all that was
-        used longer ago is lost as well: it has less room than we thought. Room comes back as it keeps its promises.
+        It has the prompt now, whatever it had before. But where it had evicted half of what we counted on, all that was
+        used longer ago is gone as well: it has less room than we thought. Room comes back as it keeps its promises.
         """
         view = self._views.get(ticket.choice.name)
         num_believed = ticket.choice.matched_tokens
@@ -189,7 +189,7 @@ class Placement:
     def finish(
         self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
     ) -> None:
-        """A request that was placed is over, however it ended; what is known of its answer is told.
+        """A request that was placed is over, however it ended.
 
         After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
         was: what it wrote is about what the next one will.

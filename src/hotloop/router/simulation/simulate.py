@@ -28,12 +28,10 @@ USUAL_OUTPUT = 256
 class Fleet:
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
-    """What one replica keeps of what it has read."""
     read_tokens_per_s: float = 20_000.0
     write_tokens_per_s: float = 60.0
     """For one answer; a replica writes many at once."""
     sessions_per_s: float = 1.0
-    """How many sessions begin."""
 
 
 @dataclass(slots=True)
@@ -146,8 +144,8 @@ class Simulation:
 
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
     """The same session always to the same replica, whatever happens there."""
-    view = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode()))
-    return Choice(view.name, "hash", view.matched_tokens)
+    name = placing.session or placing.turn
+    return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
 def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
@@ -158,9 +156,9 @@ def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
     is_balanced = max(numbers) - min(numbers) <= 64 or max(numbers) <= 1.5 * min(numbers)
     best = max(views, key=lambda view: view.matched_tokens)
     if is_balanced and best.matched_tokens > 0.3 * placing.num_tokens:
-        return Choice(best.name, "match", best.matched_tokens)
+        return best.chosen("match")
     least = min(views, key=lambda view: (view.num_running, placing.dice.random()))
-    return Choice(least.name, "least" if is_balanced else "balance", least.matched_tokens)
+    return least.chosen("least" if is_balanced else "balance")
 
 
 SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}

@@ -19,7 +19,7 @@ import h2.exceptions
 import httpx
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.pool import MAX_IDLE_S
+from hotloop.router.upstream.connection import MAX_IDLE_S
 from hotloop.router.upstream.wire import (
     SOCKET_OPTIONS,
     Headers,
@@ -32,13 +32,11 @@ from hotloop.router.upstream.wire import (
 )
 
 
-class Lane:
+class Lane(httpx.AsyncHTTPTransport):
     """Connections, how many responses are under way on them, and whether they take no more requests."""
 
-    def __init__(self, transport: httpx.AsyncHTTPTransport) -> None:
-        self.transport = transport
-        self.num_responses = 0
-        self.is_retired = False
+    num_responses = 0
+    is_retired = False
 
 
 class HttpxUpstream:
@@ -72,7 +70,7 @@ class HttpxUpstream:
         self._is_closed = True
         for lane in tuple(self._lanes):
             self._lanes.discard(lane)
-            await lane.transport.aclose()
+            await lane.aclose()
 
     async def leave(self, lane: Lane, *, is_spoilt: bool) -> None:
         """A response is over; `is_spoilt`: not all of it was read, on a connection that others share."""
@@ -82,7 +80,7 @@ class HttpxUpstream:
             self._lane = self._open_lane()
         if lane.is_retired and not lane.num_responses:
             self._lanes.discard(lane)
-            await lane.transport.aclose()
+            await lane.aclose()
 
     async def _begin(self, response: "HttpxResponse", request: UpstreamRequest) -> "HttpxResponse":
         """The target goes beside the address, since httpx would write it its own way."""
@@ -100,11 +98,7 @@ class HttpxUpstream:
 
     def _open_lane(self) -> Lane:
         limits = httpx.Limits(max_connections=self._max_connections, keepalive_expiry=MAX_IDLE_S)
-        lane = Lane(
-            httpx.AsyncHTTPTransport(
-                verify=self._trusted, http2=True, trust_env=False, limits=limits, socket_options=SOCKET_OPTIONS
-            )
-        )
+        lane = Lane(verify=self._trusted, http2=True, trust_env=False, limits=limits, socket_options=SOCKET_OPTIONS)
         self._lanes.add(lane)
         return lane
 
@@ -133,7 +127,7 @@ class HttpxResponse:
         try:
             with self._failures():
                 async with self._head_limit:
-                    self._response = await self._lane.transport.handle_async_request(request)
+                    self._response = await self._lane.handle_async_request(request)
         except BaseException:
             await self.aclose()
             raise
