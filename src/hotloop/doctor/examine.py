@@ -18,7 +18,7 @@ from hotloop.doctor import judges, probes
 from hotloop.doctor.advice import NO_ANSWER, advise
 from hotloop.doctor.deployment import Deployment, Refused
 from hotloop.doctor.facts import Batched
-from hotloop.doctor.finding import CheckResult, Judged, Verdict
+from hotloop.doctor.judges import CheckResult, Judged, Verdict
 from hotloop.doctor.target import Target, meet
 
 CHECKS = (
