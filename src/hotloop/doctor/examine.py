@@ -40,8 +40,6 @@ _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """How long things may take."""
-
     idle_s: float = 6.0
     """Between two requests over one connection, as if a tool ran."""
     check_s: float = 60.0

@@ -26,7 +26,6 @@ _MARK = {"type": "ephemeral"}
 
 
 def fix_runs(runs: Sequence[LintedRun]) -> dict[int, Json]:
-    """The bodies by the number of their request."""
     return {index: body for run in runs for index, body in _fix_run(run)}
 
 

@@ -95,7 +95,7 @@ class LintProxy:
     """An ASGI app. `see` is given every exchange, on a thread of its own, in the order in which they ended."""
 
     def __init__(self, upstream: str, see: Callable[[LintedRequest], None]) -> None:
-        """Raises ConfigError where the address is none."""
+        """Raises ConfigError if `upstream` is no address."""
         self._upstream = check_url(upstream).removesuffix("/v1")
         self._see = see
         self._http = open_client()
@@ -205,7 +205,7 @@ class _Passing:
 
 
 class ProxyServer(uvicorn.Server):
-    """Uvicorn, with a proxy; says where it is once it answers."""
+    """Uvicorn with a proxy; calls `on_ready` with its address once it answers."""
 
     def __init__(self, proxy: LintProxy, on_ready: Callable[[str], None] = lambda url: None) -> None:
         self._proxy = proxy
@@ -253,7 +253,7 @@ def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def _decode(data: bytes, encoding: str) -> bytes:
-    """What compresses otherwise than every Python can undo is not read."""
+    """Empty for what only other libraries can decompress."""
     if encoding in ("", "identity"):
         return data
     try:
