@@ -132,7 +132,7 @@ def read_retry_after_s(given: str) -> float:
 
 
 def parse_page(status: int, body: bytes, page: type[Page]) -> Page | None:
-    """None if it is another page, or none."""
+    """None if it is not such a page."""
     try:
         return msgspec.json.decode(body, type=page) if status == 200 else None
     except msgspec.MsgspecError:
