@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotloop.agent.predict.history import History, PastCall
+from hotloop.agent.predict.history import History, PastCall, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.predict.values import call_key
 from hotloop.agent.speculation import Budget
 from hotloop.bench.transcripts import read_transcripts
 from hotloop.core.message import Message, ToolCall

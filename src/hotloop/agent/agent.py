@@ -3,8 +3,7 @@
     agent = Agent("http://localhost:8700/v1", tools=[weather], instructions="Be brief.")
     print(agent.run_sync("Is it warmer in Paris or in Rome?").output)
 
-What never changes comes first in every prompt (instructions, tools in one order), what changes with every run last, so
-that a server reads only what is new.
+What never changes comes first in every prompt (instructions, tools in one order), so that it stays cached.
 """
 
 import asyncio
@@ -145,10 +144,7 @@ class Agent(Generic[T]):
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
     ) -> "list[Result[T] | HotloopError]":
-        """Several continuations of one conversation at once, in the order of the prompts; they share all before them.
-
-        One that fails gives its error, and the others their results.
-        """
+        """Several continuations of one conversation at once, in the order of the prompts; one may be an error."""
         base = conversation if conversation is not None else Conversation()
 
         async def branch(prompt: str) -> Result[T] | HotloopError:
@@ -179,10 +175,7 @@ class Agent(Generic[T]):
         return max(answers, key=score)
 
     def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
-        """This agent as a tool of another: a call is a run, and several calls are several runs at once.
-
-        Cancelling the caller stops it; what it uses up is charged to the caller, whose limits hold for it, too.
-        """
+        """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
 
     @property

@@ -4,7 +4,7 @@
     after   [ system | task | summary | the last turns ]
               stays cached    all that has to be recomputed
 
-A cut never parts a call from its result. What it cost is told by an event.
+A cut never parts a call from its result.
 """
 
 from contextlib import aclosing
@@ -27,7 +27,7 @@ class Compaction:
     """When to shorten, and how much to leave alone."""
 
     window_tokens: int
-    """What the model can read."""
+    """The model's context window."""
     fill: float = 0.8
     """How much of the window a prompt may take before it is shortened."""
     num_kept: int = 8

@@ -1,11 +1,10 @@
-"""How a prompt differs from what was read before: where the two part, in which words, and how much is the same behind.
+"""How a prompt differs from an earlier one: where the two part, in which words, and how much is the same behind.
 
-    earlier   [ common ............ | other words | read before ...... | answer ]
-    current   [ common ............ | new words | read before ...... | what is new ]
-                          num_common ^             ^ covered by windows of 16 tokens that the earlier one has too
+    earlier   [ common ............ | other words | the same ...... | answer ]
+    current   [ common ............ | new words | the same ...... | what is new ]
+                          num_common ^           ^ covered by windows of 16 tokens that the earlier one has too
 
-Pure: token ids, and a function that spells a token. Linear in both lengths. Knows no server, no cache and no history:
-what to compare with is chosen elsewhere, and whether a token was cached is nothing to it.
+Pure, and linear in both lengths. Knows no server and no cache: what to compare with is chosen elsewhere.
 """
 
 from collections.abc import Iterable, Sequence

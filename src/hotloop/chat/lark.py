@@ -84,10 +84,7 @@ def start(
 
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """The ways prose may go on, and their rules. It ends at the opening, lazily: that is, at the first.
-
-    An opening that is a token may be spelt as well: who reads the text could not tell, so it binds in the same way.
-    """
+    """The ways prose may go on, and their rules. It ends at the first opening, be that a token or spelt in text."""
     ways = ["TEXT", f"opening {body}"]
     if special_id(opening, tokenizer) is not None:
         ways += [f"TEXT {marker(opening, tokenizer)} {body}"]
@@ -135,10 +132,9 @@ def arguments(tool: Tool) -> str:
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments: its own, closed, or any object if it is not strict.
+    """The schema of a tool's arguments: any object if it is not strict, else its own, closed.
 
-    Keys that a schema does not mention are left out even where JSON schema would let them pass: a model that is free
-    to invent keys does, and each would have to be sampled.
+    Keys that a schema does not mention are refused: a model that is free to invent keys does.
     """
     if not tool.is_strict:
         return {"type": "object"}
