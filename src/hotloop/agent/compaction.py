@@ -38,9 +38,6 @@ class Compaction:
         if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
             raise ConfigError("compaction: window_tokens must be above 0, fill between 0 and 1, num_kept not negative")
 
-    def is_due(self, num_tokens: int) -> bool:
-        return num_tokens > self.fill * self.window_tokens
-
     async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], Usage]:
         """The messages of a prompt, fewer if there is a middle to leave out, and what the summary cost."""
         begin, end = self._middle(ask.messages)

@@ -124,7 +124,10 @@ def find_words(parting: Parting, spell: Spell) -> Words:
     """The words around a parting. Text that was only cut otherwise is shown with a bar between its tokens."""
     before = _join(parting.before_ids, spell)
     if parting.change == "retokenised":
-        previous, current = (_show_cuts(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
+        previous, current = (
+            "|".join(spell(token_id).decode(errors="replace") for token_id in ids)
+            for ids in (parting.earlier_ids, parting.current_ids)
+        )
         return Words(_end_of(_decode(before)), _beginning_of(previous), _beginning_of(current))
     earlier_text, current_text = (before + _join(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
     size = _whole_chars(current_text, num_common(current_text, earlier_text))
@@ -233,10 +236,6 @@ def _join(token_ids: Iterable[int], spell: Spell) -> bytes:
 
 def _decode(data: bytes) -> str:
     return data.decode(errors="ignore")
-
-
-def _show_cuts(token_ids: Iterable[int], spell: Spell) -> str:
-    return "|".join(spell(token_id).decode(errors="replace") for token_id in token_ids)
 
 
 def _open_word(text: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hotloop.chat.tools import ToolChoice
-from hotloop.core.grammar import Grammar
 from hotloop.core.message import Tool
 from hotloop.core.schema import json_schema
 from hotloop.models.tokenizer import Tokenizer
@@ -48,10 +47,6 @@ def marker(text: str, tokenizer: Tokenizer) -> str:
 
 def either(options: Iterable[str]) -> str:
     return f"( {' | '.join(options)} )"
-
-
-def grammar(rules: Iterable[str]) -> Grammar:
-    return Grammar("lark", "\n".join(rules))
 
 
 def start(

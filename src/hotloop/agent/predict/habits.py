@@ -107,7 +107,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
             key = call_key(tool, arguments)
             if key is None or any(key == each.key for each in (*fresh, *made)):
                 continue
-            if history.has_made(key):
+            if any(call.key == key for call in history.calls):
                 made.append(Candidate(tool, arguments, key, None))
             else:
                 fresh.append(Candidate(tool, arguments, key, len(fresh)))

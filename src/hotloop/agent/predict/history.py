@@ -81,9 +81,6 @@ class History:
         """This history and one more call, whose result is not known yet."""
         return History([*self.calls, PastCall(call)], self.said, self.answered, self.trail)
 
-    def has_made(self, key: str | None) -> bool:
-        return any(call.key == key for call in self.calls)
-
     def latest(self, name: str) -> PastCall | None:
         return next((call for call in reversed(self.calls) if call.name == name and not call.is_error), None)
 
@@ -163,14 +160,10 @@ def leaves_of(text: str) -> Leaves:
         found = itertools.chain([("", value)], ((f"~{shape}", token) for shape, token in tokens_of(text)))
     leaves: dict[str, dict[Any, None]] = {}
     for path, leaf in itertools.islice(found, MAX_LEAVES):
-        if _is_telling(leaf):
+        is_prose = isinstance(leaf, str) and len(leaf) > MAX_VALUE_CHARS
+        if leaf is not None and not isinstance(leaf, bool) and not is_prose:
             leaves.setdefault(path, {})[leaf] = None
     return {path: list(values) for path, values in leaves.items()}
-
-
-def _is_telling(value: Any) -> bool:
-    """Whether it may be the value of an argument because it stands here: not yes, no or nothing, and no prose."""
-    return not (value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) > MAX_VALUE_CHARS))
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
