@@ -18,7 +18,7 @@ from hotloop.doctor import prompts
 from hotloop.doctor.advice import advise
 from hotloop.doctor.deployment import Deployment
 from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examination_json, examination_table, examine
-from hotloop.doctor.finding import CheckResult, Verdict
+from hotloop.doctor.judges import CheckResult, Verdict
 from hotloop.doctor.probes import probe_calls, probe_exposure, probe_hang_up, probe_repeats
 from hotloop.doctor.target import meet
 

@@ -6,7 +6,7 @@ import pytest
 
 from hotloop.doctor import advice, judges
 from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, KeptPrefix, Repeated, Turned
-from hotloop.doctor.finding import Judged, Verdict
+from hotloop.doctor.judges import Judged, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 

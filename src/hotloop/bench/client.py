@@ -13,10 +13,9 @@ from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 from hotloop.core.stream import CallDelta, TextDelta
-from hotloop.wire.answer import gather
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.errors import read_failure
-from hotloop.wire.event import Ended, EndReason, Event
+from hotloop.wire.event import Ended, EndReason, Event, gather
 from hotloop.wire.sse import EventReader
 
 

@@ -61,14 +61,8 @@ class AskOptions:
         tools: Sequence[Json] = question.tools
         if self.strict is not None:
             tools = [{**tool, "function": {**tool["function"], "strict": self.strict}} for tool in tools]
-        return {
-            "tools": tools,
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": question.is_parallel,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "max_tokens": self.max_tokens,
-        }
+        same = {name: getattr(self, name) for name in ("tool_choice", "temperature", "seed", "max_tokens")}
+        return {"tools": tools, "parallel_tool_calls": question.is_parallel, **same}
 
 
 def is_well_formed(question: ToolQuestion, call: ToolCall) -> bool:

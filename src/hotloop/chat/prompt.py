@@ -1,8 +1,7 @@
 """From a conversation to the tokens the model reads.
 
-The model's own template words the prompt and its own tokenizer cuts it; nothing here knows either format, a wire or an
-engine. `Prompt` is all that is known about a prompt before it becomes a request. What is done on the way, so that a
-prompt begins as the one before it did, is in `assembly`; each of it is told in `Prompt.changes` and can be left out.
+The model's own template renders the prompt and its own tokenizer encodes it. What is done on the way, so that a prompt
+begins as the one before it did, is in `assembly`; each of it is told in `Prompt.changes` and can be switched off.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,10 +70,7 @@ class PromptRules:
 
 
 class Prompts:
-    """Makes the prompts of one model, and remembers what that takes. Used from any thread.
-
-    `scope` keeps apart those who must not notice each other: what was remembered under one is not found under another.
-    """
+    """Makes the prompts of one model, and remembers what that takes, each `scope` its own. Used from any thread."""
 
     def __init__(
         self,
@@ -147,7 +143,7 @@ class Prompts:
         if self._rules.move_nonces:
             messages, moved = self._nonces.settle(messages, scope=scope)
             changes += moved
-        if self._words_late_system and _has_late_system(messages):
+        if self._words_late_system and any(message.role == "system" for message in messages[1:]):
             changes += ("messages: later system messages are worded as the user's, since the template refuses them",)
         return messages, changes
 
@@ -185,8 +181,3 @@ def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list
         else place
         for place in places
     ]
-
-
-def _has_late_system(messages: Turns) -> bool:
-    roles = [message.role for message in messages]
-    return "system" in roles[1:]

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from hotloop.bench.questions import AskOptions
 from hotloop.bench.workflows import CATEGORY, generate_workflows
+from hotloop.cli.loading import pull_model
 from hotloop.cli.models import ModelName
+from hotloop.cli.output import shorten
 from hotloop.core.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -51,7 +53,6 @@ def demo(
     from hotloop.bench.serving import NAIVE, ChildServer, exit_on_sigterm
     from hotloop.bench.tools_report import shortcuts_table
     from hotloop.bench.workload import generate_jobs
-    from hotloop.cli.loading import pull_model
 
     exit_on_sigterm()
     pull_model(model)
@@ -144,7 +145,7 @@ class AgentTable:
         for job_id, row in self.rows.items():
             ttft = "" if row.ttft_s is None else f"{row.ttft_s:.2f} s"
             numbers = (f"{row.turn}/{row.num_turns}", f"{row.num_prefilled:,}", f"{row.num_cached:,}", ttft)
-            table.add_row(job_id, *numbers, Text(_one_line(row.words) or "prefilling ..."))
+            table.add_row(job_id, *numbers, Text(shorten(row.words, _LAST_CHARS) or "prefilling ..."))
         return table
 
 
@@ -154,8 +155,4 @@ def _line(progress: "Progress", row: AgentRow) -> str:
         return f"{turn}: {progress.error}"
     usage = progress.step.usage
     work = f"prefilled {usage.num_prompt - usage.num_cached:,} of {usage.num_prompt:,} tokens"
-    return f"{turn}: {work}, first word after {progress.step.ttft_s:.2f} s: ...{_one_line(row.words)}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return f"{turn}: {work}, first word after {progress.step.ttft_s:.2f} s: ...{shorten(row.words, _LAST_CHARS)}"

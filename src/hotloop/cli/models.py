@@ -1,7 +1,6 @@
 """`hotloop models`, `hotloop pull` and `hotloop version`: what is here to run."""
 
 import platform
-from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -40,17 +39,12 @@ def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
 
 def version(*, as_json: Json = False) -> None:
     """Print the version of hotloop and of what it runs on."""
+    from importlib.metadata import version as installed
+
     versions = {"hotloop": __version__, "python": platform.python_version(), "openvino": installed("openvino")}
     show(versions, "\n".join(f"{name:9}{number}" for name, number in versions.items()), as_json)
 
 
 def _describe(entry: "Entry") -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "family": entry.family,
-        "max_context": entry.max_context,
-        "size_bytes": entry.size_bytes,
-        "path": str(entry.path),
-        "is_pulled": entry.is_pulled,
-    }
+    names = ("name", "kind", "family", "max_context", "size_bytes", "is_pulled")
+    return {name: getattr(entry, name) for name in names} | {"path": str(entry.path)}

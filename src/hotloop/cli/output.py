@@ -37,7 +37,7 @@ def show(values: Any, table: Any, as_json: bool, errors: Sequence[str] = ()) -> 
     if as_json:
         print(json.dumps(values))
     else:
-        Console(highlight=False, soft_wrap=True).print(table)
+        Console(highlight=False, markup=False, soft_wrap=True).print(table)
     complain(*errors[:_MAX_ERRORS])
 
 

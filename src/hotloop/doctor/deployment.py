@@ -53,8 +53,6 @@ class Refused(Answered):
 
 
 class Card(msgspec.Struct):
-    """A model as the list of models has it."""
-
     id: str
     owned_by: str = ""
     max_model_len: int | None = None
@@ -114,7 +112,6 @@ class Deployment:
         return Card(model)
 
     async def ask(self, messages: ChatMessages, *, max_tokens: int, is_streamed: bool = True, **options: Any) -> Heard:
-        """One answer to its end."""
         async with self.open(messages, max_tokens=max_tokens, is_streamed=is_streamed, **options) as answer:
             hearing, reads = answer
             async with aclosing(reads):

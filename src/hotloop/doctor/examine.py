@@ -7,7 +7,8 @@ takes too long is given up with a warning, and after the second, which is a fail
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +17,8 @@ from hotloop.core.errors import RemoteError
 from hotloop.doctor import judges, probes
 from hotloop.doctor.advice import NO_ANSWER, advise
 from hotloop.doctor.deployment import Deployment, Refused
-from hotloop.doctor.facts import Connected, Heard, Repeated
-from hotloop.doctor.finding import CheckResult, Judged, Verdict
+from hotloop.doctor.facts import Batched
+from hotloop.doctor.judges import CheckResult, Judged, Verdict
 from hotloop.doctor.target import Target, meet
 
 CHECKS = (
@@ -33,14 +34,12 @@ CHECKS = (
 )
 _MAX_TIMEOUTS = 2
 
-Step = Callable[[], Awaitable[Sequence[Judged]]]
+Fact = TypeVar("Fact")
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red", Verdict.UNKNOWN: "dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """How long things may take."""
-
     idle_s: float = 6.0
     """Between two requests over one connection, as if a tool ran."""
     check_s: float = 60.0
@@ -93,84 +92,61 @@ class _Examiner:
     addresses: Sequence[str] | None
     watch: Callable[[str], None]
     num_timeouts: int = 0
-    rounds: Sequence[Repeated] = ()
-    alone: Sequence[Heard] = ()
-    idle: asyncio.Task[Connected] | None = None
     judged: dict[str, Judged] = field(default_factory=dict)
 
     async def examine(self) -> dict[str, Judged]:
         """By check. A connection is left to idle over several of them."""
-        steps: Sequence[tuple[tuple[str, ...], Step]] = (
-            (("prefix cache", "cached tokens told"), self._caching),
-            (("streaming",), self._stream),
-            (("connections",), self._connection),
-            (("batching",), self._batching),
-            (("strict tools",), self._calls),
-            (("stable turns",), self._turns),
-            (("disconnects",), self._hang_up),
-            (("exposure",), self._exposure),
-            (("connections",), self._idle),
-        )
+        target, idle = self.target, None
+
+        async def batch() -> Batched:
+            return await probes.probe_batching(target, alone or await probes.probe_stream(target))
+
+        caching = ("prefix cache", "cached tokens told")
+        repeat = partial(probes.probe_repeats, target)
+        rounds = await self._check(caching, repeat, judges.judge_cache, judges.judge_cache_told) or ()
+        alone = await self._check(("streaming",), partial(probes.probe_stream, target), judges.judge_stream)
+        heard = await self._check(("connections",), partial(probes.probe_connection, self.client))
+        if heard:
+            idle = asyncio.create_task(probes.watch_idle(self.client, heard, self.pace.idle_s))
         try:
-            for names, step in steps:
-                if not self.judged.keys() >= set(names):
-                    self.watch(names[0])
-                    found = await self._try(step)
-                    each = [found] * len(names) if isinstance(found, Judged) else found
-                    self.judged |= zip(names, each, strict=False)
+            await self._check(("batching",), batch, judges.judge_batching)
+            call, turn = partial(probes.probe_calls, target), partial(probes.probe_turns, target)
+            await self._check(("strict tools",), call, lambda called: judges.judge_calls(*called))
+            await self._check(("stable turns",), turn, lambda turned: judges.judge_turns(turned, rounds))
+            await self._check(("disconnects",), partial(probes.probe_hang_up, target), judges.judge_hang_up)
+            expose = partial(probes.probe_exposure, target, self.addresses)
+            await self._check(("exposure",), expose, judges.judge_exposure)
+            if idle:
+                await self._check(("connections",), lambda: idle, judges.judge_connections)
         finally:
-            if self.idle:
-                self.idle.cancel()
+            if idle:
+                idle.cancel()
         return self.judged
 
-    async def _try(self, step: Step) -> Sequence[Judged] | Judged:
-        """What its judges say, or what is to be said of all that it looks at."""
+    async def _check(
+        self, names: Sequence[str], probe: Callable[[], Awaitable[Fact]], *judge: Callable[[Fact], Judged]
+    ) -> Fact | None:
+        """What the probe found out, for its judges; None if it failed, which is then said of all that it looks at."""
+        self.watch(names[0])
         if self.num_timeouts >= _MAX_TIMEOUTS:
-            return Judged(Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts")
+            self.judged |= dict.fromkeys(names, Judged(Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts"))
+            return None
         try:
             async with asyncio.timeout(self.pace.check_s):
-                return await step()
+                fact = await probe()
         except TimeoutError:
             self.num_timeouts += 1
             verdict = Verdict.WARNING if self.num_timeouts < _MAX_TIMEOUTS else Verdict.FAILURE  # it may only be slow
-            return Judged(verdict, f"timed out after {self.pace.check_s:g} s", NO_ANSWER)
+            failed = Judged(verdict, f"timed out after {self.pace.check_s:g} s", NO_ANSWER)
         except Refused as error:
-            return Judged(Verdict.UNKNOWN, f"refused again and again: {error}")
+            failed = Judged(Verdict.UNKNOWN, f"refused again and again: {error}")
         except RemoteError as error:
-            return Judged(Verdict.FAILURE, str(error), NO_ANSWER)
-
-    async def _caching(self) -> Sequence[Judged]:
-        self.rounds = await probes.probe_repeats(self.target)
-        return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
-
-    async def _stream(self) -> Sequence[Judged]:
-        self.alone = await probes.probe_stream(self.target)
-        return [judges.judge_stream(self.alone)]
-
-    async def _connection(self) -> Sequence[Judged]:
-        heard = await probes.probe_connection(self.client)
-        self.idle = asyncio.create_task(probes.watch_idle(self.client, heard, self.pace.idle_s))
-        return []
-
-    async def _idle(self) -> Sequence[Judged]:
-        assert self.idle, "or else there is a finding already"
-        return [judges.judge_connections(await self.idle)]
-
-    async def _batching(self) -> Sequence[Judged]:
-        alone = self.alone or await probes.probe_stream(self.target)
-        return [judges.judge_batching(await probes.probe_batching(self.target, alone))]
-
-    async def _calls(self) -> Sequence[Judged]:
-        return [judges.judge_calls(*await probes.probe_calls(self.target))]
-
-    async def _turns(self) -> Sequence[Judged]:
-        return [judges.judge_turns(await probes.probe_turns(self.target), self.rounds)]
-
-    async def _hang_up(self) -> Sequence[Judged]:
-        return [judges.judge_hang_up(await probes.probe_hang_up(self.target))]
-
-    async def _exposure(self) -> Sequence[Judged]:
-        return [judges.judge_exposure(await probes.probe_exposure(self.target, self.addresses))]
+            failed = Judged(Verdict.FAILURE, str(error), NO_ANSWER)
+        else:
+            self.judged |= {name: each(fact) for name, each in zip(names, judge, strict=False)}
+            return fact
+        self.judged |= dict.fromkeys(names, failed)
+        return None
 
 
 def examination_table(examination: Examination) -> Table:
@@ -188,13 +164,7 @@ def examination_table(examination: Examination) -> Table:
 
 
 def examination_json(examination: Examination) -> dict[str, Any]:
-    return {
-        "url": examination.url,
-        "model": examination.model,
-        "kind": examination.kind,
-        "failed": examination.has_failed,
-        "findings": [asdict(each) for each in examination.findings],
-    }
+    return asdict(examination) | {"failed": examination.has_failed}
 
 
 def _plain(text: str) -> str:

@@ -14,12 +14,11 @@ import msgspec
 from hotloop.core.errors import RemoteError
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta
 from hotloop.doctor.facts import Heard
-from hotloop.wire.answer import gather
-from hotloop.wire.calls import name_call
 from hotloop.wire.errors import read_failure
-from hotloop.wire.event import Event, ThoughtDelta
-from hotloop.wire.formats import FORMATS, Reader
+from hotloop.wire.event import Event, ThoughtDelta, gather
+from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
+from hotloop.wire.reader import Reader, name_call
 from hotloop.wire.sse import EventReader, ServerEvent
 from hotloop.wire.usage import Usage
 
@@ -133,7 +132,7 @@ def read_retry_after_s(given: str) -> float:
 
 
 def parse_page(status: int, body: bytes, page: type[Page]) -> Page | None:
-    """None if it is another page, or none."""
+    """None if it is not such a page."""
     try:
         return msgspec.json.decode(body, type=page) if status == 200 else None
     except msgspec.MsgspecError:

@@ -7,10 +7,39 @@ difference at all it cannot be told. What to do about a finding is looked up els
 import ipaddress
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
 from hotloop.doctor import advice
 from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Repeated, Turned
-from hotloop.doctor.finding import Judged, Verdict
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+    UNKNOWN = "unknown"
+    """It could not be told."""
+
+
+class Judged(NamedTuple):
+    """`trouble` says which of the check's troubles it is, where there are several: advice is looked up by it."""
+
+    verdict: Verdict
+    measured: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """`advice` is what to do, and empty where nothing needs doing."""
+
+    check: str
+    verdict: Verdict
+    measured: str
+    advice: str = ""
+
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 

@@ -77,7 +77,7 @@ def split_newest(history: Sequence[Part]) -> tuple[Sequence[Part], Sequence[Part
 
 
 def is_same(one: Sequence[Part], other: Sequence[Part]) -> bool:
-    """Nothing, and no words, are not the same as nothing."""
+    """Whether both have the same parts, and any words at all."""
     return any(part.text for part in one) and [part.key for part in one] == [part.key for part in other]
 
 
@@ -131,7 +131,7 @@ class _Thread:
 
 
 class ConversationSorter:
-    """Gives each request its step. `step` returns the id of the run with it."""
+    """Puts each request into a run, beside the request before it there."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -223,7 +223,7 @@ def _find_answered(threads: Sequence[_Thread], asked: LintedRequest) -> _Thread 
 
 
 def _state(asked: LintedRequest, history: Sequence[Part]) -> int:
-    """Stands for all that was said up to some point."""
+    """A hash of all that was said up to some point."""
     return hash((asked.session, asked.source, *(part.key for part in (*asked.beginning, *history))))
 
 

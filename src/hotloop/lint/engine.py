@@ -54,8 +54,6 @@ def measure_speed(steps: Iterable[LintedStep]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What was looked at, and what was found."""
-
     runs: tuple[LintedRun, ...]
     findings: tuple[Finding, ...]
 

@@ -23,11 +23,9 @@ from hotloop.lint.run import LintedRun, LintedStep
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 _MARK = {"type": "ephemeral"}
-_PATH = re.compile(r"messages\[(\d+)\]\.content(?:\[(\d+)\]\.text)?|system(?:\[(\d+)\]\.text)?")
 
 
 def fix_runs(runs: Sequence[LintedRun]) -> dict[int, Json]:
-    """The bodies by the number of their request."""
     return {index: body for run in runs for index, body in _fix_run(run)}
 
 
@@ -109,16 +107,15 @@ def _take_line(body: Json, path: str, line: int) -> str:
 
 
 def _find_text(body: Json, path: str) -> tuple[Any, Any]:
-    """What holds the text at a path, and by which key."""
-    found = _PATH.fullmatch(path)
-    if not found:
-        return (body, path) if isinstance(body.get(path), str) else (None, None)
-    message, piece, block = (int(number) if number else None for number in found.groups())
-    holder = body if message is None else mapping(listing(body.get("messages"))[message])
-    name, index = ("system", block) if message is None else ("content", piece)
-    if index is None:
-        return (holder, name) if isinstance(holder.get(name), str) else (None, None)
-    return holder[name][index], "text"
+    """What holds the text at a path, such as `messages[0].content`, and by which key; None and None if nothing does."""
+    *steps, key = (int(step) if step.isdigit() else step for step in re.findall(r"\w+", path))
+    holder: Any = body
+    try:
+        for step in steps:
+            holder = holder[step]
+        return (holder, key) if isinstance(holder[key], str) else (None, None)
+    except (LookupError, TypeError):
+        return None, None
 
 
 def _append(message: Json, note: str) -> None:

@@ -37,8 +37,6 @@ def estimate(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of texts of one prompt."""
-
     count: Count
     factor: float = 1.0
 

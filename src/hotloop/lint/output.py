@@ -123,17 +123,9 @@ def _asked(report: LintReport) -> dict[int, LintedRequest]:
 
 
 def _finding_json(finding: Finding, asked: dict[int, LintedRequest]) -> Json:
-    return {
-        "rule": finding.rule,
-        "name": _NAMES[finding.rule],
-        "severity": finding.severity.label,
-        "run": finding.run,
-        "place": _place_json(finding.place, asked),
-        "others": [_place_json(place, asked) for place in finding.others],
-        "words": finding.words,
-        "waste": asdict(finding.waste),
-        "fix": finding.fix,
-    }
+    place, *others = (_place_json(place, asked) for place in finding.places)
+    names = {"name": _NAMES[finding.rule], "severity": finding.severity.label}
+    return asdict(finding) | names | {"place": place, "others": others}
 
 
 def _place_json(place: TextPlace, asked: dict[int, LintedRequest]) -> Json:

@@ -17,11 +17,10 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from hotloop.core.errors import RemoteError
-from hotloop.wire.answer import gather
-from hotloop.wire.calls import name_call
-from hotloop.wire.event import Event
+from hotloop.wire.event import Event, gather
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
+from hotloop.wire.reader import name_call
 from hotloop.wire.request import Request
 from hotloop.wire.sse import EventReader
 from hotloop.wire.usage import Usage, read_usage

@@ -34,7 +34,7 @@ from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.parts import Answer, mapping, parse_answer, parse_stream
-from hotloop.lint.requests import LintedRequest, find_api
+from hotloop.lint.requests import API_PATHS, LintedRequest, find_api
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import LintedRun, LintedStep
 from hotloop.wire.part import Api
@@ -44,7 +44,6 @@ _MAX_RUNS = 256
 log = logging.getLogger("hotloop.lint")
 _MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
 _READABLE = (b"gzip", b"deflate", b"identity")
-_ENDINGS = ("/chat/completions", "/messages", "/responses")
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class LintProxy:
     """An ASGI app. `see` is given every exchange, on a thread of its own, in the order in which they ended."""
 
     def __init__(self, upstream: str, see: Callable[[LintedRequest], None]) -> None:
-        """Raises ConfigError where the address is none."""
+        """Raises ConfigError if `upstream` is no address."""
         self._upstream = check_url(upstream).removesuffix("/v1")
         self._see = see
         self._http = open_client()
@@ -173,7 +172,7 @@ class _Passing:
     def exchange(self) -> LintedRequest | None:
         """None for what is no chat, or was refused."""
         path = self.request.url.path
-        if self.answer.status_code != 200 or not path.endswith(_ENDINGS):
+        if self.answer.status_code != 200 or not path.endswith(tuple(API_PATHS)):
             return None
         try:
             body = mapping(msgspec.json.decode(self.body))
@@ -205,7 +204,7 @@ class _Passing:
 
 
 class ProxyServer(uvicorn.Server):
-    """Uvicorn, with a proxy; says where it is once it answers."""
+    """Uvicorn with a proxy; calls `on_ready` with its address once it answers."""
 
     def __init__(self, proxy: LintProxy, on_ready: Callable[[str], None] = lambda url: None) -> None:
         self._proxy = proxy
@@ -253,7 +252,7 @@ def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def _decode(data: bytes, encoding: str) -> bytes:
-    """What compresses otherwise than every Python can undo is not read."""
+    """Empty for what only other libraries can decompress."""
     if encoding in ("", "identity"):
         return data
     try:

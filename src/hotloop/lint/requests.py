@@ -26,7 +26,7 @@ BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
 
 _BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
-_PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/chat/completions": "chat"}
+API_PATHS: dict[str, Api] = {"/messages": "messages", "/responses": "responses", "/chat/completions": "chat"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
 
 def find_api(body: Json, path: str = "") -> Api | None:
     """Which API a body is for: by the path it was sent to, else by what only one of them has."""
-    told = next((api for end, api in _PATHS.items() if path.endswith(end)), None)
+    told = next((api for end, api in API_PATHS.items() if path.endswith(end)), None)
     if told:
         return told
     if "input" in body or "instructions" in body:

@@ -19,7 +19,7 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whole parts that were known, and characters of the next."""
+    """How far a prompt is known: whole parts, and characters of the next."""
 
     num_parts: int
     num_chars: int = 0

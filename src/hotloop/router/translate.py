@@ -15,9 +15,10 @@ from hotloop.router.kinds import Api
 from hotloop.wire.errors import read_failure
 from hotloop.wire.event import Event
 from hotloop.wire.field import Json
-from hotloop.wire.formats import FORMATS, Reader, Writer
+from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api as Format
 from hotloop.wire.policy import Target
+from hotloop.wire.reader import Reader
 from hotloop.wire.sse import EventReader, ServerEvent
 
 # The first that a replica speaks is taken.

@@ -96,17 +96,14 @@ class Nonces:
             if i not in places:
                 continue
             is_newest = i == places[-1]
-            note = self._note(chain.digest(), news if is_newest and news != last else "")
+            with self._lock:
+                if is_newest and news != last:
+                    self._notes.put(chain.digest(), news, len(news))
+                note = self._notes.get(chain.digest())
             if note and note != last:
                 moved[i] = replace(message, content=f"{message.content}\n\n<system>\n{note}\n</system>")
                 last = note
         return tuple(moved)
-
-    def _note(self, place: bytes, news: str) -> str:
-        with self._lock:
-            if news:
-                self._notes.put(place, news, len(news))
-            return self._notes.get(place) or ""
 
 
 def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tuple[str, ...]]:
@@ -120,7 +117,8 @@ def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tupl
             if match := nonce.pattern.search(content):
                 content = content[: match.start()] + content[match.end() :]
                 news.append(match[0].strip())
-                changes.append(_describe(nonce, i))
+                done = "moved behind the newest message" if nonce.is_news else "dropped"
+                changes.append(f"messages[{i}]: the {nonce.name} was {done}")
         bare.append(replace(message, content=content))
     return tuple(bare), "\n".join(news), tuple(changes)
 
@@ -132,8 +130,3 @@ def _digest(scope: str, messages: Turns) -> bytes:
 
 def _bytes(message: Message) -> bytes:
     return repr(message).encode(errors="backslashreplace")
-
-
-def _describe(nonce: Nonce, index: int) -> str:
-    done = "moved behind the newest message" if nonce.is_news else "dropped"
-    return f"messages[{index}]: the {nonce.name} was {done}"

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
@@ -10,9 +10,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.agent.predict.predictor import Pattern
 from hotloop.cli import output
 from hotloop.cli.settings import Json
+
+if TYPE_CHECKING:
+    from hotloop.agent.predict.predictor import Pattern
 
 predict = App(name="predict", help="Look at what an agent's foresight has learned.")
 
@@ -36,7 +38,7 @@ def show(
     output.show({"runs": num_runs, "patterns": [asdict(each) for each in patterns[:limit]]}, shown, as_json)
 
 
-def _table(patterns: list[Pattern]) -> Table:
+def _table(patterns: "list[Pattern]") -> Table:
     words = ("ASKED", "AFTER", "CALL", "ARGUMENTS FROM")
     table = output.make_table(*words, "TRIED", "RIGHT", words=words, folds=True)
     for pattern in patterns:

@@ -17,7 +17,6 @@ from hotloop.agent.events import (
     CallFinished,
     CallOpened,
     Event,
-    RunEnded,
     TurnFinished,
     TurnStarted,
 )
@@ -96,7 +95,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.turn: TurnRow | None = None
-        self.ended: RunEnded | None = None
         self.num_turns = 0
         self.num_calls = 0
         self.num_errors = 0
@@ -112,8 +110,6 @@ class Timeline:
                 turn, self.turn = self.turn, None
                 turn.ended_at, turn.usage = event.at, event.usage
                 return turn
-            case RunEnded():
-                self.ended = event
             case CallDispatched() | CallFinished():
                 self._push_call(event)
             case Words() | CallOpened() | CallArguments() if self.turn:

@@ -66,7 +66,6 @@ def rule(
 
 
 def at_change(step: LintedStep, change: Change, words: str, *, severity: Severity | None = None) -> Found:
-    """What a change did, and what it cost."""
     return Found(step.place_of(change), words, step.waste_of(change), severity)
 
 

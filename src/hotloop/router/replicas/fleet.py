@@ -6,7 +6,7 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
-from hotloop.router.kinds import Api
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
@@ -24,6 +23,7 @@ from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
 from hotloop.router.summary import AnswerSummary
+from hotloop.router.translate import can_translate
 
 MAX_ANSWERS = 20_000
 """How many answers are remembered by where they were made."""
@@ -37,18 +37,17 @@ class Place:
 
 
 class Fleet:
-    def __init__(self, config: FleetConfig, *, can_translate: Callable[[Api, frozenset[Api]], bool]) -> None:
+    def __init__(self, config: FleetConfig) -> None:
         self.config = config
         self.budget = RetryBudget(config.router.retry_share)
         self.room: WaitingRoom[Place] = WaitingRoom(config.router.max_waiting)
         self.replicas: dict[str, Replica] = {}
         self.leaving: set[Replica] = set()
-        self._can_translate = can_translate
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
-        self._farewells: set[asyncio.Task[None]] = set()
-        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
+        self._background: set[asyncio.Task[None]] = set()
+        self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -69,7 +68,7 @@ class Fleet:
     async def aclose(self) -> None:
         for replica in list(self.replicas.values()):
             self._remove(replica)
-        await asyncio.gather(*self._farewells, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     @property
     def num_running(self) -> int:
@@ -128,13 +127,12 @@ class Fleet:
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
-        num_output, has_calls = place.summary.num_output, place.summary.has_calls
-        self._placement.finish(place.ticket, num_output=num_output, has_tool_call=has_calls, now=time.monotonic())
+        self._placement.finish(place.ticket, place.summary, now=time.monotonic())
         self.room.wake()
 
     def give_back(self, place: Place) -> None:
         """The request told nothing about the replica: it failed, was never sent, or its client has gone."""
-        place.replica.breaker.give_up()
+        place.replica.breaker.is_probing = False
         self.release(place)
 
     def fail(self, place: Place, *, is_gone: bool = False) -> None:
@@ -153,23 +151,21 @@ class Fleet:
             place.replica.breaker.succeed()
         place.summary = summary
         if summary.answer_id:
-            self._makers[summary.answer_id] = place.replica.name
-        if (share := summary.cached_share) is not None:
-            self._placement.correct(place.ticket, int(share * place.ticket.prompt.num_tokens))
+            self._owners[summary.answer_id] = place.replica.name
 
-    def possible_makers(self, answer_id: str) -> list[Replica]:
+    def possible_owners(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""
-        maker = self.replicas.get(self._makers.get(answer_id, ""))
-        return [maker] if maker else [each for each in self.replicas.values() if each.state == "up"]
+        owner = self.replicas.get(self._owners.get(answer_id, ""))
+        return [owner] if owner else [each for each in self.replicas.values() if each.state == "up"]
 
     def _candidates(self, request: RoutedRequest, tried: Collection[str]) -> frozenset[str]:
         """Who could take it now: rather one that speaks its language and was not tried."""
         now = time.monotonic()
-        maker = self._makers.get(request.follows or "")
+        owner = self._owners.get(request.follows or "")
         fit = [
             each
             for each in self._serving(request)
-            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and maker in (None, each.name)
+            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and owner in (None, each.name)
         ]
         fit = [each for each in fit if each.name not in tried] or fit
         fluent = [each for each in fit if request.api in each.apis]
@@ -177,7 +173,7 @@ class Fleet:
 
     def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
-            is_near = not request.is_question and self._can_translate(request.api, each.apis)
+            is_near = not request.is_question and can_translate(request.api, each.apis)
             if each.serves(request.model) and (request.api in each.apis or is_near):
                 yield each
 
@@ -206,14 +202,14 @@ class Fleet:
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
         self.leaving.add(replica)
-        self._run_in_background(self._see_off(replica))
+        self._run_in_background(self._drain(replica))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _see_off(self, replica: Replica) -> None:
+    async def _drain(self, replica: Replica) -> None:
         """Close it when it is idle, or has had its time."""
         if replica.config.kv_events:
             await self._exact.remove_replica(replica.name)

@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.tiny import TOKENIZER
 from tests.server.calls import write_call
+from tests.server.jobs import make_job
 
 from hotloop.chat.formats import choose_format
+from hotloop.chat.tools import ToolChoice
+from hotloop.core.message import Tool
 from hotloop.core.request import FinishReason, TokenEvent, TokenLogprob, Usage
+from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece, parse_piece
-from hotloop.server.openai.message import ChatWording
+from hotloop.server.openai.chat import ChatRenderer
 
 FORMAT = choose_format(None, TOKENIZER, "generic")
 CALL = write_call("look", at="x")
@@ -34,12 +38,13 @@ def piece(text: str, finish: FinishReason | None = None, **fields: Any) -> Piece
     return Pieces().next(text, finish, **fields)
 
 
-def wording(**settings: Any) -> ChatWording:
-    return ChatWording(TOKENIZER, **{"has_logprobs": False, "can_call": True} | settings)
+def renderer(*, has_logprobs: bool = False, is_named: bool = False) -> ChatRenderer:
+    choice = ToolChoice("required", "f") if is_named else ToolChoice()
+    return ChatRenderer(TOKENIZER, make_job(Calling((Tool("f"),), (Tool("f"),), choice), 0 if has_logprobs else None))
 
 
 def whole(text: str, finish: FinishReason = FinishReason.STOP, **settings: Any) -> dict[str, Any]:
-    return wording(**settings).whole(0, piece(text, finish))
+    return renderer(**settings).whole(0, piece(text, finish))
 
 
 def told(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
@@ -51,7 +56,7 @@ def told(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
 def test_the_pieces_of_any_stream_are_the_whole(text: str, cuts: set[int]) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     parts = [text[a:b] for a, b in pairwise(bounds)] or [""]
-    stream, pieces = wording(), Pieces()
+    stream, pieces = renderer(), Pieces()
     content, calls = "", []
     for i, part in enumerate(parts):
         is_last = i == len(parts) - 1
@@ -84,7 +89,7 @@ def test_reasons_to_finish(text: str, finish: FinishReason, settings: dict[str, 
 
 
 def test_a_stop_string_after_a_call_is_a_stop() -> None:
-    choice = wording().whole(0, piece(CALL, FinishReason.STOP, stop_match="x"))
+    choice = renderer().whole(0, piece(CALL, FinishReason.STOP, stop_match="x"))
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "x")
 
 
@@ -95,7 +100,7 @@ def test_content_is_null_only_beside_calls() -> None:
 
 
 def test_what_is_held_back_keeps_its_logprobs() -> None:
-    stream = wording(has_logprobs=True)
+    stream = renderer(has_logprobs=True)
     [chunk] = stream.deltas(0, piece("<tool", logprobs=(TokenLogprob(1, -0.5),)))
     assert chunk["delta"] == {}
     assert len(chunk["logprobs"]["content"]) == 1

@@ -1,17 +1,29 @@
-"""How the fields both endpoints share are read."""
+"""How the fields all endpoints share are read."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from hotloop.core.message import Thought
+from hotloop.core.message import Message, Thought
 from hotloop.core.request import Priority
-from hotloop.server.openai.chat import ChatBody, parse_chat_sampling, parse_messages
-from hotloop.server.openai.wire import parse_priority, parse_session_id
+from hotloop.core.session import name_session
+from hotloop.server.calling import Calling
+from hotloop.server.jobs import make_conversation
+from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
+from hotloop.server.turns import parse_transcript, parse_turns
+from hotloop.wire.chat.parse import parse_request
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Request
 
 
-def body(**fields: Any) -> ChatBody:
-    return ChatBody(messages=[], **fields)
+def read(**fields: Any) -> tuple[Request, Options]:
+    request = parse_request({"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}, Notes())
+    return request, parse_options(request, Options)
+
+
+def parse_messages(messages: list[Any]) -> tuple[Message, ...]:
+    return parse_turns(parse_request({"model": "m", "messages": messages}, Notes()).turns, "chat").messages
 
 
 @pytest.mark.parametrize(
@@ -27,7 +39,7 @@ def body(**fields: Any) -> ChatBody:
     ],
 )
 def test_priority(fields: dict[str, Any], headers: dict[str, str], priority: Priority) -> None:
-    assert parse_priority(body(**fields), headers) is priority
+    assert parse_priority(*read(**fields), headers) is priority
 
 
 @pytest.mark.parametrize(
@@ -47,7 +59,8 @@ def test_priority(fields: dict[str, Any], headers: dict[str, str], priority: Pri
     ],
 )
 def test_session_id(fields: dict[str, Any], headers: dict[str, str], session_id: str) -> None:
-    assert parse_session_id(body(**fields), headers) == session_id
+    request, options = read(**fields)
+    assert name_session(options.session_id, headers, request.cache.key, request.user) == session_id
 
 
 def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:
@@ -59,17 +72,18 @@ def test_sampling_parameters_reach_the_engine_under_its_own_names() -> None:
         "repetition_penalty": 1.1,
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
-        "logit_bias": {5: 1.0},
+        "logit_bias": {"5": 1.0},
         "seed": 9,
         "min_tokens": 2,
         "ignore_eos": True,
         "shortcuts": False,
     }
-    others = {"max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "stop_token_ids": [1], "logprobs": True}
-    sampling = parse_chat_sampling(body(**fields, **others, include_stop_str_in_output=True), 10)
-    assert {name: getattr(sampling, name) for name in fields} == fields
+    others = {"max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "stop_token_ids": [1]}
+    request, options = read(**fields, **others, include_stop_str_in_output=True)
+    sampling = parse_sampling(request, options, 10, max_tokens=request.max_tokens)
+    assert {name: getattr(sampling, name) for name in fields} == fields | {"logit_bias": {5: 1.0}}
     assert (sampling.max_tokens, sampling.stop, sampling.stop_token_ids) == (4, ("x",), {1})
-    assert (sampling.include_stop, sampling.logprobs) == (True, 0)
+    assert sampling.include_stop
 
 
 def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
@@ -83,3 +97,19 @@ def test_an_answer_in_parts_was_one_text_and_other_parts_are_lines() -> None:
 def test_what_a_model_thought_is_not_dropped(name: str) -> None:
     [message] = parse_messages([{"role": "assistant", "content": "Hi.", name: "Hm."}])
     assert (message.content, message.thoughts) == ("Hi.", (Thought("Hm."),))
+
+
+def template_variables(**fields: Any) -> Mapping[str, Any]:
+    request, options = read(**fields)
+    return make_conversation(request, options, Calling(), parse_transcript(request)).extra
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])
+def test_thinking_can_be_forbidden(kind: str) -> None:
+    variables = template_variables(thinking={"type": kind, "budget_tokens": 1024})
+    assert variables == ({"enable_thinking": False} if kind == "disabled" else {})
+
+
+def test_a_template_is_told_what_the_request_says() -> None:
+    variables = template_variables(thinking={"type": "disabled"}, chat_template_kwargs={"a": 1})
+    assert variables == {"enable_thinking": False, "a": 1}

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.server.calling import Calling
-from hotloop.server.openai.chat import ChatBody, parse_calling
+from hotloop.server.calling import Calling, parse_calling
+from hotloop.wire.chat.parse import parse_request
+from hotloop.wire.policy import Notes
 
 TOOLS = (Tool("f"), Tool("g"))
 NAMED = {"type": "function", "function": {"name": "f"}}
@@ -17,8 +17,8 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 def calling(choice: Any, tools: tuple[Tool, ...] = TOOLS, **fields: Any) -> Calling:
     given = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
-    about = {"messages": [{"role": "user"}], "tools": given, "tool_choice": choice, **fields}
-    return parse_calling(msgspec.convert(about, ChatBody), is_strict=True)
+    about = {"model": "m", "messages": [{"role": "user"}], "tools": given, "tool_choice": choice, **fields}
+    return parse_calling(parse_request(about, Notes()), is_strict=True)
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_choices_that_cannot_be_met(choice: Any, tools: tuple[Tool, ...]) -> Non
 def test_a_tool_says_itself_whether_it_is_strict_or_the_server_does() -> None:
     functions = [{"name": "a"}, {"name": "b", "strict": True}, {"name": "c", "strict": False}]
     tools = [{"type": "function", "function": function} for function in functions]
-    body = msgspec.convert({"messages": [{"role": "user"}], "tools": tools}, ChatBody)
+    request = parse_request({"model": "m", "messages": [{"role": "user"}], "tools": tools}, Notes())
     for is_strict in (True, False):
-        parsed = parse_calling(body, is_strict=is_strict).tools
+        parsed = parse_calling(request, is_strict=is_strict).tools
         assert [tool.is_strict for tool in parsed] == [is_strict, True, False]
