@@ -131,8 +131,8 @@ class Metrics:
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
-    def count_reading(self, account: Account) -> None:
-        """A prompt was read; of several choices, by the first."""
+    def count_prompt(self, account: Account) -> None:
+        """A prompt was prefilled; of several choices, by the first."""
         self._explained.labels("cached").inc(account.num_cached)
         self._explained.labels("new").inc(account.num_new)
         self._explained.labels("again").inc(account.num_recomputed)
