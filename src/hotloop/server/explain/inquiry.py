@@ -1,4 +1,4 @@
-"""The way of an explanation: a prompt is compared before it is prefilled, accounted for once it was, and told on request.
+"""The way of an explanation: a prompt is compared before its prefill, accounted for after it, and told on request.
 
     job's thread   inquire()   what was prefilled before that is like it, and where the two part
     event loop     finish()    what was cached after all: every token gets its cause; a few additions

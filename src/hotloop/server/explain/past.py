@@ -2,9 +2,8 @@
 
 Every window of tokens whose hash falls on a multiple of `_SAMPLING` is remembered with the latest prompts that have it,
 so a prompt is found again though its first token differs and nobody says which conversation it belongs to. Everybody
-finds only what was their own, and prefilled under the same scope: where two prompts part tells, token by token, what the
-other one says. Bounded in tokens; used from any thread, and adding takes no time: whoever looks next sorts in what is
-new.
+finds only what was their own, of the same scope: where two prompts part tells, token by token, what the other one says.
+Bounded in tokens; used from any thread, and adding takes no time: whoever looks next sorts in what is new.
 """
 
 import heapq
@@ -101,8 +100,8 @@ class Past:
         return entry.prompt if entry and _is_same(entry.prompt.caller, caller) else None
 
     def find_like(self, token_ids: TokenIds, caller: Caller) -> PastPrompt | None:
-        """The caller's earlier prompt that this one goes on from or, if there is none, that has most in common with it; of
-        equally like ones the latest.
+        """The caller's earlier prompt that this one goes on from or, if there is none, that has most in common with
+        it; of equally like ones the latest.
         """
         windows = _Windows.of(token_ids, caller)
         with self._lock:
