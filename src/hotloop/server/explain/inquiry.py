@@ -7,8 +7,6 @@
 The explainer keeps the prompts that were prefilled, and the latest explanations, both bounded.
 """
 
-import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -177,7 +175,7 @@ class Explainer:
         self.block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
-        self._scopes: OrderedDict[str, str] = OrderedDict()
+        self._scopes: Shelf[str, str] = Shelf(memory_tokens, _MAX_SCOPES)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
@@ -186,9 +184,7 @@ class Explainer:
         return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
 
     def open(self, answer_id: str, caller: Caller) -> None:
-        self._scopes[answer_id] = caller.scope
-        if len(self._scopes) > _MAX_SCOPES:
-            self._scopes.popitem(last=False)
+        self._scopes.put(answer_id, caller.scope, 0)
 
     def keep(self, explanation: Explanation) -> None:
         for account in explanation.accounts:
@@ -224,7 +220,3 @@ class Explainer:
         parting = comparison.parting if is_named else None
         spot = find_spot(parting, prompt, self.spell) if parting else None
         return Question(prompt, earlier, comparison, spot, is_named)
-
-
-def unix_time(engine_time: float) -> float:
-    return round(time.time() - (time.monotonic() - engine_time), 3)
