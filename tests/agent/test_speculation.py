@@ -206,7 +206,7 @@ def writes() -> Predictor:
 
 async def test_a_tool_that_is_not_read_only_never_runs_ahead():
     foresight, shop = SpeculativeForesight(writes(), threshold=0.01), Shop()
-    assert foresight.predictor.predict(History.of([user("cancel W099A1")]))[0].confidence > 0.8
+    assert foresight.predictor.predict(History().follow([user("cancel W099A1")]))[0].confidence > 0.8
     events = await listen(agent(lambda ask: "No.", shop, foresight), "cancel W099A1")
     assert not of(CallForeseen, events)
     assert shop.log == []

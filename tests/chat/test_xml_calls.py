@@ -140,17 +140,17 @@ def test_nothing_breaks_the_parser_and_no_cut_matters(pieces: list[str], data: s
 @pytest.mark.parametrize(
     ("schema", "kind", "types"),
     [
-        ({"type": "string", "description": "x", "format": "date"}, ValueKind.RAW, {"string"}),
-        ({"type": ["string"]}, ValueKind.RAW, {"string"}),
-        ({"type": "string", "pattern": "a"}, ValueKind.JSON, {"string"}),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ValueKind.NULLABLE, {"string", "null"}),
-        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, ValueKind.JSON, {"string", "integer"}),
-        ({"enum": ["a", "b"]}, ValueKind.CHOICE, {"string"}),
-        ({"const": "a"}, ValueKind.CHOICE, {"string"}),
-        ({"enum": ["a", 1]}, ValueKind.JSON, {"string", "integer"}),
-        ({"enum": ["a", "</parameter>"]}, ValueKind.JSON, {"string"}),
-        ({}, ValueKind.JSON, None),
-        (True, ValueKind.JSON, None),
+        ({"type": "string", "description": "x", "format": "date"}, "raw", {"string"}),
+        ({"type": ["string"]}, "raw", {"string"}),
+        ({"type": "string", "pattern": "a"}, "json", {"string"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "nullable", {"string", "null"}),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "json", {"string", "integer"}),
+        ({"enum": ["a", "b"]}, "choice", {"string"}),
+        ({"const": "a"}, "choice", {"string"}),
+        ({"enum": ["a", 1]}, "json", {"string", "integer"}),
+        ({"enum": ["a", "</parameter>"]}, "json", {"string"}),
+        ({}, "json", None),
+        (True, "json", None),
     ],
 )
 def test_how_a_value_is_written(schema: object, kind: ValueKind, types: set[str] | None) -> None:

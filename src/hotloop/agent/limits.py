@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.prices import Prices
 from hotloop.wire.usage import Usage
 
 
@@ -35,6 +36,10 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above zero, not {value}")
+
+
+def price(usage: Usage, prices: Prices) -> float:
+    return prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
 
 
 @dataclass(slots=True)

@@ -14,11 +14,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, Traits, render_result
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Tool
+from hotloop.wire.arguments import read_arguments
 
 try:
     import httpx2
@@ -103,8 +102,11 @@ class McpTool:
         )
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
+        given = read_arguments(arguments)
+        if given is None:
+            raise ToolError("the arguments are wrong: they are not a JSON object")
         try:
-            result = await self._client.call_tool(self._name, _parse(arguments))
+            result = await self._client.call_tool(self._name, given)
         except MCPError as error:
             if error.code == wire.CONNECTION_CLOSED:
                 raise ToolCrashed("the MCP server has gone") from None
@@ -178,13 +180,6 @@ async def _list_tools(client: Client) -> AsyncIterator[wire.Tool]:
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def _parse(arguments: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ToolError(f"the arguments are wrong: {error}") from None
 
 
 def _render(result: wire.CallToolResult) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from hotloop.agent import events
 from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.limits import LimitReached, Limits, Run, Spent
+from hotloop.agent.limits import LimitReached, Limits, Run, Spent, price
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
@@ -233,8 +233,7 @@ class RunLoop:
     def _charge(self, usage: Usage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
-        tokens = self._settings.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
-        self._run.charge(usage, tokens + cost)
+        self._run.charge(usage, price(usage, self._settings.prices) + cost)
 
 
 async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:

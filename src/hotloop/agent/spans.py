@@ -15,11 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
 
 from hotloop.agent import events
+from hotloop.agent.limits import price
 from hotloop.agent.model import Ask, Model, WrappedModel
 from hotloop.agent.predict.values import call_key
 from hotloop.agent.tools.tool import render_result
@@ -31,12 +29,11 @@ from hotloop.trace.span import Clock, Span, TraceContext, new_span_id, new_trace
 from hotloop.trace.tracer import Tracer
 from hotloop.wire import event as wire
 from hotloop.wire.arguments import read_arguments
+from hotloop.wire.field import Json
 from hotloop.wire.usage import Usage
 
 SERVICE = "agent"
 _BROKEN_OFF = "broken off"
-
-Json = dict[str, Any]
 
 
 # What a tool runs within.
@@ -208,7 +205,9 @@ class TracedModel(WrappedModel):
                             chat.facts |= {names.ANSWER_ID: event.id} if event.id else {}
                         case wire.Ended():
                             chat.error = ""
-                            chat.facts |= self._count(event.usage)
+                            chat.facts |= _render_usage(event.usage)
+                            if money := price(event.usage, self._trace.prices):
+                                chat.facts[names.MONEY] = money
                         case _:
                             chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
@@ -230,20 +229,10 @@ class TracedModel(WrappedModel):
         finally:
             chat.facts[names.MODEL] = self._model.name
             if self._trace.tracer.keeps_content:
-                chat.facts[names.CONTENT_REQUEST] = _render_body(render_ask(ask, self._model.name))
+                body = render_ask(ask, self._model.name)
+                text = json.dumps(body, default=repr, skipkeys=True, ensure_ascii=False, separators=(",", ":"))
+                chat.facts[names.CONTENT_REQUEST] = text.encode(errors="replace").decode()  # half surrogates
             self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic())
-
-    def _count(self, usage: Usage) -> Json:
-        money = self._trace.prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
-        return _render_usage(usage) | ({names.MONEY: money} if money else {})
-
-
-def _render_body(body: Json) -> str:
-    """As JSON. What JSON has no word for, such as half of a pair of surrogates, ends no run for being recorded."""
-    try:
-        return msgspec.json.encode(body, enc_hook=repr).decode()
-    except (ValueError, TypeError, OverflowError):
-        return json.dumps(body, default=repr, skipkeys=True)
 
 
 def _render_usage(usage: Usage) -> Json:

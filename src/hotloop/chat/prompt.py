@@ -147,7 +147,7 @@ class Prompts:
         if self._rules.move_nonces:
             messages, moved = self._nonces.settle(messages, scope=scope)
             changes += moved
-        if self._words_late_system and _has_late_system(messages):
+        if self._words_late_system and any(message.role == "system" for message in messages[1:]):
             changes += ("messages: later system messages are worded as the user's, since the template refuses them",)
         return messages, changes
 
@@ -185,8 +185,3 @@ def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list
         else place
         for place in places
     ]
-
-
-def _has_late_system(messages: Turns) -> bool:
-    roles = [message.role for message in messages]
-    return "system" in roles[1:]

@@ -7,7 +7,7 @@ cannot be the beginning of a call; a call that turns out not to be one becomes p
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -134,7 +134,7 @@ class MarkedParser(ABC):
 
     def prose(self, char: str) -> None:
         self._candidate += char
-        while self._candidate and not _begins(self._candidate, self._openings):
+        while self._candidate and not any(opening.startswith(self._candidate) for opening in self._openings):
             self.answer.text(self._candidate[0])
             self._candidate = self._candidate[1:]
         if self._candidate in self._openings:
@@ -164,7 +164,3 @@ class MarkedParser(ABC):
     @abstractmethod
     def cut(self) -> None:
         """The text has ended: settle what is under way."""
-
-
-def _begins(text: str, words: Sequence[str]) -> bool:
-    return any(word.startswith(text) for word in words)

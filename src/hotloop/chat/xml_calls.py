@@ -9,13 +9,15 @@ stands between two parameters is ignored.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 from hotloop.chat import lark
 from hotloop.chat.stream import MarkedParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
+
+ValueKind = Literal["raw", "nullable", "choice", "json"]
+"""How a value is written: a string as it is, the same but for `null`, one of some strings, or JSON."""
 
 CALL, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 END_CALL, END_FUNCTION, END_PARAMETER = "</tool_call>", "</function>", "</parameter>"
@@ -168,33 +170,33 @@ class _Written:
         properties = (parameters or {}).get("properties", {})
         self._is_known = key in properties
         self._schema = resolve(properties[key], parameters or {}) if self._is_known else None
-        self._kind = value_kind(self._schema)
-        if self._kind is ValueKind.CHOICE:
-            self._kind = ValueKind.RAW
+        self._kind: ValueKind = value_kind(self._schema)
+        if self._kind == "choice":
+            self._kind = "raw"
         self._text = ""
         self._is_begun = False
 
     @property
     def is_quoting(self) -> bool:
         """Whether a JSON string is open, which a tag does not end."""
-        return self._is_known and self._kind is ValueKind.JSON and _ESCAPED.sub("", self._text).count('"') % 2 == 1
+        return self._is_known and self._kind == "json" and _ESCAPED.sub("", self._text).count('"') % 2 == 1
 
     def push(self, char: str) -> str:
         self._text += char
-        if self._kind is ValueKind.JSON:
+        if self._kind == "json":
             return ""
-        if self._kind is ValueKind.NULLABLE and any(null.startswith(self._text) for null in _NULLS):
+        if self._kind == "nullable" and any(null.startswith(self._text) for null in _NULLS):
             return ""
-        self._kind = ValueKind.RAW
+        self._kind = "raw"
         text, self._text = self._text, ""
         quote = "" if self._is_begun else '"'
         self._is_begun = True
         return quote + json.dumps(text, ensure_ascii=False)[1:-1]
 
     def end(self) -> str:
-        if self._kind is ValueKind.JSON:
+        if self._kind == "json":
             return to_json(self._text, types_of(self._schema))
-        if self._kind is ValueKind.NULLABLE and self._text in _NULLS:
+        if self._kind == "nullable" and self._text in _NULLS:
             return "null"
         return json.dumps(self._text, ensure_ascii=False)[0 if not self._is_begun else 1 :]
 
@@ -220,9 +222,9 @@ def _parameter(key: str, part: Any, root: Mapping[str, Any]) -> str:
     begin, end = lark.literal(f"{PARAMETER}{key}>\n"), lark.literal(f"\n{END_PARAMETER}\n")
     schema = resolve(part, root)
     kind = value_kind(schema)
-    if kind is ValueKind.CHOICE:
+    if kind == "choice":
         return f"{begin} {lark.either(map(lark.literal, choices(schema)))} {end}"
-    if kind is ValueKind.JSON:
+    if kind == "json":
         return f"{begin} {lark.embed(schema)} {end}"
     return f'{begin} raw "\\n"'
 
@@ -238,27 +240,15 @@ def _check_sayable(tool: Tool) -> None:
             raise RequestError(f"the tool {tool.name!r} has {reason}", param="tools")
 
 
-class ValueKind(Enum):
-    """How a value is written."""
-
-    RAW = auto()
-    """A string, as it is."""
-    NULLABLE = auto()
-    """A string as it is; `null` is no string but null."""
-    CHOICE = auto()
-    """One of some strings, as they are."""
-    JSON = auto()
-
-
 def value_kind(schema: Any) -> ValueKind:
     if not isinstance(schema, Mapping):
-        return ValueKind.JSON
+        return "json"
     if choices(schema):
-        return ValueKind.CHOICE
+        return "choice"
     types = _free_types(schema)
     if types == {"string"}:
-        return ValueKind.RAW
-    return ValueKind.NULLABLE if types == {"string", "null"} else ValueKind.JSON
+        return "raw"
+    return "nullable" if types == {"string", "null"} else "json"
 
 
 def choices(schema: Mapping[str, Any]) -> list[str]:

@@ -52,8 +52,7 @@ class _Listener:
 
     on_event: OnEvent
     text: TextStream
-    unpublished: list[Sampled]
-    """Tokens that were forced before the first step; published with the first one it gives."""
+    unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
 
 
 class EngineCore:
@@ -90,6 +89,7 @@ class EngineCore:
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
         most = config.max_draft_tokens
+        self._drafter = drafter
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
         self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
@@ -152,7 +152,8 @@ class EngineCore:
             if request:
                 num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
                 del request.token_ids[num_published:]
-                self._end(request, FinishReason.ABORT)
+                self.scheduler.finish(request, FinishReason.ABORT)
+                self._close(request, _event(request))
 
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
@@ -165,10 +166,9 @@ class EngineCore:
         self._publish()
 
     def close(self) -> None:
-        if self._speculator:
-            self._speculator.close()
-        if self.disk:
-            self.disk.close()
+        for each in (self._drafter, self.disk and self.disk.store):
+            if each:
+                each.close()
 
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
@@ -255,7 +255,8 @@ class EngineCore:
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]
                 texts.append("" if stop is not None else listener.text.finish())
-                self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
+                self.scheduler.finish(request, reason)
+                self._close(request, _event(request, tokens[: i + 1], "".join(texts), stop_match))
                 return
         self._events.append((listener, _event(request, tokens, "".join(texts))))
 
@@ -275,18 +276,6 @@ class EngineCore:
             return FinishReason.LENGTH, None
         return None, None
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        tokens: Sequence[Sampled] = (),
-        text: str = "",
-        stop_match: str | int | None = None,
-    ) -> None:
-        self.scheduler.finish(request, reason)
-        self._close(request, _event(request, tokens, text, stop_match))
-
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and publish the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
@@ -298,8 +287,8 @@ class EngineCore:
         if self.disk:
             self.disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)
-        if self._speculator:
-            self._speculator.forget(request)
+        if self._drafter:
+            self._drafter.learn(request)
         self._events.append((self._listeners.pop(request.id), event))
 
     def _publish(self) -> None:

@@ -95,8 +95,7 @@ class Engine:
         for each in (backend, self._core, self.kv_events):  # the last first, and each of them once
             if each:
                 self._at_end.callback(each.close)
-        self.failure: Exception | None = None
-        """What ended the loop, a bug of ours or a lost device: this engine will never run again."""
+        self.failure: Exception | None = None  # what ended the loop: this engine will never run again
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
 
     @classmethod
@@ -152,10 +151,7 @@ class Engine:
         self.close()
 
     def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
-        """Queue requests, all or none. `on_event` runs on the engine's thread and must not wait.
-
-        A grammar that is new is compiled here, on the caller's thread; `grammars.matcher` does it ahead of time.
-        """
+        """Queue requests, all or none, and compile new grammars. `on_event`, on the engine's thread, must not wait."""
         for request in requests:
             self._validate(request)
         matchers = [self.grammars.matcher(request.grammar) if request.grammar else None for request in requests]

@@ -36,10 +36,8 @@ class Fairness:
         return tokens * math.exp2((at - self.now) / HALF_LIFE_S)
 
     def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
-        """The waiting who may join now: most urgent class first, within it the least served.
-
-        A class is held back while more urgent requests run, until one of its own has waited its class's time: then all
-        of it joins, as one batch.
+        """The waiting who may join now, by class. One is held back while more urgent requests run, until one of its own
+        has waited its class's time: then all of it joins, as one batch.
         """
         by_class: dict[int, list[Request]] = {}
         for request in waiting:

@@ -20,8 +20,7 @@ from hotloop.engine.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 MAX_AHEAD_BYTES = 4 << 30  # once so much is on its way, no other request's KV is sent for
-SPARE_BLOCKS = 32
-"""So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
+SPARE_BLOCKS = 32  # so many more are freed than a copy needs, so that decoding need not wait for it
 _BYTE_S = 1e-10  # to copy a byte, until it has been measured
 _LEARNING_RATE = 0.2
 _DOUBT = 0.9  # what was too slow is thought to be a little faster each time that it is not tried
@@ -43,8 +42,7 @@ class _Load:
     """A copy under way, and the request that waits for it, unless that has ended meanwhile."""
 
     request: Request
-    token_ids: "array[int]"
-    """What is on the device once it is over. Its request may be broken off meanwhile, and lose tokens."""
+    token_ids: "array[int]"  # on the device once it is over; its request may lose tokens meanwhile
     known: list[int]
     host_ids: list[int]
     block_ids: list[int]

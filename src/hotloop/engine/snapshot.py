@@ -62,10 +62,8 @@ class EngineSnapshot:
     at_s: float  # on the clock of `time.monotonic`
     stats: EngineStats
     totals: Usage  # since the engine started, by what has ended and what runs
-    requests: tuple[Request, ...]
-    """What runs and what waits. They go on: to be read at once, and not to be changed."""
-    blocks: Mapping[str | None, BlockCount]
-    """By session; None are those that several sessions have used. Together they are all that is not free."""
+    requests: tuple[Request, ...]  # what runs and what waits, to be read at once: they go on
+    blocks: Mapping[str | None, BlockCount]  # all that are not free, by session; None: several have used them
 
 
 class Snapshotter:

@@ -31,7 +31,6 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.translate import can_translate
 from hotloop.router.upstream.wire import Headers, UpstreamRequest, fetch
 from hotloop.trace.tracer import NullTracer, Tracer
 
@@ -106,7 +105,7 @@ class RouterApp:
     """One fleet behind one address."""
 
     def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
-        self.fleet = Fleet(config, can_translate=can_translate)
+        self.fleet = Fleet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
@@ -163,13 +162,13 @@ class RouterApp:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller)
             return
-        settled = await self._tiered.settle(request, span)
-        if settled.answer is None:
-            await self._relay(settled.request, span, caller, settled.choice)
+        request, choice, answer = await self._tiered.settle(request, span)
+        if answer is None:
+            await self._relay(request, span, caller, choice)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
-        await caller.send_whole(200, [(b"content-type", kind), _tier_header(settled.choice)], settled.answer)
-        span.end(summarize(read_id(settled.answer), settled.answer))
+        await caller.send_whole(200, [(b"content-type", kind), _tier_header(choice)], answer)
+        span.end(summarize(read_id(answer), answer))
 
     async def _relay(
         self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None

@@ -2,9 +2,9 @@
 
     key    hash(tools) hash(tools, system) hash(tools, system, message 0) ...
 
-The prompt is a run of bytes: tools first, then instructions, then each message as the client wrote it, less what moves
-from turn to turn without meaning (`cache_control`). The key holds a hash for every 512 bytes of it, each standing for
-all before it. No tokenizer is needed: the same words give the same hashes, and only sameness matters here.
+The prompt is a run of bytes: tools, instructions, then each message as the client wrote it, less its cache marks, which
+move from turn to turn. The key holds a hash for every 512 bytes of it, each standing for all before it. No tokenizer is
+needed: the same words give the same hashes, and only sameness matters here.
 """
 
 import hashlib

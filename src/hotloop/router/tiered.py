@@ -5,7 +5,6 @@ model "auto" ─classify, choose─> a tier's model ─┬─ no cascade ──�
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,15 +23,6 @@ from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A request that has a model now; `answer` is there if a cascade has answered it already."""
-
-    request: RoutedRequest
-    choice: TierChoice
-    answer: bytes | None = None
-
-
 class TieredRequests:
     """Settles requests for routes, and keeps count of what that saves."""
 
@@ -44,8 +34,11 @@ class TieredRequests:
     def is_route(self, model: str) -> bool:
         return self._tiers.config.route(model) is not None
 
-    async def settle(self, request: RoutedRequest, span: RouteSpan) -> Settled:
-        """Raises RequestError where the body is not one."""
+    async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
+        """The request for a tier's model, why that, and the answer if a cascade has one already.
+
+        Raises RequestError where the body is not one.
+        """
         body = request.read_body()
         features = look_at(body, num_tokens=request.num_tokens, hint=request.headers.get(TASK_HEADER, ""))
 
@@ -68,9 +61,9 @@ class TieredRequests:
             choice, answer = cascaded.choice, cascaded.answer
         settled = parse_request(request.target, request.headers, request.rename(choice.model))
         if answer is None:
-            return Settled(settled, choice)
+            return settled, choice, None
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
-        return Settled(settled, choice, rendered)
+        return settled, choice, rendered
 
     def learn(self, request: RoutedRequest, choice: TierChoice, summary: AnswerSummary, latency_s: float) -> None:
         """An answer that was not judged has come to its end. A stream without usage is counted by estimate."""

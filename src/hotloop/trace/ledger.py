@@ -91,8 +91,7 @@ class TurnLedger:
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
     read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
-    lost: TokenCounts
-    """What was read and written for answers that failed or were broken off, or that others came before."""
+    lost: TokenCounts  # for answers that failed, were broken off, or came second
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
     num_wasted: int  # of those foreseen
@@ -256,9 +255,7 @@ def _told(call: SpanNode) -> TokenCounts:
 
 
 def _givers(call: SpanNode, requests: Sequence[SpanNode]) -> list[SpanNode]:
-    """Of the requests that were made for an answer, those that gave it: by its id, else all that went well. There may
-    be none: another's model answered, after one of ours was asked what kind of a task it is, or answered badly.
-    """
+    """Those of an answer's requests that gave it: by its id, else all that went well; none if another's model did."""
     if call.span.error:
         return []
     stem = _stem(call)

@@ -62,9 +62,7 @@ class TraceContext:
 
 
 class Clock:
-    """Turns moments of `time.monotonic` into unix time. One for all spans of a request keeps them consistent with each
-    other; one made anew for the next follows a wall clock that was set.
-    """
+    """Moments of `time.monotonic` in unix time. One for all spans of a request keeps them consistent."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

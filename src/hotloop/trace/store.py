@@ -57,6 +57,7 @@ class StoreTracer:
         self._num_dropped = 0
         self._num_failed = 0
         self._content = content or Content()
+        self.keeps_content = self._content.is_kept
         self._bounds = bounds or Bounds()
         self._connection = open_to_write(self.path)
         self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
@@ -68,10 +69,6 @@ class StoreTracer:
         self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
         self._thread.start()
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._content.is_kept
 
     @property
     def losses(self) -> Losses:

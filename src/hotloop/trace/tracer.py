@@ -13,8 +13,7 @@ from hotloop.trace.span import Span
 class Losses:
     """What a tracer could not do, so far."""
 
-    num_dropped: int = 0
-    """Spans that could not be written in time: the oldest go where too many wait, and all that wait at the end."""
+    num_dropped: int = 0  # spans that could not be written in time: the oldest go
     num_failed: int = 0  # times that writing failed; what was to be written is kept and tried again
 
     def __add__(self, other: "Losses") -> "Losses":

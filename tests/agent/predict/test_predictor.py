@@ -23,7 +23,7 @@ def taught(num_runs: int = 30) -> Predictor:
 
 
 def best(predictor: Predictor, messages: list[Message], named: str | None = None) -> tuple[str, dict[str, object]]:
-    prediction = predictor.predict(History.of(messages), named)[0]
+    prediction = predictor.predict(History().follow(messages), named)[0]
     assert prediction.confidence >= 0.8
     return prediction.name, prediction.arguments
 
@@ -39,14 +39,14 @@ def test_the_items_of_a_list_come_in_turn(length: int):
 
 
 def test_after_the_last_item_nothing_is_expected():
-    predictions = taught().predict(History.of(clerk(99)[:9]))
+    predictions = taught().predict(History().follow(clerk(99)[:9]))
     assert all(prediction.confidence < 0.5 for prediction in predictions)
 
 
 def test_once_a_tool_is_named_only_its_arguments_are_guessed():
     predictor = taught()
     assert best(predictor, clerk(99)[:3], named="find_order") == ("find_order", {"order_id": "W099A0"})
-    assert predictor.predict(History.of(clerk(99)[:3]), named="no such tool") == []
+    assert predictor.predict(History().follow(clerk(99)[:3]), named="no such tool") == []
 
 
 def test_arguments_are_copied_from_earlier_calls_and_taken_from_plain_text():
@@ -79,9 +79,9 @@ def test_calls_of_one_turn_are_all_foreseen():
 
     for number in range(40):
         predictor.learn(talk(number))
-    sure = [each for each in predictor.predict(History.of(talk(77)[:3])) if each.confidence >= 0.8]
+    sure = [each for each in predictor.predict(History().follow(talk(77)[:3])) if each.confidence >= 0.8]
     assert [each.arguments for each in sure] == [{"id": "N77A"}, {"id": "N77B"}]
-    opened = History.of(talk(77)[:3]).after(ToolCall("", "read", '{"id": "N77A"}'))
+    opened = History().follow(talk(77)[:3]).after(ToolCall("", "read", '{"id": "N77A"}'))
     assert predictor.predict(opened, named="read")[0].arguments == {"id": "N77B"}
 
 
@@ -92,7 +92,7 @@ def test_a_failure_is_something_else_than_a_result():
         more = step("explain", {}, "because", "e") if number % 2 else []
         predictor.learn([user("go"), *step("do", {}, outcome, "d"), *more, Message("assistant", "done")])
     assert best(predictor, [user("go"), *step("do", {}, "Error: other", "d")])[0] == "explain"
-    calm = predictor.predict(History.of([user("go"), *step("do", {}, "fine", "d")]))
+    calm = predictor.predict(History().follow([user("go"), *step("do", {}, "fine", "d")]))
     assert all(each.confidence < 0.5 for each in calm)
 
 
@@ -105,7 +105,7 @@ def test_a_confidence_is_what_it_says():
         answer = asks(("find", {"who": f"ann_lee_{number}"})) if chance.random() < 0.7 else Message("assistant", "?")
         key = f'find{{"who":"ann_lee_{number}"}}' if answer.tool_calls else None
         if number >= 100:
-            promised += [(each.confidence, each.key == key) for each in predictor.predict(History.of(talk))]
+            promised += [(each.confidence, each.key == key) for each in predictor.predict(History().follow(talk))]
         predictor.learn([*talk, answer])
     likely = [hit for confidence, hit in promised if confidence > 0.5]
     assert 0.6 < sum(likely) / len(likely) < 0.8
@@ -177,7 +177,7 @@ def test_any_conversation_can_be_learned_from(turns: list[tuple[str, str]]):
     ]
     for _ in range(3):
         predictor.learn(messages)
-    assert all(0 <= each.confidence <= 1 for each in predictor.predict(History.of(messages)))
+    assert all(0 <= each.confidence <= 1 for each in predictor.predict(History().follow(messages)))
 
 
 def test_hostile_results_and_arguments_do_no_harm():
@@ -194,7 +194,7 @@ def test_hostile_results_and_arguments_do_no_harm():
 
 def test_a_history_that_was_rewritten_is_read_anew():
     talk = clerk(1)
-    history = History.of(talk)
+    history = History().follow(talk)
     history.follow([user("summary: ann_lee_1001"), *talk[3:5]])
     assert history.trail == ["user", "find_order"]
     assert len(history.calls) == 1

@@ -26,7 +26,7 @@ def test_what_is_read_is_what_was_written(predictor: Predictor, tmp_path: Path):
     save_predictor(predictor, path)
     loaded = load_predictor(path)
     assert msgspec.json.encode(loaded) == msgspec.json.encode(predictor)
-    history = History.of(clerk(50)[:3])
+    history = History().follow(clerk(50)[:3])
     expected = [(each.key, pytest.approx(each.confidence, abs=1e-3)) for each in predictor.predict(history)]
     assert [(each.key, each.confidence) for each in loaded.predict(history)] == expected
     assert path.stat().st_mode & 0o077 == 0

@@ -32,7 +32,10 @@ class BadPlan(Exception):
 
 def plan_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     """Each tool's schema stands whole under `$defs`, so that what it refers to within itself is still there."""
-    definitions = {f"arguments_{i}": _arguments(tool, i) for i, tool in enumerate(tools)}
+    definitions = {}
+    for i, tool in enumerate(tools):
+        parameters = dict(tool.parameters) if tool.is_strict else {}
+        definitions[f"arguments_{i}"] = _within({"type": "object", **parameters}, f"#/$defs/arguments_{i}")
     definitions["reference"] = {"type": "string", "pattern": _PATTERN}
     step = {"anyOf": [_step(tool, i) for i, tool in enumerate(tools)]}
     return _closed({"steps": {"type": "array", "items": step, "maxItems": MAX_STEPS}}) | {"$defs": definitions}
@@ -51,11 +54,6 @@ def _step(tool: Tool, index: int) -> dict[str, Any]:
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     """An object with all of these and nothing else."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _arguments(tool: Tool, index: int) -> Any:
-    parameters = dict(tool.parameters) if tool.is_strict else {}
-    return _within({"type": "object", **parameters}, f"#/$defs/arguments_{index}")
 
 
 def _within(schema: Any, root: str) -> Any:

@@ -47,13 +47,7 @@ class History:
     """What happened, without its values: `user`, the name of a tool, or `name!` where the tool failed."""
     _messages: list[Message] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, messages: Sequence[Message]) -> "History":
-        history = cls()
-        history.follow(messages)
-        return history
-
-    def follow(self, messages: Sequence[Message]) -> None:
+    def follow(self, messages: Sequence[Message]) -> "History":
         """Read what is new; everything, if the past was rewritten."""
         known = len(self._messages)
         if known > len(messages) or any(a is not b for a, b in zip(self._messages, messages, strict=False)):
@@ -62,6 +56,7 @@ class History:
         for message in messages[max(known, len(messages) - MAX_MESSAGES) :]:
             self._read(message)
         self._messages = list(messages)
+        return self
 
     def after(self, call: ToolCall) -> "History":
         """This history and one more call, whose result is not known yet."""

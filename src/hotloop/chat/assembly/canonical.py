@@ -77,7 +77,7 @@ def word_system_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
     waiting: list[str] = []
     for i, message in enumerate(messages):
         if message.role != "system":
-            turns.append(_prepend(waiting, message))
+            turns.append(replace(message, content="\n\n".join([*waiting, message.content])) if waiting else message)
             waiting = []
         elif all(turn.role == "system" for turn in turns):
             turns = [replace(message, content=f"{turns[0].content}\n\n{message.content}") if turns else message]
@@ -88,10 +88,6 @@ def word_system_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
                 _append(waiting, turns)
                 waiting = []
     return tuple(turns)
-
-
-def _prepend(words: Sequence[str], message: Message) -> Message:
-    return replace(message, content="\n\n".join([*words, message.content])) if words else message
 
 
 def _append(words: Sequence[str], turns: list[Message]) -> None:

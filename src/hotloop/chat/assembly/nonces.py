@@ -120,7 +120,8 @@ def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tupl
             if match := nonce.pattern.search(content):
                 content = content[: match.start()] + content[match.end() :]
                 news.append(match[0].strip())
-                changes.append(_describe(nonce, i))
+                done = "moved behind the newest message" if nonce.is_news else "dropped"
+                changes.append(f"messages[{i}]: the {nonce.name} was {done}")
         bare.append(replace(message, content=content))
     return tuple(bare), "\n".join(news), tuple(changes)
 
@@ -132,8 +133,3 @@ def _digest(scope: str, messages: Turns) -> bytes:
 
 def _bytes(message: Message) -> bytes:
     return repr(message).encode(errors="backslashreplace")
-
-
-def _describe(nonce: Nonce, index: int) -> str:
-    done = "moved behind the newest message" if nonce.is_news else "dropped"
-    return f"messages[{index}]: the {nonce.name} was {done}"

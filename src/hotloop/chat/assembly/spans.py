@@ -79,7 +79,8 @@ def _read_marks(text: str, messages: Sequence[Message], tools: Sequence[Tool], r
     if max(len(messages), len(calls), len(tools)) > _MAX_MARKS or _MARK.search(text):
         return
     try:
-        marked = reword(_mark_messages(messages), _mark_tools(tools))
+        marked_tools = tuple(replace(tool, name=chr(_TOOL + i) + tool.name) for i, tool in enumerate(tools))
+        marked = reword(_mark_messages(messages), marked_tools)
     except RequestError:
         return
     if _MARK.sub("", marked) != text:
@@ -111,10 +112,6 @@ def _mark_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
         num_calls += len(calls)
         marked.append(replace(message, content=content or message.content, tool_calls=calls))
     return tuple(marked)
-
-
-def _mark_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    return tuple(replace(tool, name=chr(_TOOL + i) + tool.name) for i, tool in enumerate(tools))
 
 
 def _message_place(

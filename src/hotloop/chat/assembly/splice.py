@@ -144,7 +144,9 @@ class Splicer:
         if not turns:
             return (), piece
         data = piece.encode()
-        num_bytes, turn = max(((_num_shared(turn.data, data), turn) for turn in turns), key=_fit)
+        # The more is shared the better, and the less the written text goes on behind it.
+        shared = ((_num_shared(turn.data, data), turn) for turn in turns)
+        num_bytes, turn = max(shared, key=lambda match: (match[0], -len(match[1].data)))
         num_tokens, num_bytes = self._whole_tokens(turn, num_bytes)
         return turn.token_ids[:num_tokens], data[num_bytes:].decode()
 
@@ -221,9 +223,3 @@ def _num_shared(written: bytes, given: bytes) -> int:
         return 0
     last, first = (written[-4:].decode(errors="ignore")[-1:], given[len(written) :][:4].decode(errors="ignore")[:1])
     return 0 if last.isalnum() and first.isalnum() else len(written)
-
-
-def _fit(match: tuple[int, _Turn]) -> tuple[int, int]:
-    """The more is shared the better, and the less the written text goes on behind it."""
-    num_bytes, turn = match
-    return num_bytes, -len(turn.data)

@@ -58,8 +58,8 @@ def simulate(
     fleet = Fleet(
         num_replicas=flags.replicas,
         capacity_tokens=flags.capacity,
-        read_tokens_per_s=flags.read_speed,
-        write_tokens_per_s=flags.write_speed,
+        prefill_tokens_per_s=flags.read_speed,
+        decode_tokens_per_s=flags.write_speed,
         sessions_per_s=flags.sessions_per_s,
     )
     figures: list[Figures] = []

@@ -128,9 +128,6 @@ class DiskTier:
         stats = self.store.stats()
         return replace(stats, num_dropped=stats.num_dropped + self._num_skipped)
 
-    def close(self) -> None:
-        self.store.close()
-
     def check(self) -> None:
         assert set(self._loading.values()) <= set(self._loads)
         assert all(request.is_loading for load in self._loads for request in (load.request, *load.followers))

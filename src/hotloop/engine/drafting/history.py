@@ -134,9 +134,7 @@ class PastDrafter:
         """There is nothing to give back but memory."""
 
     def _guess(self, want: Want) -> Guess:
-        """The longer match wins, the request's own past if they are equal. The shorter it is, the sooner a guess goes
-        wrong: twice its length keeps most of what is right and half as much of what is not.
-        """
+        """The longer match wins. Beyond twice its length a guess is more often wrong than right."""
         own = self._lookup.guess(want.token_ids, want.max_tokens)
         past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
         best = past if past.match > own.match else own

@@ -34,10 +34,7 @@ _LIKELIEST = SamplingParams(temperature=0, logprobs=0)
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """A guess is made of token ids, so both models must mean the same by each. Raises ModelError.
-
-    One may have a few more at the end: those are never guessed, and a request that has one is not guessed for.
-    """
+    """Raises ModelError unless both mean the same by each token id; one may have a few more at the end."""
     sizes = target.vocab_size, draft.vocab_size
     if abs(sizes[0] - sizes[1]) > MAX_TAIL:
         raise ModelError(f"the draft model has {sizes[1]} tokens and the model {sizes[0]}: they must be the same")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.config import MAX_DRAFTED_CERTAIN
-from hotloop.core.request import Request
 from hotloop.engine.decode import Decoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
 from hotloop.engine.grammar.matcher import Matcher
@@ -175,17 +174,8 @@ class Speculator:
                     self._odds.observe(kind, is_right=i < part.num_accepted)
         self._look_ahead([part for part in step.slices if part.wants_token])
 
-    def forget(self, request: Request) -> None:
-        """The request has ended: what it read and wrote may be what others write next."""
-        self._drafter.learn(request)
-
-    def close(self) -> None:
-        self._drafter.close()
-
     def _look_ahead(self, level: Sequence[Slice]) -> None:
-        """Requests that run ahead of their values are never level, so nothing is guessed for them. Where one repeats
-        something, and few run, it is better to wait for its values and guess.
-        """
+        """Where few run, and one repeats something, it is better to wait for its values and guess than to run ahead."""
         running = (part.request for part in level if not part.request.is_finished)
         ahead = [request for request in running if request.num_pending and request.sampling.shortcuts]
         if not ahead or len(level) > _MAX_AHEAD:

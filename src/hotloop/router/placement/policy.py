@@ -1,13 +1,9 @@
 """Where a request goes: small pure functions from what is known about the replicas to a choice and its reason.
 
-All is weighed in one coin, tokens to prefill. `prefix`, the default, asks what a request costs at each replica:
-
-    what waits there before it  +  its prefill: for itself, for those that wait behind it, and once more where other
-    prompts have to be evicted for it  +  its session's future work, as much as others keep the replica over the mean
-
-So a session leaves the replica that has it cached only where staying costs more than to prefill all again, and affinity
-never makes a hot spot. A new session that begins as many others do, with the same system prompt, brings that to another
-replica sooner. A prompt of which hardly anything is cached anywhere goes by load alone.
+All is weighed in one coin, tokens to prefill. `prefix`, the default, asks what a request costs at each replica: what
+waits there before it; its prefill, for itself, for those that wait behind it, and once more where other prompts have to
+be evicted for it; and its session's future work, as much as others keep the replica over the mean. So a session leaves
+the replica that has it cached only where staying costs more than to prefill all again, and affinity makes no hot spot.
 """
 
 import random

@@ -204,7 +204,7 @@ class Http1Response:
             if not self._has_head and self._connection is not None:
                 await self._wait(self._timeouts.head_s)
         except asyncio.CancelledError:
-            self.close()
+            await self.aclose()
             raise
         if not self._has_head:
             assert self._failure is not None
@@ -226,9 +226,6 @@ class Http1Response:
         return piece
 
     async def aclose(self) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._pieces.clear()
         self._fail("it was not read to its end")
 

@@ -1,11 +1,10 @@
 """HTTPS to one replica, by httpx: HTTP/2 where it is offered, HTTP/1.1 where it is not.
 
-Below httpx's client, which follows redirects, keeps cookies and adds headers: bytes go out and come back as they are.
-httpx's trace says how far a request had got when it failed, and whether its connection had been used before; if it had,
-and gave nothing, the request is sent once more.
+Below httpx's client, which follows redirects, keeps cookies and adds headers. httpx's trace says how far a request had
+got when it failed, and whether its connection had been used before; if it had, and gave nothing, it is sent once more.
 
-httpx does not tell a replica that a stream is no longer wanted, and never gives back the window that stream used up. So
-connections on which a stream was left unread take no more requests, and are closed when their last response is over.
+httpx does not reset a stream that is no longer wanted, and never gives back the window it used up. So connections on
+which a stream was left unread take no more requests, and are closed when their last response is over.
 """
 
 import asyncio
@@ -47,7 +46,10 @@ class HttpxUpstream:
         self._prefix = url.path.rstrip("/")
         self._max_connections = max_connections
         self._timeouts = timeouts
-        self._trusted = trusted or _known_authorities()
+        if trusted is None:  # the authorities httpx comes with, and those of this system
+            trusted = httpx.create_ssl_context(trust_env=False)
+            trusted.load_default_certs()
+        self._trusted = trusted
         self._lanes: set[Lane] = set()
         self._is_closed = False
         self._lane = self._open_lane()
@@ -186,10 +188,3 @@ class HttpxResponse:
             raise self._timeouts.expired(self._stage) from None
         except (httpx.TransportError, h2.exceptions.H2Error, OSError) as error:
             raise UpstreamFailed(describe(error), stage=self._stage) from None
-
-
-def _known_authorities() -> ssl.SSLContext:
-    """Those httpx comes with, and those of this system: a house may have its own."""
-    trusted = httpx.create_ssl_context(trust_env=False)
-    trusted.load_default_certs()
-    return trusted
