@@ -17,7 +17,7 @@ def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job
         prompts=[],
         sampling=SamplingParams(logprobs=logprobs),
         grammar=None,
-        turn=nothing,
+        hold=nothing,
         inquiry=NOTHING_ASKED,
         caller=Caller("", ""),
         calling=calling or Calling(),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.chat.compare import token_array
-from hotloop.server.explain.past import Past, Reading
+from hotloop.server.explain.past import Past, PastPrompt
 from hotloop.server.tenants import Caller
 
 ANNA = Caller("anna", "")
@@ -18,7 +18,7 @@ def tokens(seed: int, count: int) -> list[int]:
 
 
 def keep(past: Past, name: str, token_ids: list[int], caller: Caller = ANNA) -> None:
-    past.add(Reading(name, caller, token_array(token_ids), len(token_ids)))
+    past.add(PastPrompt(name, caller, token_array(token_ids), len(token_ids)))
     past.check()
 
 

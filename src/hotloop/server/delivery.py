@@ -80,16 +80,12 @@ class OutputCollector:
         self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
         self.calls: list[list[CallOpened]] = [[] for _ in requests]
         self.failure: HotloopError | None = None
+        self.is_over = False
         self._abort = abort
         self._num_open = len(requests)
         self._parsers = [parser() for _ in requests]
         self._pending: dict[int, list[Piece]] = {}
-        self._has_news = asyncio.Event()
-        self._has_ended = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        return self._has_ended.is_set()
+        self._waiter: asyncio.Future[None] | None = None  # of who takes what is new
 
     @property
     def has_more(self) -> bool:
@@ -98,8 +94,8 @@ class OutputCollector:
 
     async def take(self) -> list[tuple[int, Piece]]:
         """Everything new, one piece a choice, as soon as there is something. Raises what the answer failed with."""
-        await self._has_news.wait()
-        self._has_news.clear()
+        while not self._pending and not self.failure:
+            await self._wait()
         if self.failure:
             raise self.failure
         pending, self._pending = self._pending, {}
@@ -107,7 +103,8 @@ class OutputCollector:
 
     async def take_all(self) -> list[tuple[int, Piece]]:
         """The whole of every choice, once the last has finished."""
-        await self._has_ended.wait()
+        while not self.is_over:
+            await self._wait()
         return await self.take()
 
     def add(self, index: int, event: TokenEvent) -> None:
@@ -124,17 +121,15 @@ class OutputCollector:
         if len(pieces) >= MAX_PENDING:
             pieces[:] = [merge(pieces)]
         self._num_open -= event.finish_reason is not None
-        self._has_news.set()
-        if not self._num_open:
-            self._has_ended.set()
+        self.is_over = not self._num_open
+        self._wake()
 
     def fail(self, error: HotloopError) -> None:
         """End now, for everyone: the waiting coroutine hears the error, the engine stops what is still running."""
         if self.is_over:
             return
-        self.failure = error
-        self._has_news.set()
-        self._has_ended.set()
+        self.failure, self.is_over = error, True
+        self._wake()
         self._abort(*[request.id for request in self.requests])
 
     @asynccontextmanager
@@ -146,6 +141,14 @@ class OutputCollector:
         finally:
             watch.cancel()
             self.fail(Disconnected())
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

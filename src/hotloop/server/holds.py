@@ -87,11 +87,13 @@ class Keeper:
         self.gaps = ToolGaps()
         self._engine = engine
 
-    def begin(self, messages: Sequence[Message] = (), pins: Sequence[Pin] = (), *, num_choices: int = 1) -> "Turn":
+    def begin(
+        self, messages: Sequence[Message] = (), pins: Sequence[Pin] = (), *, num_choices: int = 1
+    ) -> "PrefixHold":
         """A conversation has come (back), and will be answered."""
         returned = [message.tool_call_id or "" for message in messages if message.role == "tool"]
         self.gaps.come_back(returned)
-        return Turn(self, pins, has_results=bool(returned), is_only=num_choices == 1)
+        return PrefixHold(self, pins, has_results=bool(returned), is_only=num_choices == 1)
 
     def open_gap(self, request: Request, calls: Sequence[CallOpened]) -> None:
         for call in calls:
@@ -106,7 +108,7 @@ class Keeper:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PrefixHold:
     """One answer that is being made, and what becomes of its prefix after it."""
 
     _keeper: Keeper
@@ -115,7 +117,7 @@ class Turn:
     is_only: bool
 
     def finish(self, request: Request, calls: Sequence[CallOpened] | None) -> None:
-        """The engine is done with a request of this turn. `calls` are those in its answer, if anybody heard it."""
+        """The engine is done with a request of this answer. `calls` are those in its answer, if anybody heard it."""
         if request.finish_reason is FinishReason.ERROR:
             return
         for pin in self._pins:

@@ -10,7 +10,7 @@ from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
-from hotloop.server.holds import Pin, Turn
+from hotloop.server.holds import Pin, PrefixHold
 from hotloop.server.tenants import Caller
 
 
@@ -24,7 +24,7 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
-    turn: Turn
+    hold: PrefixHold
     inquiry: Inquiry
     caller: Caller
     calling: Calling = field(default_factory=Calling)

@@ -60,7 +60,7 @@ def make_job(
         prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        turn=service.keeper.begin(messages, pins, num_choices=options.num_choices),
+        hold=service.keeper.begin(messages, pins, num_choices=options.num_choices),
         inquiry=service.explainer.inquire([prompt], caller, options.compared_with),
         caller=caller,
         calling=calling,

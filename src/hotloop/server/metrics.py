@@ -10,14 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from operator import attrgetter
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Counter, Histogram, core, disable_created_metrics, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -131,8 +124,8 @@ class Metrics:
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
-    def count_reading(self, account: Account) -> None:
-        """A prompt was read; of several choices, by the first."""
+    def count_prompt(self, account: Account) -> None:
+        """A prompt was prefilled; of several choices, by the first."""
         self._explained.labels("cached").inc(account.num_cached)
         self._explained.labels("new").inc(account.num_new)
         self._explained.labels("again").inc(account.num_recomputed)
@@ -162,11 +155,11 @@ class _GapCollector(Collector):
         self._counts[bisect_left(_GAPS, gap_s)] += num_times
         self._sum_s += gap_s * num_times
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
+    def collect(self) -> Iterator[core.HistogramMetricFamily]:
         bounds = [*map(floatToGoString, _GAPS), "+Inf"]
         buckets = [*zip(bounds, accumulate(self._counts), strict=True)]
         text = "Between two tokens of one request."
-        yield HistogramMetricFamily("hotloop_inter_token_seconds", text, buckets, self._sum_s)
+        yield core.HistogramMetricFamily("hotloop_inter_token_seconds", text, buckets, self._sum_s)
 
 
 class _EngineCollector(Collector):
@@ -174,13 +167,14 @@ class _EngineCollector(Collector):
         self._engine = engine
         self._model = model
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[core.Metric]:
         stats = self._engine.stats()
-        yield InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
-        waiting = GaugeMetricFamily("hotloop_requests_waiting", "Requests waiting for a place.", labels=("priority",))
+        yield core.InfoMetricFamily("hotloop", "What is running here.", {"version": __version__, "model": self._model})
+        text = "Requests waiting for a place."
+        waiting = core.GaugeMetricFamily("hotloop_requests_waiting", text, labels=("priority",))
         for priority in Priority:
             waiting.add_metric((priority.name.lower(),), stats.num_waiting.get(priority, 0))
         yield waiting
-        for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _TOTALS)):
+        for family, rows in ((core.GaugeMetricFamily, _GAUGES), (core.CounterMetricFamily, _TOTALS)):
             for name, text, place in rows:
                 yield family(f"hotloop_{name}", text, attrgetter(place)(stats))

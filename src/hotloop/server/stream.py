@@ -37,7 +37,7 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
         service.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
-        job.turn.finish(request, calls)
+        job.hold.finish(request, calls)
         job.inquiry.finish(request)
         if trace:
             trace.finish(request)

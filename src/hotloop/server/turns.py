@@ -13,7 +13,7 @@ in whatever order the model's template words them.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -66,14 +66,13 @@ class Transcript(NamedTuple):
     hints: list[CacheHint]
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct):
     role: Role
     content: str = ""
     name: str | None = None
     call_id: str | None = None
-    calls: list[ToolCall] = field(default_factory=list)
-    thoughts: list[Thought] = field(default_factory=list)
+    calls: list[ToolCall] = msgspec.field(default_factory=list)
+    thoughts: list[Thought] = msgspec.field(default_factory=list)
 
     def say(self, text: str) -> None:
         self.content = _JOINERS[self.role].join((self.content, text)) if self.content and text else self.content + text

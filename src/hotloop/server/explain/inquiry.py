@@ -1,14 +1,12 @@
-"""The way of an explanation: a prompt is compared before it is read, accounted for once it was, and told on request.
+"""The way of an explanation: a prompt is compared before its prefill, accounted for after it, and told on request.
 
-    job's thread   inquire()   what was read before that is like it, and where the two part
+    job's thread   inquire()   what was prefilled before that is like it, and where the two part
     event loop     finish()    what was cached after all: every token gets its cause; a few additions
     on request     render()    which words, in which message: only for whom they belong to
 
-The explainer keeps the prompts that were read, and the latest explanations, both bounded.
+The explainer keeps the prompts that were prefilled, and the latest explanations, both bounded.
 """
 
-import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +20,7 @@ from hotloop.core.request import FinishReason, Request
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import Account, account_for
 from hotloop.server.errors import UnknownExplanation
-from hotloop.server.explain.past import Past, Reading
+from hotloop.server.explain.past import Past, PastPrompt
 from hotloop.server.metrics import Metrics
 from hotloop.server.tenants import NOBODY, Caller
 
@@ -34,7 +32,7 @@ _MAX_SCOPES = 4096  # answers of which it is known who shares with them
 @dataclass(frozen=True, slots=True)
 class Question:
     prompt: Prompt
-    earlier: Reading | None = None
+    earlier: PastPrompt | None = None
     comparison: Comparison | None = None
     spot: Spot | None = None
     """Where the two part; worked out beforehand only if it is asked for with the answer."""
@@ -104,9 +102,9 @@ class Inquiry:
             return
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])
-            self._explainer.past.add(Reading(self._answer_id, self._caller, token_ids, request.num_prompt))
+            self._explainer.past.add(PastPrompt(self._answer_id, self._caller, token_ids, request.num_prompt))
         self._num_open -= 1
-        if not self._num_open and self._is_read:
+        if not self._num_open and self._is_prefilled:
             compared = [question.earlier.answer_id for question in self._questions if question.earlier]
             prompts = [question.prompt for question in self._questions]
             explanation = Explanation(
@@ -121,8 +119,8 @@ class Inquiry:
             self._explainer.keep(explanation)
 
     def accounts(self) -> list[Account]:
-        """Where the tokens of each prompt came from; nothing before all of them were read."""
-        if self._accounts or not self._explainer or not self._is_read:
+        """Where the tokens of each prompt came from; nothing before all of them were prefilled."""
+        if self._accounts or not self._explainer or not self._is_prefilled:
             return self._accounts
         size = self._explainer.block_size
         accounts = [
@@ -154,7 +152,7 @@ class Inquiry:
         return Diagnosis("unavailable" if account.num_recomputed > account.num_block else "same")
 
     @property
-    def _is_read(self) -> bool:
+    def _is_prefilled(self) -> bool:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
 
 
@@ -162,7 +160,7 @@ NOTHING_ASKED = Inquiry()
 
 
 class Explainer:
-    """Compares prompts with those read before, and remembers what came of it.
+    """Compares prompts with earlier ones, and remembers what came of it.
 
     `past` may be used from any thread, the explanations only on the event loop.
     """
@@ -177,7 +175,7 @@ class Explainer:
         self.block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
-        self._scopes: OrderedDict[str, str] = OrderedDict()
+        self._scopes: Shelf[str, str] = Shelf(memory_tokens, _MAX_SCOPES)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
@@ -186,13 +184,11 @@ class Explainer:
         return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
 
     def open(self, answer_id: str, caller: Caller) -> None:
-        self._scopes[answer_id] = caller.scope
-        if len(self._scopes) > _MAX_SCOPES:
-            self._scopes.popitem(last=False)
+        self._scopes.put(answer_id, caller.scope, 0)
 
     def keep(self, explanation: Explanation) -> None:
         for account in explanation.accounts:
-            self._metrics.count_reading(account)
+            self._metrics.count_prompt(account)
         if any(cause.parting for account in explanation.accounts for cause in account.causes):
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
@@ -224,7 +220,3 @@ class Explainer:
         parting = comparison.parting if is_named else None
         spot = find_spot(parting, prompt, self.spell) if parting else None
         return Question(prompt, earlier, comparison, spot, is_named)
-
-
-def unix_time(engine_time: float) -> float:
-    return round(time.time() - (time.monotonic() - engine_time), 3)

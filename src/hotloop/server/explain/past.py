@@ -1,10 +1,9 @@
-"""The prompts that were read lately, and which of them another one is most like.
+"""The prompts that were prefilled lately, and which of them another one is most like.
 
 Every window of tokens whose hash falls on a multiple of `_SAMPLING` is remembered with the latest prompts that have it,
 so a prompt is found again though its first token differs and nobody says which conversation it belongs to. Everybody
-finds only what was their own, and read under the same scope: where two prompts part tells, token by token, what the
-other one says. Bounded in tokens; used from any thread, and adding takes no time: whoever looks next sorts in what is
-new.
+finds only what was their own, of the same scope: where two prompts part tells, token by token, what the other one says.
+Bounded in tokens; used from any thread, and adding takes no time: whoever looks next sorts in what is new.
 """
 
 import heapq
@@ -27,7 +26,7 @@ _MAX_NEWS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class PastPrompt:
     """A prompt and its answer, as far as they were computed."""
 
     answer_id: str
@@ -68,18 +67,18 @@ class _Windows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    reading: Reading
+    prompt: PastPrompt
     windows: _Windows
     number: int
 
     @property
     def keys(self) -> Iterable[Hashable]:
         """All it is found by."""
-        return [*self.windows.keys, *_sessions(self.reading.caller)]
+        return [*self.windows.keys, *_sessions(self.prompt.caller)]
 
 
 class Past:
-    """Readings, the latest of which are kept up to `max_tokens`."""
+    """Prompts, the latest of which are kept up to `max_tokens`."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -88,31 +87,31 @@ class Past:
         self._entries: deque[_Entry] = deque()
         self._by_answer: dict[str, _Entry] = {}
         self._by_key: dict[Hashable, deque[_Entry]] = {}  # windows and sessions, the latest last
-        self._news: deque[Reading] = deque(maxlen=_MAX_NEWS)
+        self._news: deque[PastPrompt] = deque(maxlen=_MAX_NEWS)
         self._lock = threading.Lock()
 
-    def add(self, reading: Reading) -> None:
-        self._news.append(reading)
+    def add(self, prompt: PastPrompt) -> None:
+        self._news.append(prompt)
 
-    def find(self, answer_id: str, caller: Caller) -> Reading | None:
+    def find(self, answer_id: str, caller: Caller) -> PastPrompt | None:
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
-        return entry.reading if entry and _is_same(entry.reading.caller, caller) else None
+        return entry.prompt if entry and _is_same(entry.prompt.caller, caller) else None
 
-    def find_like(self, token_ids: TokenIds, caller: Caller) -> Reading | None:
-        """The caller's reading that this prompt goes on from or, if there is none, that has most in common with it; of
-        equally like ones the latest.
+    def find_like(self, token_ids: TokenIds, caller: Caller) -> PastPrompt | None:
+        """The caller's earlier prompt that this one goes on from or, if there is none, that has most in common with
+        it; of equally like ones the latest.
         """
         windows = _Windows.of(token_ids, caller)
         with self._lock:
             self._take_news()
             entries = self._nominate(windows, caller)
-        commons = [count_common(token_ids, entry.reading.token_ids) for entry in entries]
+        commons = [count_common(token_ids, entry.prompt.token_ids) for entry in entries]
         most = max(commons, default=0)
         ranked = [
             (
-                num_common == most == len(entry.reading.token_ids),
+                num_common == most == len(entry.prompt.token_ids),
                 windows.count_shared(entry.windows),
                 num_common,
                 entry.number,
@@ -122,12 +121,12 @@ class Past:
         if not ranked:
             return None
         (_, num_shared, num_common, _), best = max(zip(ranked, entries, strict=True), key=lambda pair: pair[0])
-        return best.reading if num_shared or num_common >= WINDOW else None
+        return best.prompt if num_shared or num_common >= WINDOW else None
 
     def check(self) -> None:
         with self._lock:
             self._take_news()
-            assert self._cost == sum(entry.reading.cost for entry in self._entries) <= self._max_tokens
+            assert self._cost == sum(entry.prompt.cost for entry in self._entries) <= self._max_tokens
             assert all(0 < len(holders) <= _MAX_HOLDERS for holders in self._by_key.values())
             assert {entry for holders in self._by_key.values() for entry in holders} <= {*self._entries}
             assert {*self._by_answer.values()} <= {*self._entries}
@@ -143,7 +142,7 @@ class Past:
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
         for session in _sessions(caller):
             elected.update(self._by_key.get(session, ()))
-        return [entry for entry in elected if _is_same(entry.reading.caller, caller)]
+        return [entry for entry in elected if _is_same(entry.prompt.caller, caller)]
 
     def _take_news(self) -> None:
         while self._news:
@@ -151,20 +150,20 @@ class Past:
         while self._entries and self._cost > self._max_tokens:
             self._drop(self._entries.popleft())
 
-    def _keep(self, reading: Reading) -> None:
+    def _keep(self, prompt: PastPrompt) -> None:
         self._num_added += 1
-        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.caller), self._num_added)
+        entry = _Entry(prompt, _Windows.of(prompt.token_ids, prompt.caller), self._num_added)
         self._entries.append(entry)
-        self._by_answer[reading.answer_id] = entry
-        self._cost += reading.cost
+        self._by_answer[prompt.answer_id] = entry
+        self._cost += prompt.cost
         for key in entry.keys:
             self._by_key.setdefault(key, deque(maxlen=_MAX_HOLDERS)).append(entry)
 
     def _drop(self, entry: _Entry) -> None:
         """The oldest of all, so it is the first of those who still have it."""
-        self._cost -= entry.reading.cost
-        if self._by_answer.get(entry.reading.answer_id) is entry:
-            del self._by_answer[entry.reading.answer_id]
+        self._cost -= entry.prompt.cost
+        if self._by_answer.get(entry.prompt.answer_id) is entry:
+            del self._by_answer[entry.prompt.answer_id]
         for key in entry.keys:
             holders = self._by_key.get(key)
             if holders and holders[0] is entry:

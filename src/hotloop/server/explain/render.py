@@ -3,6 +3,7 @@
 Counts and causes go to whoever shares what was computed, words only to whose they are.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -11,7 +12,7 @@ from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.core.request import Usage, Wait
 from hotloop.server.account import Account, Cause
-from hotloop.server.explain.inquiry import Diagnosis, Explainer, Explanation, Inquiry, unix_time
+from hotloop.server.explain.inquiry import Diagnosis, Explainer, Explanation, Inquiry
 from hotloop.server.tenants import Caller
 from hotloop.wire import usage as wire
 from hotloop.wire.field import Json, present
@@ -114,7 +115,8 @@ def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, vie
     rendered: Json = {"cause": cause.reason, "tokens": cause.num_tokens}
     if cause.eviction:
         beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer.scope)
-        rendered |= {"evicted_at": unix_time(cause.eviction.at), "evicted_for": beneficiary}
+        evicted_at = round(time.time() - (time.monotonic() - cause.eviction.at), 3)
+        rendered |= {"evicted_at": evicted_at, "evicted_for": beneficiary}
     if cause.parting and is_owner:
         spot = find_spot(cause.parting, prompt, explainer.spell) if prompt else None
         span = {"kind": spot.kind, "index": spot.index, "offset": spot.offset} if spot else None

@@ -57,7 +57,7 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
         num_choices=options.num_choices,
         sampling=sampling,
         grammar=grammar,
-        turn=service.keeper.begin(),
+        hold=service.keeper.begin(),
         inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
         caller=caller,
         is_stream=request.is_stream,

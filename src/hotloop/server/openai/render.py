@@ -90,8 +90,8 @@ class ChunkWriter:
         self._job = job
         self._frames: dict[int, list[bytes]] = {}  # head and tail of a chunk of text, by its choice
 
-    def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        return b"".join(self._write(index, piece) for index, piece in pieces)
+    def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+        return self._write(*pieces[0]) if len(pieces) == 1 else b"".join(self._write(*each) for each in pieces)
 
     def close(self, usages: Sequence[Usage]) -> bytes:
         if not self._job.has_usage:

@@ -39,6 +39,9 @@ class MessagesWriter:
         self._num_blocks = 0
 
     def write(self, event: Event) -> Iterator[bytes]:
+        if isinstance(event, TextDelta) and self._open == "text":  # so no call is, and most of an answer is this
+            yield self._delta(type="text_delta", text=event.text)
+            return
         for each in self._order.push(event):
             yield from self._write(each)
 

@@ -25,15 +25,15 @@ _THOUGHTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.d
 _CALLS = ("function_call", "custom_tool_call")
 
 
-class Piece(msgspec.Struct):
+class TextPart(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
 
 
 class Item(msgspec.Struct):
     type: str = ""
-    content: list[Piece] | None = None
-    summary: list[Piece] | None = None
+    content: list[TextPart] | None = None
+    summary: list[TextPart] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     call_id: str | None = None

@@ -202,6 +202,8 @@ class ResponsesWriter:
 
     def tell(self, event: Event) -> list[Json]:
         """What a client hears of an event, not numbered yet."""
+        if isinstance(event, TextDelta) and isinstance(self._open, TextItem):  # most of an answer is this
+            return self._take(event)
         return [told for each in self._order.push(event) for told in self._take(each)]
 
     def render(self) -> Json:
