@@ -2,12 +2,26 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from cyclopts import App, Parameter
 
 from hotloop.cli.exits import run_app
+from hotloop.cli.output import show
 
 Command = Callable[..., int | None]
+
+
+class Report(Protocol):
+    """Figures that can be shown either way."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def to_table(self) -> Any: ...
+
+
+def show_report(report: Report, as_json: bool) -> None:
+    show(report.to_json(), report.to_table(), as_json)
 
 
 def main(command: Command) -> None:

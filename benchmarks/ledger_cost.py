@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.route.processes import cpu_s_of
-from hotloop.bench.figures import figures_table
+from hotloop.bench.report import figures_table
 from hotloop.bench.serving import ChildServer, exit_on_sigterm, replay_server
 from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 from hotloop.trace.store import TraceStore

@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -29,12 +30,11 @@ from benchmarks.cache.run import Company, Held, hold
 from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
-from hotloop.cli.advice.lint import load_count
-from hotloop.lint.answer import join_events
+from hotloop.cli.advice.linting import load_count
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import lint_run
+from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.meter import Count, Meter, estimate
+from hotloop.lint.parts import parse_stream
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES
 from hotloop.lint.run import LintedRun
@@ -51,7 +51,8 @@ class RecordingWire(Wire):
 
     async def stream(self, path: str, body: dict[str, Any], session_id: str) -> Streamed:
         streamed = await super().stream(path, body, session_id)
-        answer = join_events(streamed.events, "chat")
+        sent = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in streamed.events)
+        answer = parse_stream(sent, "chat")
         self.exchanges.append(LintedRequest(body=body, api="chat", answer=answer, run=session_id))
         return streamed
 

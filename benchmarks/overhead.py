@@ -17,11 +17,9 @@ import tokenizers
 from cyclopts.types import PositiveInt
 from rich.table import Table
 
-from benchmarks.command import main
+from benchmarks.command import main, show_report
 from hotloop.backends.null import NullBackend
-from hotloop.bench.figures import figures_table
-from hotloop.bench.report import percentile
-from hotloop.cli.output import show_report
+from hotloop.bench.report import figures_table, percentile
 from hotloop.cli.settings import Json
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
@@ -146,7 +144,7 @@ def measure_match(num_tokens: int = _TREE_TOKENS, num_blocks: int = _TREE_BLOCKS
     num_branches = 100
     for i in range(num_branches):
         num_common = num_prompt_blocks * i // num_branches
-        num_own = (num_blocks - tree.num_blocks) // (num_branches - i)
+        num_own = (num_blocks - pool.num_kept) // (num_branches - i)
         own = array("i", _random_tokens(rng, num_own * _BLOCK_SIZE, VOCAB_SIZE))
         _insert(pool, tree, prompt[: num_common * _BLOCK_SIZE] + own, known[:num_common])
     times_ms: list[float] = []
@@ -155,7 +153,7 @@ def measure_match(num_tokens: int = _TREE_TOKENS, num_blocks: int = _TREE_BLOCKS
         matched = tree.match(prompt)
         times_ms.append(1000 * (time.perf_counter() - began_at))
         assert len(matched) == num_prompt_blocks
-    return MatchCost(num_tokens, tree.num_blocks, percentile(times_ms, 0.5), percentile(times_ms, 0.95))
+    return MatchCost(num_tokens, pool.num_kept, percentile(times_ms, 0.5), percentile(times_ms, 0.95))
 
 
 def _insert(pool: BlockPool, tree: RadixTree, token_ids: "array[int]", known: list[int]) -> list[int]:

@@ -6,8 +6,9 @@ python -m benchmarks.picture docs/turns.svg
 import sys
 from pathlib import Path
 
+from benchmarks.serving import replay_child
 from hotloop.bench.replay import Progress, ReplayedTurn
-from hotloop.bench.serving import NAIVE, exit_on_sigterm, replay_child
+from hotloop.bench.serving import NAIVE, exit_on_sigterm
 from hotloop.bench.workload import generate_jobs
 
 NUM_TURNS = 8

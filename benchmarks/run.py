@@ -6,9 +6,10 @@ import sys
 from rich.console import Console
 
 from benchmarks.overhead import measure_overhead
+from benchmarks.serving import replay_child
 from hotloop.bench.replay import Progress
 from hotloop.bench.report import json_of, table_of
-from hotloop.bench.serving import NAIVE, exit_on_sigterm, replay_child
+from hotloop.bench.serving import NAIVE, exit_on_sigterm
 from hotloop.bench.workload import generate_jobs
 
 NUM_AGENTS = 8

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from hotloop.bench.report import percentile
+from hotloop.wire.sse import EventReader
 
 NUM_OUTPUT = 8
 
@@ -38,8 +39,10 @@ class Client:
         ) as got:
             if got.status_code != 200:
                 raise SystemExit(f"{got.status_code}: {(await got.aread())[:300]!r}")
-            async for line in got.aiter_lines():
-                if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+            reader = EventReader()
+            async for data in got.aiter_bytes():
+                events = [event.data for event in reader.push(data) if event.data != b"[DONE]"]
+                if any(json.loads(event).get("choices") for event in events):
                     first_at = first_at or time.perf_counter()
         return first_at - began_at
 

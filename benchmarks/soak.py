@@ -19,19 +19,18 @@ from typing import Any
 from cyclopts.types import PositiveFloat
 from rich.table import Table
 
-from benchmarks.command import main
+from benchmarks.command import main, show_report
 from benchmarks.overhead import words_tokenizer
 from hotloop.backends.null import NullBackend
-from hotloop.bench.figures import figures_table
+from hotloop.bench.report import figures_table
 from hotloop.cli.loading import console
-from hotloop.cli.output import show_report
 from hotloop.cli.settings import Json
 from hotloop.core.config import EngineConfig
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.snapshot import EngineStats
 
 _VOCAB_SIZE = 1000
 _BLOCK_SIZE = 16

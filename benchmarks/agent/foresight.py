@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.agent.recorded import message_of
 from hotloop.agent.predict.history import History, PastCall, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor
 from hotloop.agent.speculation import Budget
-from hotloop.bench.transcripts import read_transcripts
+from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall
 
 READ_ONLY_WORDS = frozenset(
@@ -260,7 +261,7 @@ def is_read_only(name: str) -> bool:
 
 def read_runs(path: Path) -> list[list[Message]]:
     """The runs of a transcript file, without what nobody knows."""
-    return [[each.message for each in row.messages if each.role in _ROLES] for row in read_transcripts(path)]
+    return [[message_of(each) for each in row.messages if each.role in _ROLES] for row in read_transcripts(path)]
 
 
 _ROLES = ("system", "user", "assistant", "tool")

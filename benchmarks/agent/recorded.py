@@ -11,10 +11,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from hotloop.agent.tools.tool import Surroundings, Traits
-from hotloop.bench.transcripts import Transcript, read_transcripts
-from hotloop.core.message import Message, Tool
+from hotloop.bench.workload import Recorded, Transcript, read_transcripts
+from hotloop.core.message import Message, Tool, ToolCall
 
 READ_ONLY = ("get_", "search_", "list_", "find_", "calculate", "think")
 """How the names of tools begin that change nothing."""
@@ -83,14 +86,23 @@ def canonical(arguments: str) -> str:
 def read_agent_jobs(path: Path, *, max_chars: int, skip: int = 0) -> Iterator[AgentJob]:
     """The jobs of a transcript file that have fewer characters, all in all; the first `skip` runs are left out."""
     for number, row in enumerate(read_transcripts(path)):
-        if number >= skip and row.num_chars < max_chars:
+        if number >= skip and len(msgspec.json.encode(row)) < max_chars:
             job = _parse_job(f"job-{number}", row)
             if job.episodes:
                 yield job
 
 
+def message_of(recorded: Recorded) -> Message:
+    calls = tuple(
+        ToolCall(call.id, str(call.function.get("name", "")), str(call.function.get("arguments", "{}")))
+        for call in recorded.tool_calls or ()
+    )
+    role: Any = recorded.role
+    return Message(role, recorded.content or "", tool_calls=calls, tool_call_id=recorded.tool_call_id)
+
+
 def _parse_job(job_id: str, row: Transcript) -> AgentJob:
-    messages = [each.message for each in row.messages]
+    messages = [message_of(each) for each in row.messages]
     calls = {call.id: call for message in messages for call in message.tool_calls}
     results = {
         (call.name, canonical(call.arguments)): message.content

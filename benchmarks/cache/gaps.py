@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 
 from hotloop.bench.client import ChatClient
-from hotloop.bench.figures import rounded
-from hotloop.bench.report import percentile
+from hotloop.bench.report import percentile, rounded
 from hotloop.bench.serving import ChildServer
-from hotloop.bench.transcripts import Transcript, read_transcripts
+from hotloop.bench.workload import Transcript, read_transcripts
 from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.core.request import Usage
 

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from benchmarks.cache.gaps import GapReport
 from benchmarks.cache.run import Held
-from hotloop.bench.figures import figures_table, rounded
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile, rounded
 
 
 @dataclass(frozen=True, slots=True)

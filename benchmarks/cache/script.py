@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from hotloop.bench.questions import ToolQuestion
-from hotloop.bench.transcripts import Transcript, read_transcripts
 from hotloop.bench.workflows import generate_workflows
+from hotloop.bench.workload import Transcript, read_transcripts
 from hotloop.core.errors import ConfigError
 
 Json = dict[str, Any]

@@ -20,9 +20,9 @@ from benchmarks.claims.row import Row
 from hotloop.agent.predict.predictor import Predictor
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.bench.client import ChatClient
-from hotloop.bench.questions import ToolQuestion
+from hotloop.bench.questions import AskOptions, ToolQuestion
 from hotloop.bench.serving import ChildServer
-from hotloop.bench.tools import Manner, Measured, learn, measure
+from hotloop.bench.tools import Measured, learn, measure
 from hotloop.bench.tools_report import figures_of
 from hotloop.bench.workflows import CATEGORY, generate_workflows
 from hotloop.core.errors import ConfigError, RemoteError
@@ -45,8 +45,8 @@ def measure_calls(num_workflows: int) -> Row:
     async def run(url: str) -> Measured:
         lessons, questions = (generate_workflows(seed, num_workflows) for seed in (1, 2))
         async with ChatClient(url) as client:
-            await learn(client, lessons, Manner())
-            return await measure(client, questions, Manner())
+            await learn(client, lessons, AskOptions())
+            return await measure(client, questions, AskOptions())
 
     with ChildServer() as server:
         figures = figures_of(CATEGORY, asyncio.run(run(server.url)))

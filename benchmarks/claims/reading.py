@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.claims.published import PREFIX, STREAM
 from benchmarks.claims.row import Row
-from hotloop.bench.serving import replay_child
+from benchmarks.serving import replay_child
 from hotloop.bench.workload import AgentJob, generate_jobs, read_jobs
 
 _NO_DRAFTS = "--no-drafts"

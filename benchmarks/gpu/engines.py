@@ -3,10 +3,15 @@
 Opening a backend takes longer than most of what is asked of it here, and an engine closes its own: so it is lent.
 """
 
+import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
+
+from rich.console import Console
 
 from hotloop.backends.backend import Backend, Batch, Copy, Flight
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
@@ -84,3 +89,11 @@ def ask(engine: Engine, agents: Sequence[Sequence[Request]]) -> dict[str, Answer
 def wait_until_idle(engine: Engine, timeout_s: float = PATIENCE_S) -> None:
     if not engine._idle.wait(timeout_s):
         raise TimeoutError(f"the engine is still busy after {timeout_s:g} s")
+
+
+def tell(report: Mapping[str, Any], show: Callable[[Mapping[str, Any], Console], None], path: Path | None) -> int:
+    """Show a report, and write it down if that is wanted; the exit code."""
+    if path:
+        path.write_text(json.dumps(report))
+    show(report, Console(width=140))
+    return 0 if report["passed"] else 1

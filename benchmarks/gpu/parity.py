@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu.difference import Difference
-from benchmarks.gpu.engines import Answer, LentBackend, ask
+from benchmarks.gpu.engines import Answer, LentBackend, ask, tell
 from benchmarks.gpu.feeding import TINY, VARIANTS, Feeder, Sizes
 from benchmarks.gpu.random_models import FAMILIES, Kind, reference_logits, write_model
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
@@ -352,10 +352,7 @@ def main() -> int:
         has_engine=not flags.no_engine,
         limit_s=flags.limit,
     )
-    if flags.json:
-        flags.json.write_text(json.dumps(report))
-    show(report, Console(width=140))
-    return 0 if report["passed"] else 1
+    return tell(report, show, flags.json)
 
 
 if __name__ == "__main__":

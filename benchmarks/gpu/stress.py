@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.engines import LentBackend, wait_until_idle
+from benchmarks.gpu.engines import LentBackend, tell, wait_until_idle
 from benchmarks.gpu.vocabularies import write_byte_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import CudaBackend
@@ -390,10 +390,7 @@ def main() -> int:
     model, backend = open_tiny(flags.device)
     report = run(model.tokenizer, backend, num_requests=flags.requests, limit_s=flags.limit, seed=flags.seed)
     backend.close()
-    if flags.json:
-        flags.json.write_text(json.dumps(report))
-    show(report, Console(width=140))
-    return 0 if report["passed"] else 1
+    return tell(report, show, flags.json)
 
 
 if __name__ == "__main__":

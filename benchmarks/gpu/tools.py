@@ -38,7 +38,7 @@ from hotloop.core.grammar import Grammar
 from hotloop.core.message import Tool
 from hotloop.core.request import FinishReason, Request, SamplingParams
 from hotloop.engine.engine import Engine
-from hotloop.engine.stats import EngineStats
+from hotloop.engine.snapshot import EngineStats
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.model import Model, load_model
 from hotloop.models.tokenizer import Tokenizer

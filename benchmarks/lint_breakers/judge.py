@@ -8,11 +8,11 @@ from random import Random
 from benchmarks.lint_breakers.contents import CONTENTS
 from benchmarks.lint_breakers.prefixes import PREFIXES
 from benchmarks.lint_breakers.talk import Breaker, Broken, Spot, Talk
-from hotloop.lint.answer import parse_answer
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Finding, Severity, TextPlace
 from hotloop.lint.meter import Meter
+from hotloop.lint.parts import parse_answer
 from hotloop.lint.requests import LintedRequest
 
 BREAKERS = (*PREFIXES, *CONTENTS)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hotloop.bench.transcripts import read_transcripts
 from hotloop.bench.workflows import generate_workflows
+from hotloop.bench.workload import read_transcripts
 
 Json = dict[str, Any]
 
@@ -30,8 +30,11 @@ TOOLS = [
             "description": f"{name} something, whatever it may be, and say what came of it",
             "parameters": {
                 "type": "object",
-                "properties": {"id": {"type": "string", "description": f"which one to {name}"}},
-                "required": ["id"],
+                "properties": {
+                    "id": {"type": "string", "description": f"which one to {name}"},
+                    "why": {"type": "string"},
+                },
+                "required": ["id", "why"],
             },
         },
     }

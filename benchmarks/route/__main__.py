@@ -10,7 +10,7 @@ import uvloop
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from benchmarks.command import main
+from benchmarks.command import main, show_report
 from benchmarks.route.chaos import run_chaos
 from benchmarks.route.fleet import FleetSide, fleet_json, fleet_table, run_side, size_room
 from benchmarks.route.memory import NUM_SAMPLES, measure_memory
@@ -25,7 +25,7 @@ from hotloop.bench.serving import exit_on_sigterm
 from hotloop.bench.workload import load_jobs
 from hotloop.cli.exits import complain
 from hotloop.cli.loading import pull_model
-from hotloop.cli.output import advance_by_turn, progress, show, show_report
+from hotloop.cli.output import advance_by_turn, progress, show
 from hotloop.cli.settings import Json
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import HotloopError

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.route.load import LeanClient, ask_in_turn
-from hotloop.bench.figures import figures_table
+from hotloop.bench.report import figures_table
 
 NUM_SAMPLES = 50
 

@@ -12,8 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily
-from hotloop.bench.figures import figures_table
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile
 from hotloop.core.errors import RemoteError
 
 DIRECT = "direct"

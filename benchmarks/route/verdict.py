@@ -18,8 +18,8 @@ from rich.table import Table
 
 from benchmarks.route.load import Exchange
 from benchmarks.route.troubles import Trouble, TroubleKind, is_anybody_well
-from hotloop.bench.figures import figures_table
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile
+from hotloop.wire.sse import EventReader
 
 End = Literal["done", "error event", "cut stream", "cut answer", "refused", "lost"]
 
@@ -136,21 +136,18 @@ def _judge(exchange: Exchange, body: bytes) -> tuple[End, str]:
 
 
 def _judge_stream(exchange: Exchange, body: bytes) -> tuple[End, str]:
-    events = [event for event in body.split(b"\n\n") if event]
-    last = events[-1] if exchange.is_whole and body.endswith(b"\n\n") else b""
-    if last == b"data: [DONE]" or last.startswith(b"event: message_stop\n"):
-        error = next((event for event in events if _is_error_event(event)), b"")
-        return ("error event", error.decode(errors="replace")) if error else ("done", "")
-    if _is_error_event(last):
-        return "error event", last.decode(errors="replace")
+    """Well ended by its last event, if all of that came."""
+    is_whole = exchange.is_whole and body.endswith(b"\n\n")
+    events = [*EventReader().push(body)]
+    error = next((event.data for event in events if _is_error(event.data)), b"")
+    is_ended = is_whole and bool(events) and (events[-1].data == b"[DONE]" or events[-1].name == "message_stop")
+    if error and (is_ended or (is_whole and events[-1].data == error)):
+        return "error event", error.decode(errors="replace")
+    if is_ended:
+        return "done", ""
     if not body:
         return "lost", f"no byte of a stream: {exchange.broken}"
     return "cut stream", f"{exchange.broken} after {body[-100:].decode(errors='replace')}"
-
-
-def _is_error_event(event: bytes) -> bool:
-    data = next((line[5:] for line in event.split(b"\n") if line.startswith(b"data:")), b"")
-    return _is_error(data)
 
 
 def _is_error(body: bytes) -> bool:

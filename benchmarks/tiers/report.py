@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.tiers.run import LARGE, Asked, Measured
-from hotloop.bench.figures import figures_table, rounded
+from hotloop.bench.report import figures_table, rounded
 
 
 @dataclass(frozen=True, slots=True)

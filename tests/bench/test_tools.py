@@ -7,17 +7,17 @@ import pytest
 from tests.bench.fake_tools import Calls, FakeToolServer, first_tool
 
 from hotloop.bench.client import ChatClient
-from hotloop.bench.questions import SchemaCheck
-from hotloop.bench.tools import Manner, Measured, learn, measure
+from hotloop.bench.questions import AskOptions, SchemaCheck
+from hotloop.bench.tools import Measured, learn, measure
 from hotloop.bench.tools_report import figures_of, figures_of_all, tools_json
 from hotloop.bench.workflows import generate_workflows
 from hotloop.core.errors import RemoteError
 
-MANNER = Manner()
+MANNER = AskOptions()
 QUESTIONS = generate_workflows(0, num_workflows=2)
 
 
-async def run(server: FakeToolServer, manner: Manner = MANNER) -> Measured:
+async def run(server: FakeToolServer, manner: AskOptions = MANNER) -> Measured:
     async with ChatClient(server.url) as client:
         return await measure(client, QUESTIONS, manner)
 
@@ -35,7 +35,7 @@ async def test_prompts_are_read_first_then_shortcuts_then_none():
 
 
 async def test_manner_reaches_the_wire():
-    manner = Manner(num_agents=3, temperature=1, seed=7, max_tokens=9, tool_choice="auto", is_strict=False)
+    manner = AskOptions(agents=3, temperature=1, seed=7, max_tokens=9, tool_choice="auto", strict=False)
     with FakeToolServer() as server:
         measured = await run(server, manner)
     assert len(measured.pairs) == 8
@@ -47,7 +47,7 @@ async def test_manner_reaches_the_wire():
 async def test_streamed_and_whole_answers_are_the_same():
     calls = [("find_customer", '{"customer_name": "Ada", "city": "Graz"}'), ("get_order", "{}")]
     with FakeToolServer(lambda _: calls) as server:
-        measured = await run(server, Manner(delivery="both"))
+        measured = await run(server, AskOptions(delivery="both"))
     assert all(len(pair.answers) == 4 and pair.is_identical for pair in measured.pairs)
     assert [bool(body.get("stream")) for body in server.bodies[4:20:4]] == [True, True, False, False]
     answer = measured.pairs[0].unstreamed[0]

@@ -11,7 +11,7 @@ from tests.cli.test_main import hotloop
 
 from hotloop.backends.null import NullBackend
 from hotloop.bench.client import ChatClient
-from hotloop.cli.chat import EngineSpeaker, HttpSpeaker, Repl
+from hotloop.cli.chat import Repl, answer_by_engine, answer_by_server
 from hotloop.core.message import Message
 from hotloop.core.request import FinishReason, SamplingParams
 from hotloop.engine.engine import Engine
@@ -43,7 +43,7 @@ def talk(server: FakeServer, runner: asyncio.Runner, text: str, system: str = ""
     """What the server was sent, a list of (role, content) for each turn."""
     client = ChatClient(server.url)
     sampling = SamplingParams(temperature=0, max_tokens=3, seed=1)
-    Repl(HttpSpeaker(client, sampling), runner, system, read_line=Lines(text)).run()
+    Repl(answer_by_server(client, sampling), runner, system, read_line=Lines(text)).run()
     runner.run(client.close())
     return [[(m["role"], m["content"]) for m in body["messages"]] for body in server.bodies]
 
@@ -82,9 +82,9 @@ def test_an_interrupt_between_answers_ends_the_chat(runner: asyncio.Runner):
         raise KeyboardInterrupt
 
     with FakeServer() as server:
-        speaker = HttpSpeaker(ChatClient(server.url), SamplingParams())
+        answer = answer_by_server(ChatClient(server.url), SamplingParams())
         with pytest.raises(KeyboardInterrupt):
-            Repl(speaker, runner, read_line=interrupt).run()
+            Repl(answer, runner, read_line=interrupt).run()
 
 
 TEMPLATE = ChatTemplate(
@@ -94,8 +94,8 @@ TEMPLATE = ChatTemplate(
 
 async def test_an_engine_answers_as_a_server_does():
     with Engine(null_tokenizer(100), NullBackend(vocab_size=100), template=TEMPLATE) as engine:
-        speaker = EngineSpeaker(engine, SamplingParams(temperature=0, max_tokens=3))
-        deltas = [delta async for delta in speaker.answer((Message("user", "Hello"),))]
+        answer = answer_by_engine(engine, SamplingParams(temperature=0, max_tokens=3))
+        deltas = [delta async for delta in answer((Message("user", "Hello"),))]
     assert "".join(delta.text for delta in deltas).startswith("w")
     assert deltas[-1].usage is not None
     assert deltas[-1].usage.num_output == 3
@@ -103,7 +103,7 @@ async def test_an_engine_answers_as_a_server_does():
 
 async def test_closing_an_answer_stops_the_engine():
     with Engine(null_tokenizer(100), NullBackend(vocab_size=100), template=TEMPLATE) as engine:
-        answer = EngineSpeaker(engine, SamplingParams(temperature=0)).answer((Message("user", "Hello"),))
+        answer = answer_by_engine(engine, SamplingParams(temperature=0))((Message("user", "Hello"),))
         await anext(answer)
         await answer.aclose()
         await engine.drain(60)

@@ -16,14 +16,11 @@ from hotloop.core.errors import RemoteError
 from hotloop.doctor import advice as advice_module
 from hotloop.doctor import prompts
 from hotloop.doctor.advice import advise
-from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examine
+from hotloop.doctor.deployment import Deployment
+from hotloop.doctor.examine import CHECKS, Examination, TimeLimits, examination_json, examination_table, examine
 from hotloop.doctor.finding import CheckResult, Verdict
-from hotloop.doctor.probes.answers import probe_calls, probe_repeats
-from hotloop.doctor.probes.exposure import probe_exposure
-from hotloop.doctor.probes.hang_up import probe_hang_up
-from hotloop.doctor.report import examination_json, examination_table
+from hotloop.doctor.probes import probe_calls, probe_exposure, probe_hang_up, probe_repeats
 from hotloop.doctor.target import meet
-from hotloop.doctor.wire.deployment import Deployment
 
 SOON = TimeLimits(idle_s=0.0)
 

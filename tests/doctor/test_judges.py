@@ -6,7 +6,7 @@ import pytest
 
 from hotloop.doctor import advice, judges
 from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, KeptPrefix, Repeated, Turned
-from hotloop.doctor.finding import CheckResult, Verdict
+from hotloop.doctor.finding import Judged, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 
@@ -22,7 +22,7 @@ def repeated(first: Heard, second: Heard, *later: Heard) -> list[Repeated]:
     return [Repeated(first, second, heard(0.05), later)] * 3
 
 
-def check(finding: CheckResult, verdict: Verdict, *words: str) -> None:
+def check(finding: Judged, verdict: Verdict, *words: str) -> None:
     assert finding.verdict is verdict, finding
     for word in words:
         assert word in finding.measured

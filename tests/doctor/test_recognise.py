@@ -15,9 +15,8 @@ from tests.doctor.speaking import (
 )
 
 from hotloop.doctor import prompts
-from hotloop.doctor.recognise import Identity, read_running, recognise
-from hotloop.doctor.target import meet
-from hotloop.doctor.wire.deployment import Deployment
+from hotloop.doctor.deployment import Deployment
+from hotloop.doctor.target import Identity, meet, read_running, recognise
 
 ROUTER_METRICS = "hotloop_router_running 2\nhotloop_router_waiting 1\n"
 

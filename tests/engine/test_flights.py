@@ -197,8 +197,8 @@ def test_blocks_go_to_disk_and_come_back_with_steps_in_flight(seed: int, tmp_pat
                 inbox.pop(0)()
             engine.turn()
         assert {tokens_of(engine.said[f"r{i}"]) for i in range(4)} == {alone((*prompt, i), 1, 0, 12) for i in range(4)}
-        assert engine.core._disk
-        assert engine.core._disk.store.flush()
+        assert engine.core.disk
+        assert engine.core.disk.store.flush()
         assert bool(engine.core.usage.num_restored) is is_second
         engine.core.close()
 

@@ -108,7 +108,7 @@ def test_without_a_prefix_cache_nothing_goes_there() -> None:
 
 def test_what_is_slower_than_computing_is_computed() -> None:
     with host_engine() as engine:
-        tier = engine._core._host
+        tier = engine._core.host
         assert tier
         engine.generate(PROMPT, greedy())
         for other in OTHERS:
@@ -155,9 +155,9 @@ def test_one_who_leaves_meanwhile_takes_nothing_along() -> None:
         engine.finish()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    assert engine.core._host
+    assert engine.core.host
     assert [request.id for request in engine.core.scheduler.waiting.values()] == ["again"]
-    assert engine.core._host.is_busy
+    assert engine.core.host.is_busy
     engine.core.abort("again")
     engine.core.check()
     assert not engine.core.is_idle
@@ -177,8 +177,8 @@ def test_one_who_leaves_with_forced_tokens_that_are_being_copied() -> None:
     engine.add("again", *job)
     engine.turn()
     [request] = engine.core.scheduler.waiting.values()
-    assert engine.core._host
-    assert len(engine.core._host._loads[0].token_ids) > 48
+    assert engine.core.host
+    assert len(engine.core.host._loads[0].token_ids) > 48
     engine.core.abort("again")
     assert request.num_tokens == 48
     engine.finish()
@@ -192,7 +192,7 @@ def test_what_came_back_is_kept_until_its_request_is_let_in() -> None:
         engine.finish()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    tier, scheduler = engine.core._host, engine.core.scheduler
+    tier, scheduler = engine.core.host, engine.core.scheduler
     assert tier
     while tier.is_busy:
         tier.poll(0.0)
@@ -228,8 +228,8 @@ def test_a_step_that_fails_while_blocks_are_copied() -> None:
     engine.turn()
     engine.add("again", tuple(PROMPT), 1, 0, 4)
     engine.turn()
-    assert engine.core._host
-    assert engine.core._host.is_busy
+    assert engine.core.host
+    assert engine.core.host.is_busy
     engine.is_broken = True
     while not engine.num_failed:
         engine.turn()

@@ -40,7 +40,7 @@ class TwoMemories:
         self.wording, self.reader = EventEncoder(BLOCK), Reader()
         self.num_blocks = num_host_blocks
         self.retention = Retention(num_blocks)
-        self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, self)  # type: ignore[arg-type]
+        self.tree = RadixTree(self.pool, BLOCK, self.retention, self.changes, self)
         self.device: dict[int, tuple[int, ...]] = {}
         self.host: dict[int, tuple[int, ...]] = {}
         self.copies: list[Copying] = []

@@ -13,8 +13,7 @@ from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.engine.grammar.matcher import Grammars
-from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter
-from hotloop.engine.stats import count_up
+from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter, count_up
 
 
 class Turned:

@@ -16,10 +16,10 @@ def feed(text_stream: TextStream, text: str) -> tuple[list[str], str | None]:
     """The pieces of a text, a byte a token, up to the stop string that ended it."""
     pieces = []
     for token_id in TOKENIZER.encode(text):
-        piece = text_stream.push(token_id)
-        pieces.append(piece.text)
-        if piece.stop is not None:
-            return pieces, piece.stop
+        text, stop = text_stream.push(token_id)
+        pieces.append(text)
+        if stop is not None:
+            return pieces, stop
     return [*pieces, text_stream.finish()], None
 
 
@@ -38,12 +38,12 @@ def test_characters_come_whole() -> None:
 
 def test_half_a_character_at_the_end_is_replaced() -> None:
     half = stream()
-    assert half.push(TOKENIZER.encode("é")[0]).text == ""
+    assert half.push(TOKENIZER.encode("é")[0])[0] == ""
     assert half.finish() == "�"
 
 
 def test_special_tokens_have_no_text() -> None:
-    assert stream().push(EOS_ID).text == ""
+    assert stream().push(EOS_ID)[0] == ""
 
 
 def test_what_might_be_a_stop_is_held_back_until_it_is_not() -> None:
@@ -72,15 +72,15 @@ def test_a_stop_that_ends_too_early_passes_and_a_later_one_counts() -> None:
     [b, c] = TOKENIZER.encode("bc")
     first = text_stream.push(b, may_stop=False)
     second = text_stream.push(c)
-    assert (first.stop, second.stop) == (None, None)
-    assert text_stream.push(b).stop == "b"
+    assert (first[1], second[1]) == (None, None)
+    assert text_stream.push(b)[1] == "b"
 
 
 def test_a_stop_may_begin_before_it_may_end() -> None:
     text_stream = stream("ab")
     [a, b] = TOKENIZER.encode("ab")
-    assert text_stream.push(a, may_stop=False).text == ""
-    assert text_stream.push(b).stop == "ab"
+    assert text_stream.push(a, may_stop=False)[0] == ""
+    assert text_stream.push(b)[1] == "ab"
 
 
 class Chunks:
@@ -107,10 +107,10 @@ def test_any_text_any_tokens_any_stops(text: str, stops: list[str], data: st.Dat
     text_stream = TextStream(Chunks(pieces), params)  # type: ignore[arg-type]
     said, expected = "", cut(text, stops)
     for token_id in range(len(pieces)):
-        piece = text_stream.push(token_id)
-        said += piece.text
+        text, stop = text_stream.push(token_id)
+        said += text
         assert expected[0].startswith(said), "a stop string leaked"
-        if piece.stop is not None:
-            assert (said, piece.stop) == expected
+        if stop is not None:
+            assert (said, stop) == expected
             return
     assert (said + text_stream.finish(), None) == expected

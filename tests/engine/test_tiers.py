@@ -120,10 +120,10 @@ class Tiers:
             self.inbox.pop(0)()
         self.engine.core.check()
         self.engine.finish()
-        assert self.engine.core._disk
+        assert self.engine.core.disk
         assert not self.engine.core.scheduler.waiting
-        assert self.engine.core._disk._num_ahead == 0
-        assert not self.engine.core._disk._loading
+        assert self.engine.core.disk._num_ahead == 0
+        assert not self.engine.core.disk._loading
         assert self.engine.core.scheduler.tree.host_pool.num_used == 0
         assert self.engine.backend._host
         assert not [copy for copy in self.engine.backend._host._coming if not copy.is_over]
@@ -214,8 +214,8 @@ def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory
     engine.add("read", *jobs["read"])
     engine.add("copied", *jobs["copied"])
     engine.turn()
-    assert engine.core._host
-    assert engine.core._host.is_busy
+    assert engine.core.host
+    assert engine.core.host.is_busy
     workers(tiers.store)[1].work(1)
     tiers.inbox.pop(0)()
     assert len(tree.peek(array("i", prompt))) == 2, "one segment is there, of three that are being copied"
@@ -223,7 +223,7 @@ def test_what_the_disk_brings_stays_before_what_is_being_copied_from_host_memory
     engine.core.check()
     engine.add("follows", *jobs["follows"])
     engine.turn()
-    assert len(engine.core._host._loads) == 1
+    assert len(engine.core.host._loads) == 1
     tiers.finish()
     tiers._check_answers(jobs)
     tiers.close()
@@ -240,11 +240,11 @@ def test_the_disk_is_read_where_it_has_more_than_host_memory(
     first.serve({"whole": job})
     first.close()
     tiers = Tiers(random.Random(0), tmp_path, 24, 60)
-    assert tiers.engine.core._disk
-    tiers.engine.core._disk._is_stalled = True
+    assert tiers.engine.core.disk
+    tiers.engine.core.disk._is_stalled = True
     tiers.engine.add("begins", prompt[: num_hosted + 1], 1, 0, 1)
     tiers.engine.finish()
-    tiers.engine.core._disk._is_stalled = False
+    tiers.engine.core.disk._is_stalled = False
     tiers.engine.core.scheduler.tree.evict(24)
     tiers.engine.add("whole", *job)
     tiers.finish()

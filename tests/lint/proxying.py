@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Meter
-from hotloop.lint.proxy import LintProxy, ProxyServer
+from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
 from hotloop.lint.rules import RULES
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.lint.stories import lint_chat
 
 from hotloop.lint.change import count_common, edit, is_same_json
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.reuse import Reach, Seen
 
 

@@ -10,7 +10,8 @@ from benchmarks.cache.breakers import shuffle_tools
 from cyclopts import App
 from tests.lint.stories import bodies
 
-from hotloop.cli.advice.lint import lint, lint_spans
+from hotloop.cli.advice.lint import lint
+from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.main import run as command
 from hotloop.core.errors import ConfigError
 from hotloop.lint.rules import RULES
@@ -72,7 +73,7 @@ def test_programs_are_given_json(broken, capsys, form):
 
 
 def test_what_is_mended_passes(broken, tmp_path, capsys):
-    out = tmp_path / "mended.jsonl"
+    out = tmp_path / "fixed.jsonl"
     assert run(broken, "--fix", "--out", out) == 0
     assert run(out) == 0
     assert len(out.read_text().splitlines()) == 4

@@ -1,4 +1,4 @@
-"""What is mended stays mended, says the same, and is found no more."""
+"""What is fixed stays fixed, says the same, and is found no more."""
 
 import json
 from copy import deepcopy
@@ -16,7 +16,7 @@ from hotloop.lint.meter import Meter
 from hotloop.lint.requests import parse_line
 
 
-def mended(pairs, change=lambda body, number: body):
+def fix(pairs, change=lambda body, number: body):
     made = exchanges(pairs, change)
     given = [deepcopy(each.body) for each in made]
     fixed = fix_runs(sort_into_runs(made, Meter()))
@@ -30,8 +30,8 @@ def worst(pairs):
 
 
 @pytest.mark.parametrize("change", [shuffle_tools, shuffle_keys])
-def test_tools_in_any_order_are_mended(change):
-    fixed = mended(bodies(), change)
+def test_tools_in_any_order_are_fix(change):
+    fixed = fix(bodies(), change)
     assert worst(fixed) is None
     assert len({json.dumps(body["tools"]) for body, _ in fixed}) == 1
 
@@ -49,7 +49,7 @@ def test_what_is_no_tool_is_left_alone():
 
 @pytest.mark.parametrize("breaker", [b for b in BREAKERS if b.group == "timestamp"], ids=lambda b: b.name)
 def test_a_clock_moves_to_the_end_and_stays(breaker):
-    fixed = mended(bodies(), breaker.apply)
+    fixed = fix(bodies(), breaker.apply)
     assert worst(fixed) in (None, Severity.NOTE)
     for (body, _), (given, _) in zip(fixed, bodies(), strict=True):
         assert len(body["messages"]) == len(given["messages"])
@@ -61,7 +61,7 @@ def test_a_clock_moves_to_the_end_and_stays(breaker):
 
 
 def test_breakpoints_are_set_where_they_belong():
-    fixed = mended(messages_bodies())
+    fixed = fix(messages_bodies())
     assert worst(fixed) is None
     for body, _ in fixed:
         assert json.dumps(body).count("cache_control") == 2
@@ -75,8 +75,8 @@ def test_too_many_breakpoints_become_two():
 
 
 def test_mending_twice_is_mending_once():
-    once = mended(bodies(), shuffle_tools)
-    assert mended(once) == once
+    once = fix(bodies(), shuffle_tools)
+    assert fix(once) == once
 
 
 def lines(rows):
@@ -90,6 +90,6 @@ def test_a_file_keeps_what_else_it_told():
     assert written[0]["request"]["messages"] == rows[0]["request"]["messages"]
 
 
-def test_a_transcript_cannot_be_mended():
+def test_a_transcript_cannot_be_fix():
     with pytest.raises(ConfigError, match="transcripts"):
         [*fix_file(sort_into_runs(lines([{"system": "S", "messages": TALK}]), Meter()))]

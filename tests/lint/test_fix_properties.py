@@ -1,4 +1,4 @@
-"""Whatever requests there are: mending them twice changes nothing more, loses nothing, and helps."""
+"""Whatever requests there are: fixing them twice changes nothing more, loses nothing, and helps."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.fix import fix_runs
 from hotloop.lint.meter import Meter
-from hotloop.lint.part import strip_breakpoint
+from hotloop.lint.parts import strip_breakpoint
 
 CLAIMED = {"HL002", "HL003", "HL004", "HL015", "HL016"}
 CHANGES = [breaker.apply for breaker in BREAKERS if breaker.group in ("none", "timestamp", "tools")]
@@ -24,7 +24,7 @@ talks = st.lists(words, min_size=1, max_size=4).map(
 tools = st.lists(st.sampled_from(TOOLS), unique_by=id, max_size=5)
 
 
-def mend(pairs):
+def fix(pairs):
     fixed = fix_runs(sort_into_runs(exchanges(pairs), Meter()))
     return [(fixed[i], answer) for i, (_, answer) in enumerate(pairs)]
 
@@ -66,9 +66,9 @@ def without_required_order(tool):
 @given(talks, tools, st.sampled_from(CHANGES))
 def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
     pairs = chat(talk, offered, change)
-    once = mend(pairs)
-    assert [json.dumps(body) for body, _ in mend(once)] == [json.dumps(body) for body, _ in once]
-    last = [json.dumps(body) for body, _ in mend(pairs)]
+    once = fix(pairs)
+    assert [json.dumps(body) for body, _ in fix(once)] == [json.dumps(body) for body, _ in once]
+    last = [json.dumps(body) for body, _ in fix(pairs)]
     assert last == [json.dumps(body) for body, _ in once]
     report = lint(sort_into_runs(exchanges(once), Meter()))
     assert not CLAIMED & {finding.rule for finding in report.findings if finding.waste.num_recomputed}
@@ -85,8 +85,8 @@ def test_mending_is_idempotent_loses_nothing_and_helps(talk, offered, change):
 @given(st.integers(1, 4), st.sets(st.integers(0, 6), max_size=6))
 def test_breakpoints_are_all_that_is_moved(num_turns, places):
     pairs = messages_bodies(num_turns=num_turns, mark=lambda body, number: mark(places, body))
-    once = mend(pairs)
-    assert mend(once) == once
+    once = fix(pairs)
+    assert fix(once) == once
     assert not CLAIMED & {finding.rule for finding in lint(sort_into_runs(exchanges(once), Meter())).findings}
     for (given_, _), (fixed, _) in zip(pairs, once, strict=True):
         bare = [[*map(strip_breakpoint, message["content"])] for message in given_["messages"]]

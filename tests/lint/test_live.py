@@ -3,8 +3,8 @@
 from benchmarks.cache.breakers import shuffle_tools
 from tests.lint.stories import bodies, exchanges, lint_chat
 
-from hotloop.lint.live import LiveLint
 from hotloop.lint.meter import Meter
+from hotloop.lint.proxy import LiveLint
 from hotloop.lint.rules import RULES
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.lint.meter import Meter, estimate
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from tests.lint.stories import TALK, assistant, bodies, exchanges, user
 
 from hotloop.core.prices import Prices
 from hotloop.lint.conversations import sort_into_runs
-from hotloop.lint.costs import Costs
-from hotloop.lint.engine import choose, lint
+from hotloop.lint.engine import Costs, choose, lint
 from hotloop.lint.finding import Waste
 from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_github, render_json, render_sarif, render_text, render_waste
@@ -44,7 +43,7 @@ def test_text_says_what_where_and_how_to_mend_it():
     text = shown(report())
     assert "HL002 warning clock-in-prefix  run-1  odd, name.jsonl:2\n" in text
     assert "request 1, messages[0].content" in text
-    assert "mend: Drop it" in text
+    assert "fix: Drop it" in text
     assert "1 warning in 4 requests of 1 run;" in text
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 from tests.lint.stories import TOOLS, assistant, call, result, user
 
-from hotloop.lint.answer import parse_answer, parse_stream
-from hotloop.lint.parts import parts_of
+from hotloop.lint.parts import parse_answer, parse_stream, parts_of
 from hotloop.wire.usage import Usage
 
 

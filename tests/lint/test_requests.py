@@ -8,8 +8,7 @@ from tests.lint.stories import TALK, TOOLS, bodies, user
 
 from hotloop.core.errors import ConfigError
 from hotloop.lint.finding import Severity
-from hotloop.lint.recorded import read_spans
-from hotloop.lint.requests import find_api, parse_line, read_requests
+from hotloop.lint.requests import find_api, parse_line, read_requests, read_spans
 from hotloop.trace import names
 from hotloop.trace.span import Span
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from hotloop.lint.cause import is_volatile
+from hotloop.lint.cause import find_suspects, is_volatile, widen
 from hotloop.lint.change import edit
-from hotloop.lint.part import Part
-from hotloop.lint.volatile import find_suspects, widen
+from hotloop.lint.parts import Part
 
 
 def kind(old, new):

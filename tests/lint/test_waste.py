@@ -13,11 +13,11 @@ from benchmarks.cache.breakers import BREAKERS
 from benchmarks.cache.script import generate_scripts
 from tests.lint.stories import assistant, call, result, rules_of, user
 
-from hotloop.lint.answer import parse_answer
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
+from hotloop.lint.parts import parse_answer
 from hotloop.lint.requests import LintedRequest
 from hotloop.wire.usage import Usage
 

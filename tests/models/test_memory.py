@@ -12,7 +12,6 @@ from tests.models.tiny import spec_config, tiny_spec, tiny_tokenizer, write_json
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.layout import tensor_places
 from hotloop.models.memory import (
-    Footprint,
     available_bytes,
     check_fits,
     check_fits_cpu,
@@ -74,9 +73,9 @@ def test_the_setting_that_helps_is_named(free_gib: int, advice: str | None) -> N
 
 
 def test_what_just_fits_is_not_refused() -> None:
-    check_fits("m", Footprint(3, 2, 1), 6, have="")
+    check_fits("m", {"weights": 4, "KV": 2}, 6, have="")
     with pytest.raises(ModelError):
-        check_fits("m", Footprint(3, 2, 1), 5, have="")
+        check_fits("m", {"weights": 4, "KV": 2}, 5, have="")
 
 
 def test_weights_are_counted_as_they_are_held() -> None:

@@ -209,7 +209,7 @@ def test_mistral_is_a_llama_and_its_window_ends_the_context(tmp_path: Path) -> N
     model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)))
     assert model.spec.family == "llama"
     assert model.spec.max_context == 128
-    assert model.notes == ("the context is limited to the sliding window of 128 tokens (it claims 512)",)
+    assert model.notes == ("the context is limited to the model's sliding window of 128 tokens",)
 
 
 @pytest.mark.parametrize("changes", [{"sliding_window": 128, "use_sliding_window": False}, {"sliding_window": 512}])

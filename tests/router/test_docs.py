@@ -28,9 +28,7 @@ def first_cells(heading: str) -> list[str]:
 
 def test_every_metric_is_documented():
     config = FleetConfig(router=RouterConfig(), replicas=(ReplicaConfig(url="http://a", name="a"),))
-    families = RouterMetrics(
-        Fleet(config, can_translate=lambda api, spoken: False), lambda: Saved(()), NullTracer()
-    ).registry.collect()
+    families = RouterMetrics(Fleet(config), lambda: Saved(()), NullTracer()).registry.collect()
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert sorted(first_cells("What is shown")) == sorted(exported)
 

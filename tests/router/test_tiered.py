@@ -72,6 +72,14 @@ async def test_a_cascade_goes_up_when_an_answer_will_not_do(mirror, stream):
     assert models == [b"own-fast", b"own-slow", b"own-fast"]
 
 
+async def test_several_choices_are_not_judged(mirror):
+    mirror.reply = (200, completion(""))
+    async with running(fleet(mirror, {"default": "small", "cascade": {"on": ["invalid_output"]}})) as router:
+        answer = await ask(router, n=2)
+    assert answer.headers["x-hotloop-tier"].startswith("tier=small; ")
+    assert len(mirror.seen) == 1
+
+
 async def test_other_models_are_left_alone(mirror):
     mirror.reply = (200, completion("yes"))
     async with running(fleet(mirror, {"default": "large"})) as router:

@@ -27,9 +27,9 @@ def causes(account: Account) -> dict[str, int]:
 @given(tokens, st.none() | tokens, st.integers(0, 60), st.sampled_from([None, GONE]))
 def test_counts_add_up(prompt: list[int], earlier: list[int] | None, cached: int, eviction: Eviction | None) -> None:
     told = account(prompt, earlier, min(cached, len(prompt) - 1), eviction)
-    assert told.num_prompt == told.num_cached + told.num_new + told.num_again
-    assert min(told.num_new, told.num_again, told.num_block) >= 0
-    assert told.num_again == sum(tokens for reason, tokens in causes(told).items() if reason != "cold")
+    assert told.num_prompt == told.num_cached + told.num_new + told.num_recomputed
+    assert min(told.num_new, told.num_recomputed, told.num_block) >= 0
+    assert told.num_recomputed == sum(tokens for reason, tokens in causes(told).items() if reason != "cold")
     assert all(tokens > 0 or reason in ("diverged", "retokenised") for reason, tokens in causes(told).items())
     assert told.num_block <= BLOCK
     assert ("cold" in causes(told)) == (earlier is None)

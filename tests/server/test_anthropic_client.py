@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import msgspec
 import pytest
 from pydantic import BaseModel
 from tests.server.claude import TOOLS, ask, blocks_of, claude, post, prompt_tokens, read_events, saying
@@ -17,8 +16,12 @@ from tests.server.serving import HELLO, MODEL, Serving, until
 
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Priority
-from hotloop.server.anthropic.wire import MessagesBody
-from hotloop.server.openai.wire import parse_priority, parse_session_id
+from hotloop.core.session import name_session
+from hotloop.server.messages import MessageOptions
+from hotloop.server.options import parse_options, parse_priority
+from hotloop.wire.messages.parse import parse_request
+from hotloop.wire.policy import Notes
+from hotloop.wire.request import Request
 
 PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
@@ -144,17 +147,19 @@ def test_no_tokens_at_all_warm_the_cache(serving: Serving, stream: bool) -> None
     ],
 )
 def test_sessions(fields: dict[str, Any], headers: dict[str, str], session_id: str) -> None:
-    assert parse_session_id(body_of(**fields), headers) == session_id
+    request, options = read(**fields)
+    assert name_session(options.session_id, headers, request.cache.key, request.user) == session_id
 
 
 def test_priorities() -> None:
-    assert parse_priority(body_of(service_tier="auto"), {}) is Priority.INTERACTIVE
-    assert parse_priority(body_of(), {"x-hotloop-priority": "workflow"}) is Priority.WORKFLOW
-    assert parse_priority(body_of(priority="background"), {}) is Priority.BACKGROUND
+    assert parse_priority(*read(service_tier="auto"), {}) is Priority.INTERACTIVE
+    assert parse_priority(*read(), {"x-hotloop-priority": "workflow"}) is Priority.WORKFLOW
+    assert parse_priority(*read(priority="background"), {}) is Priority.BACKGROUND
 
 
-def body_of(**fields: Any) -> MessagesBody:
-    return msgspec.convert({"messages": HELLO, "max_tokens": 1, **fields}, MessagesBody)
+def read(**fields: Any) -> tuple[Request, MessageOptions]:
+    request = parse_request({"model": "m", "messages": HELLO, "max_tokens": 1, **fields}, Notes())
+    return request, parse_options(request, MessageOptions)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -27,7 +27,7 @@ def tool(**fields: Any) -> dict[str, Any]:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": None}, "max_tokens: expected int"),
+    ({"max_tokens": None}, "max_tokens is missing"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": []}]}, "nothing to answer"),

@@ -1,15 +1,13 @@
 """Content blocks become turns, and `cache_control` breakpoints between them."""
 
-import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.anthropic.wire import PromptBody, parse_template_variables, parse_turns
-from hotloop.server.breakpoints import CacheHint
-from hotloop.server.turns import Turns
+from hotloop.server.turns import CacheHint, Transcript, parse_transcript
+from hotloop.wire.messages.parse import parse_request
+from hotloop.wire.policy import Notes
 
 FIVE: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -23,30 +21,26 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
 
 
-def body(*messages: tuple[str, Any], **fields: Any) -> PromptBody:
+def parse(*messages: tuple[str, Any], **fields: Any) -> Transcript:
     turns = [{"role": role, "content": content} for role, content in messages]
-    return msgspec.json.decode(json.dumps({"messages": turns, **fields}), type=PromptBody)
-
-
-def parse(*messages: tuple[str, Any], **fields: Any) -> Turns:
-    return parse_turns(body(*messages, **fields))
+    return parse_transcript(parse_request({"model": "m", "max_tokens": 1, "messages": turns, **fields}, Notes()))
 
 
 def test_texts_are_joined() -> None:
     turns = parse(("user", [text("a"), text("b")]), ("assistant", [text("c"), text("d")]), ("user", "e"))
-    assert turns.messages == [Message("user", "a\nb"), Message("assistant", "cd"), Message("user", "e")]
+    assert turns.messages == (Message("user", "a\nb"), Message("assistant", "cd"), Message("user", "e"))
     assert not turns.hints
 
 
 def test_turns_of_one_role_are_one() -> None:
-    assert parse(("user", "a"), ("user", [text("b")]), ("user", "")).messages == [Message("user", "a\nb")]
+    assert parse(("user", "a"), ("user", [text("b")]), ("user", "")).messages == (Message("user", "a\nb"),)
 
 
 def test_the_system_prompt_is_the_first_message() -> None:
     for system in ("a\nb", [text("a"), text("b")]):
-        assert parse(("user", "c"), system=system).messages == [Message("system", "a\nb"), Message("user", "c")]
+        assert parse(("user", "c"), system=system).messages == (Message("system", "a\nb"), Message("user", "c"))
     for system in ("", [], None):
-        assert parse(("user", "c"), system=system).messages == [Message("user", "c")]
+        assert parse(("user", "c"), system=system).messages == (Message("user", "c"),)
 
 
 def test_a_late_system_turn_stays_where_it_is() -> None:
@@ -61,7 +55,7 @@ def test_calls_and_results() -> None:
         ("assistant", [text("I look."), call, {**call, "id": "toolu_2", "input": {}}]),
         ("user", [result("toolu_1", "one"), result("toolu_2", [text("two"), text("lines")]), text("and?")]),
     )
-    assert turns.messages[1:] == [
+    assert turns.messages[1:] == (
         Message(
             "assistant",
             "I look.",
@@ -70,7 +64,7 @@ def test_calls_and_results() -> None:
         Message("tool", "one", tool_call_id="toolu_1"),
         Message("tool", "two\nlines", tool_call_id="toolu_2"),
         Message("user", "and?"),
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,9 +81,9 @@ def test_calls_and_results() -> None:
     ],
 )
 def test_a_result_that_is_an_error_says_so(content: Any, is_error: bool | None, expected: str) -> None:
-    assert parse(("user", [result("t", content, is_error=is_error)])).messages == [
-        Message("tool", expected, tool_call_id="t")
-    ]
+    assert parse(("user", [result("t", content, is_error=is_error)])).messages == (
+        Message("tool", expected, tool_call_id="t"),
+    )
 
 
 def test_thinking_is_dropped_and_its_turn_is_not() -> None:
@@ -110,18 +104,11 @@ def test_breakpoints_know_where_they_are() -> None:
         cache_control={"type": "ephemeral", "ttl": "5m"},
     )
     assert turns.hints == [
-        CacheHint("tools", 1, None, "1h"),
-        CacheHint("messages", 0, 3, "1h"),
-        CacheHint("messages", 0, 9, "5m"),
-        CacheHint("messages", 1, 3, "5m"),
-        CacheHint("messages", 2, 5, "5m"),
-        CacheHint("messages", 4, 4, "1h"),
-        CacheHint("messages", 4, 4, "5m"),
+        CacheHint(1, None, 3600),
+        CacheHint(0, 3, 3600),
+        CacheHint(0, 9, 300),
+        CacheHint(1, 3, 300),
+        CacheHint(2, 5, 300),
+        CacheHint(4, 4, 3600),
+        CacheHint(4, 4, 300),
     ]
-    assert [hint.ttl_s for hint in turns.hints[:3]] == [3600, 3600, 300]
-
-
-@pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])
-def test_thinking_can_be_forbidden(kind: str) -> None:
-    variables = parse_template_variables(body(("user", "a"), thinking={"type": kind, "budget_tokens": 1024}))
-    assert variables == ({"enable_thinking": False} if kind == "disabled" else {})

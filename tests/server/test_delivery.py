@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hotloop.core.errors import BackendError, EngineClosed
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
-from hotloop.server.delivery import MAX_PENDING, Call, Piece, PlainText, merge, parse_piece
+from hotloop.server.delivery import MAX_PENDING, OutputCollector, Piece, PlainText, merge, parse_piece
 from hotloop.server.errors import Disconnected
 
 
@@ -19,10 +19,10 @@ def event(num_output: int, finish: FinishReason | None = None, index: int = 0) -
     return TokenEvent(f"r{index}", (token_id,), chr(65 + token_id % 26), Usage(3, 1, num_output), (logprob,), finish)
 
 
-def make_call(num_requests: int = 1) -> tuple[Call, list[str]]:
+def make_call(num_requests: int = 1) -> tuple[OutputCollector, list[str]]:
     aborted: list[str] = []
     requests = [Request(f"r{i}", [1, 2, 3], SamplingParams()) for i in range(num_requests)]
-    return Call(requests, lambda *ids: aborted.extend(ids)), aborted
+    return OutputCollector(requests, lambda *ids: aborted.extend(ids)), aborted
 
 
 @given(num_events=st.integers(1, 300), cuts=st.sets(st.integers(1, 299)))
@@ -94,7 +94,7 @@ class Watched(PlainText):
 async def test_an_answer_is_parsed_when_it_arrives_and_not_when_it_is_taken() -> None:
     """What hangs on its calls, such as what is kept of its prefix, waits for no client."""
     parser = Watched()
-    call = Call([Request("r0", [1, 2, 3], SamplingParams())], lambda *ids: None, lambda: parser)
+    call = OutputCollector([Request("r0", [1, 2, 3], SamplingParams())], lambda *ids: None, lambda: parser)
     call.add(0, event(1))
     call.add(0, event(2, FinishReason.STOP))
     assert parser.heard == ["B", "C", "end"]

@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.engine.gaps import MAX_S, USUAL_S
-from hotloop.server.gaps import ToolGaps
+from hotloop.server.holds import ToolGaps
 
 
 class Clock:

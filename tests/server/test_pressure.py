@@ -18,7 +18,7 @@ from hotloop.core.request import FinishReason, Request, SamplingParams
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
-from hotloop.server.gaps import ToolGaps
+from hotloop.server.holds import ToolGaps
 
 BLOCK_SIZE = 32
 PROMPT, ANSWER, RESULT = 3500, 40, 150

@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.responses.items import make_messages, render_items, settle_items
+from hotloop.server.responses.store import make_messages, parse_items, render_items
 from hotloop.wire.arguments import unwrap_input, wrap_input
+from hotloop.wire.field import Field, Json
 
-Json = dict[str, Any]
 NAMES = st.sampled_from(["f", "g"])
+
+
+def given_input(value: Any) -> Field:
+    return Field({"input": value}).need("input")
 
 
 def said(role: str, text: str) -> Json:
@@ -43,9 +47,9 @@ ITEMS: st.SearchStrategy[Json] = st.one_of(
 
 @given(st.lists(ITEMS))
 def test_what_is_listed_can_be_sent_again(given_items: list[Json]) -> None:
-    items = settle_items(given_items)
+    items = parse_items(given_input(given_items))
     rendered = render_items(items, "resp_ab")
-    assert settle_items(rendered) == items
+    assert render_items(parse_items(given_input(rendered)), "resp_ab") == rendered
     assert make_messages(rendered) == make_messages(given_items)
     assert len({item["id"] for item in rendered}) == len(given_items)
     assert [item.get("role") for item in rendered] == [item.get("role") for item in given_items]
@@ -116,19 +120,19 @@ def test_many_calls_in_one_turn_take_no_longer_than_they_must() -> None:
 def test_notes_are_dropped() -> None:
     notes: list[Any] = [{"type": "reasoning", "summary": []}, {"type": "tool_search_call", "arguments": {}}]
     items = [*notes, said("user", "hello")]
-    assert settle_items(items) == settle_items("hello")
-    assert make_messages(settle_items(items)) == (Message("user", "hello"),)
+    assert parse_items(given_input(items)) == (said("user", "hello"),) == parse_items(given_input("hello"))
+    assert make_messages(parse_items(given_input(items))) == (Message("user", "hello"),)
 
 
 @pytest.mark.parametrize("kind", ["item_reference", "compaction"])
 def test_what_would_be_lost_is_refused(kind: str) -> None:
     with pytest.raises(RequestError, match="not supported") as caught:
-        settle_items([{"type": kind, "id": "x"}])
+        parse_items(given_input([{"type": kind, "id": "x"}]))
     assert caught.value.param == "input[0]"
 
 
 @pytest.mark.parametrize("kind", [7, ["x"]])
 def test_a_type_that_is_none_is_refused(kind: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        settle_items([{"type": kind, "id": "x"}])
+        parse_items(given_input([{"type": kind, "id": "x"}]))
     assert caught.value.param == "input[0].type"

@@ -10,35 +10,31 @@ from tests.server.serving import TOKENIZER
 
 from hotloop.core.errors import RequestError
 from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, Usage
-from hotloop.server.delivery import Call, PlainText, parse_piece
+from hotloop.server.delivery import OutputCollector, PlainText, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, make_messages, settle_items
 from hotloop.server.responses.render import Composer
-from hotloop.server.responses.store import ResponseStore, Run
-from hotloop.server.responses.tools import parse_toolbox
+from hotloop.server.responses.store import Item, ResponseStore, RunningResponse, make_messages, parse_items
+from hotloop.wire.field import Field
 
-TOOLBOX = parse_toolbox((), None, is_strict=True, is_parallel=True)
 USAGE = Usage(1, 0, 1)
 
 
-def make_run(response_id: str, text: str = "hello", *, items: tuple[Item, ...] = (), **fields: Any) -> Run:
+def make_run(response_id: str, text: str = "hello", *, items: tuple[Item, ...] = (), **fields: Any) -> RunningResponse:
     """One that has said everything and is not settled yet."""
-    composer = Composer({"id": response_id, "model": "tiny"}, TOOLBOX, TOKENIZER)
+    composer = Composer({"id": response_id, "model": "tiny"}, TOKENIZER)
     event = TokenEvent(response_id, (1,), text, USAGE, finish_reason=FinishReason.STOP)
-    composer.add(parse_piece(PlainText(), event))
+    composer.add([(0, parse_piece(PlainText(), event))])
     composer.finish(USAGE)
-    return Run(**{"owner": "me", "items": items, "call": make_call(), "composer": composer, "is_stored": True} | fields)
+    outputs = OutputCollector([Request("r", [1], SamplingParams())], lambda *ids: None)
+    usual = {"owner": "me", "items": items, "outputs": outputs, "composer": composer, "is_stored": True}
+    return RunningResponse(**usual | fields)
 
 
-def make_call() -> Call:
-    return Call([Request("r", [1], SamplingParams())], lambda *ids: None)
-
-
-def settle(store: ResponseStore, *runs: Run) -> None:
+def settle(store: ResponseStore, *runs: RunningResponse) -> None:
     for run in runs:
         store.start(run)
         store.settle(run)
-        store.check()
+        store._ended.check()
 
 
 def test_what_was_settled_is_found_by_its_owner_alone() -> None:
@@ -56,10 +52,10 @@ def test_what_was_settled_is_found_by_its_owner_alone() -> None:
 
 def test_a_chain_needs_nothing_but_its_last_response() -> None:
     store = ResponseStore()
-    settle(store, make_run("a", "one", items=settle_items("1")))
-    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *settle_items("2"))))
+    settle(store, make_run("a", "one", items=parse_items(Field("1"))))
+    settle(store, make_run("b", "two", items=(*store.find_previous("a", "me"), *parse_items(Field("2")))))
     store.delete("a", "me")
-    store.check()
+    store._ended.check()
     said = [message.content for message in make_messages(store.find_previous("b", "me"))]
     assert said == ["1", "one", "2", "two"]
 
@@ -80,7 +76,7 @@ def test_only_what_has_ended_well_is_continued() -> None:
     store = ResponseStore()
     store.start(make_run("running"))
     cancelled = make_run("cancelled")
-    cancelled.composer.break_off(Cancelled())
+    cancelled.composer.stop(Cancelled())
     settle(store, cancelled)
     for response_id in ("running", "cancelled"):
         with pytest.raises(RequestError, match="cannot be continued"):
@@ -109,5 +105,5 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, bool]]) ->
     for i, (name, size, is_deleted) in enumerate(steps):
         settle(store, make_run(f"{name}{i}", "x" * size))
         if is_deleted and len(store):
-            store.delete(next(iter(store._ended)), "me")
-        store.check()
+            store.delete(next(iter(store._ended._items)), "me")
+        store._ended.check()

@@ -20,9 +20,9 @@ from hotloop.core.schema import json_schema
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling
-from hotloop.server.openai.chat import ChatBody, constrain
-from hotloop.server.openai.completions import CompletionBody
-from hotloop.server.openai.structure import JsonObjectFormat, either, parse_constraint
+from hotloop.server.options import Options
+from hotloop.server.structure import Constraint, constrain, either, parse_constraint
+from hotloop.wire.request import Request, Shape
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
@@ -180,10 +180,10 @@ def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> No
 
 def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    chat = ChatBody(messages=[], response_format=JsonObjectFormat())
+    asked = constraint(Shape())
     calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
-        constrain(parse_constraint(chat), calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
+        constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
 
 
 @pytest.mark.parametrize("name", ["generic", "hermes", "qwen3_coder"])
@@ -200,18 +200,18 @@ def test_calls_or_json_in_every_format(name: ToolFormatName) -> None:
     assert not matcher.advance(TOKENIZER.encode("x")[0])
 
 
-def body(**fields: Any) -> CompletionBody:
-    return CompletionBody(prompt="x", **fields)
+def constraint(shape: Shape | None = None, **fields: Any) -> Constraint | None:
+    return parse_constraint(Request(api="chat", model="m", turns=(), shape=shape), Options(**fields))
 
 
 def test_equal_choices_are_the_same_shape() -> None:
-    constraint = parse_constraint(body(choice=["a", "b", "a"]))
-    assert constraint
-    assert constraint == parse_constraint(body(choice=["a", "b"]))
-    assert constraint.grammar == Grammar("lark", 'start: "a" | "b"')
+    found = constraint(choice=["a", "b", "a"])
+    assert found
+    assert found == constraint(choice=["a", "b"])
+    assert found.grammar == Grammar("lark", 'start: "a" | "b"')
 
 
 def test_nothing_asked_for_is_nothing() -> None:
-    assert parse_constraint(body()) is None
+    assert constraint() is None
     with pytest.raises(RequestError, match="cannot be given together"):
-        parse_constraint(body(regex="a", grammar="b"))
+        constraint(regex="a", grammar="b")

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hotloop.core.errors import ConfigError
-from hotloop.size.choose import cheapest, estimate_all
 from hotloop.size.hardware import GPUS, Hardware
 from hotloop.size.load import Load
-from hotloop.size.roofline import Estimate
+from hotloop.size.roofline import Estimate, cheapest, estimate_all
 from hotloop.size.shapes import SHAPES
 
 LLAMA = SHAPES["llama-3.1-8b"]

@@ -6,7 +6,7 @@ from tests.trace.spans import span
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
-from hotloop.trace.jsonl import parse_lines, render_line
+from hotloop.trace.span import parse_lines, render_line
 from hotloop.trace.store import TraceStore, add_spans
 
 RUN = span(names.RUN, 0, 9, session="s", agent="né", causes=[{"reason": "evicted", "num_tokens": 3}])

@@ -188,8 +188,8 @@ def test_runs_are_listed_newest_first_and_page_by_page(path):
         assert [number_of(run) for run in (*first, *second, *last)] == [6, 5, 4, 3, 2, 1, 0]
         assert [number_of(run) for run in reader.runs(session="odd")] == [5, 3, 1]
         assert [number_of(run) for run in reader.runs(has_errors=True)] == [3]
-        assert len(reader.runs(since_ns=DAWN_NS + 2 * 10**8, until_ns=DAWN_NS + 4 * 10**8)) == 2
-        assert reader.runs(session="none") == reader.runs(agent="none") == reader.runs(before="none") == []
+        assert len(reader.runs(since_ns=DAWN_NS + 2 * 10**8)) == len([*reader.runs()]) - 2
+        assert reader.runs(session="none") == reader.runs(before="none") == []
 
 
 def test_a_run_is_found_by_how_its_id_begins(path):

@@ -13,12 +13,11 @@ from tests.wire.nouns import ids, names, said
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.answer import Answer, gather
-from hotloop.wire.calls import name_call
-from hotloop.wire.event import Begun, CallOrder, Ended, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Answer, Begun, CallOrder, Ended, Event, ThoughtClosed, ThoughtDelta, gather
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api, Call, Text
 from hotloop.wire.policy import Notes
+from hotloop.wire.reader import name_call
 from hotloop.wire.sse import EventReader, write_data
 from hotloop.wire.usage import Usage
 

@@ -9,6 +9,7 @@ import io
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ def read_questions(path: Path, categories: Sequence[str], max_questions: int | N
     questions: list[ToolQuestion] = []
     for name, file in files:
         rows = (_parse(line, _Row, f"{file}, line {number}") for number, line in read_lines(file))
-        questions += _take(rows, name, max_questions)
+        questions += [_question(row, name) for row in islice(rows, max_questions)]
     if not questions:
         raise ConfigError(f"{path} has no questions")
     return questions
@@ -95,16 +96,7 @@ def read_wheel(path: Path, categories: Sequence[str], max_questions: int | None 
             truth = {key.id: key.ground_truth for key in keys}
             rows = _read_member(wheel, _QUESTIONS.format(CATEGORIES[name]), _Row)
             keyed = (msgspec.structs.replace(row, ground_truth=truth.get(row.id, [])) for row in rows)
-            questions += _take(keyed, name, max_questions)
-    return questions
-
-
-def _take(rows: Iterator[_Row], category: str, max_questions: int | None) -> list[ToolQuestion]:
-    questions: list[ToolQuestion] = []
-    for row in rows:
-        if max_questions is not None and len(questions) == max_questions:
-            break
-        questions.append(_question(row, category))
+            questions += [_question(row, name) for row in islice(keyed, max_questions)]
     return questions
 
 

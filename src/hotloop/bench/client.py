@@ -13,10 +13,9 @@ from hotloop.core.errors import RemoteError
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
 from hotloop.core.stream import CallDelta, TextDelta
-from hotloop.wire.answer import gather
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.errors import read_failure
-from hotloop.wire.event import Ended, EndReason, Event
+from hotloop.wire.event import Ended, EndReason, Event, gather
 from hotloop.wire.sse import EventReader
 
 
@@ -38,8 +37,6 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """All of a completion."""
-
     text: str
     calls: tuple[ToolCall, ...]
     end: EndReason
@@ -64,7 +61,6 @@ class ChatClient:
         await self._http.aclose()
 
     async def find_model(self) -> str:
-        """The model asked for, or the first that the server lists."""
         if self.model is None:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")

@@ -9,7 +9,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import ToolCall
@@ -34,6 +36,39 @@ class ToolQuestion:
     @property
     def functions(self) -> dict[str, Json]:
         return {tool["function"]["name"]: tool["function"] for tool in self.tools}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOptions:
+    """How all questions are asked."""
+
+    agents: PositiveInt = 1
+    """How many questions are asked at a time."""
+    temperature: NonNegativeFloat = 0.0
+    """0 always takes the likeliest token."""
+    seed: int = 0
+    """Makes sampling, and generated workflows, reproducible."""
+    delivery: Literal["streamed", "whole", "both"] = "streamed"
+    """How answers come; both: streamed, then whole as well, which is checked but not timed."""
+    tool_choice: Literal["required", "auto"] = "required"
+    """Whether a tool must be called."""
+    strict: bool | None = None
+    """Whether calls must follow their schema; what the server does by itself if not given."""
+    max_tokens: PositiveInt = 512
+    """Most tokens of an answer."""
+
+    def body(self, question: ToolQuestion) -> Json:
+        tools: Sequence[Json] = question.tools
+        if self.strict is not None:
+            tools = [{**tool, "function": {**tool["function"], "strict": self.strict}} for tool in tools]
+        return {
+            "tools": tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": question.is_parallel,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+        }
 
 
 def is_well_formed(question: ToolQuestion, call: ToolCall) -> bool:

@@ -7,19 +7,20 @@ A turn that fails is counted and its job goes on; a job with a failed turn has n
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Self, TypeVar
 
 from hotloop.bench.client import ChatClient
 from hotloop.bench.workload import AgentJob, WorkloadTurn
 from hotloop.core.errors import RemoteError
 from hotloop.core.request import Usage
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """One turn, done."""
-
     job_id: str
     turn: int
     ttft_s: float
@@ -38,21 +39,23 @@ class Progress:
     error: str = ""
 
 
-@dataclass(slots=True)
-class Replay:
-    """What one run gave."""
+class Rounds:
+    """What a dataclass of lists and times has gathered so far."""
 
+    __slots__ = ()
+
+    def merge(self, other: Self) -> None:
+        """Add a later round, as if both were one run."""
+        for each in fields(self):  # type: ignore[arg-type]
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass(slots=True)
+class Replay(Rounds):
     steps: list[ReplayedTurn] = field(default_factory=list)
     job_times_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     wall_s: float = 0.0
-
-    def merge(self, other: "Replay") -> None:
-        """Add a later round, as if both were one run."""
-        self.steps += other.steps
-        self.job_times_s += other.job_times_s
-        self.errors += other.errors
-        self.wall_s += other.wall_s
 
 
 async def replay(
@@ -65,27 +68,31 @@ async def replay(
 ) -> Replay:
     """Run all jobs, `num_agents` at a time; each waits `gap_s` after a turn, as if a tool ran."""
     await client.find_model()
-    run = _Run(client, gap_s, watch)
-    queue = deque(jobs)
-
-    async def agent() -> None:
-        while queue:
-            await run.work(queue.popleft())
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(num_agents, len(jobs))):
-            group.create_task(agent())
-    run.result.wall_s = time.perf_counter() - run.began_at
+    run, began_at = _Run(client, gap_s, watch), time.perf_counter()
+    await work_off(jobs, run.work, num_workers=num_agents)
+    run.result.wall_s = time.perf_counter() - began_at
     return run.result
 
 
+async def work_off(items: Sequence[Item], act: Callable[[Item], Awaitable[None]], *, num_workers: int) -> None:
+    """Do all items, so many at a time."""
+    queue = deque(items)
+
+    async def worker() -> None:
+        while queue:
+            await act(queue.popleft())
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(num_workers, len(items))):
+            group.create_task(worker())
+
+
+@dataclass(slots=True)
 class _Run:
-    def __init__(self, client: ChatClient, gap_s: float, watch: Callable[[Progress], None]) -> None:
-        self.result = Replay()
-        self.began_at = time.perf_counter()
-        self._client = client
-        self._gap_s = gap_s
-        self._watch = watch
+    client: ChatClient
+    gap_s: float
+    watch: Callable[[Progress], None]
+    result: Replay = field(default_factory=Replay)
 
     async def work(self, job: AgentJob) -> None:
         began_at, num_errors = time.perf_counter(), 0
@@ -95,25 +102,25 @@ class _Run:
             except RemoteError as error:
                 num_errors += 1
                 self.result.errors.append(str(error))
-                self._watch(Progress(job.id, number, error=str(error)))
+                self.watch(Progress(job.id, number, error=str(error)))
             else:
                 self.result.steps.append(step)
-                self._watch(Progress(job.id, number, step=step))
-            await asyncio.sleep(self._gap_s)
+                self.watch(Progress(job.id, number, step=step))
+            await asyncio.sleep(self.gap_s)
         if not num_errors:
             self.result.job_times_s.append(time.perf_counter() - began_at)
 
     async def _take(self, job_id: str, number: int, turn: WorkloadTurn) -> ReplayedTurn:
-        self._watch(Progress(job_id, number))
+        self.watch(Progress(job_id, number))
         began_at = time.perf_counter()
         first_at: float | None = None
         usage = Usage(0, 0, 0)
-        async for delta in self._client.stream(
+        async for delta in self.client.stream(
             turn.messages, session_id=job_id, max_tokens=turn.num_output, temperature=0, ignore_eos=True
         ):
             if delta.text:
                 first_at = first_at or time.perf_counter()
-                self._watch(Progress(job_id, number, delta.text))
+                self.watch(Progress(job_id, number, delta.text))
             usage = delta.usage or usage
         ended_at = time.perf_counter()
         ttft_s = (first_at or ended_at) - began_at

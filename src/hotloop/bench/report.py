@@ -1,18 +1,50 @@
 """Figures out of a run, and how they are shown: a table for people, plain values for programs."""
 
 import statistics
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.replay import Replay
 from hotloop.bench.workload import AgentJob
 
 _OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
 """The old names are in the JSON beside the new ones; they go with the next version."""
+_ROWS = {
+    "num_jobs": ("jobs", "{:,d}"),
+    "num_steps": ("turns", "{:,d}"),
+    "num_errors": ("errors", "{:,d}"),
+    "num_prompt_tokens": ("prompt tokens", "{:,d}"),
+    "num_prefilled_tokens": ("tokens prefilled", "{:,d}"),
+    "num_recomputed_tokens": ("tokens recomputed", "{:,d}"),
+    "cached_share": ("cached share", "{:.1%}"),
+    "ttft_p50_s": ("TTFT p50", "{:.3f} s"),
+    "ttft_p95_s": ("TTFT p95", "{:.3f} s"),
+    "step_p50_s": ("turn p50", "{:.3f} s"),
+    "step_p95_s": ("turn p95", "{:.3f} s"),
+    "job_mean_s": ("job mean", "{:.2f} s"),
+    "job_p50_s": ("job p50", "{:.2f} s"),
+    "job_p95_s": ("job p95", "{:.2f} s"),
+    "output_tokens_per_s": ("output tokens/s", "{:.1f}"),
+    "wall_s": ("wall time", "{:.1f} s"),
+}
+_COMPARED = ("num_prefilled_tokens", *(name for name in _ROWS if name.endswith("_s")))
+"""What can be better; recomputed tokens are an estimate of next to nothing."""
+_MORE_IS_BETTER = {"output_tokens_per_s"}
+
+
+def figures_table(title: str, columns: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def rounded(values: Mapping[str, Any], digits: int = 4) -> dict[str, Any]:
+    return {name: round(value, digits) if isinstance(value, float) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,57 +138,27 @@ def count_new_tokens(run: Replay, jobs: Sequence[AgentJob]) -> int:
     return num_new
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    title: str
-    name: str
-    form: str
-    is_ratio: bool = True
-
-
-_ROWS = (
-    _Row("jobs", "num_jobs", "{:,d}", is_ratio=False),
-    _Row("turns", "num_steps", "{:,d}", is_ratio=False),
-    _Row("errors", "num_errors", "{:,d}", is_ratio=False),
-    _Row("prompt tokens", "num_prompt_tokens", "{:,d}", is_ratio=False),
-    _Row("tokens prefilled", "num_prefilled_tokens", "{:,d}"),
-    _Row("tokens recomputed", "num_recomputed_tokens", "{:,d}", is_ratio=False),  # an estimate of next to nothing
-    _Row("cached share", "cached_share", "{:.1%}", is_ratio=False),
-    _Row("TTFT p50", "ttft_p50_s", "{:.3f} s"),
-    _Row("TTFT p95", "ttft_p95_s", "{:.3f} s"),
-    _Row("turn p50", "step_p50_s", "{:.3f} s"),
-    _Row("turn p95", "step_p95_s", "{:.3f} s"),
-    _Row("job mean", "job_mean_s", "{:.2f} s"),
-    _Row("job p50", "job_p50_s", "{:.2f} s"),
-    _Row("job p95", "job_p95_s", "{:.2f} s"),
-    _Row("output tokens/s", "output_tokens_per_s", "{:.1f}"),
-    _Row("wall time", "wall_s", "{:.1f} s"),
-)
-_ALL = frozenset(row.name for row in _ROWS)
-_MORE_IS_BETTER = {"output_tokens_per_s"}
-
-
 def ratios(first: Summary, second: Summary) -> dict[str, float | None]:
     """How many times better the second is, for every figure that can be better; None where one of both is zero."""
     result: dict[str, float | None] = {}
-    for row in _ROWS:
-        if row.is_ratio:
-            a, b = getattr(first, row.name), getattr(second, row.name)
-            above, below = (b, a) if row.name in _MORE_IS_BETTER else (a, b)
-            result[row.name] = round(above / below, 2) if above and below else None
+    for name in _COMPARED:
+        a, b = getattr(first, name), getattr(second, name)
+        above, below = (b, a) if name in _MORE_IS_BETTER else (a, b)
+        result[name] = round(above / below, 2) if above and below else None
     return result
 
 
-def table_of(summaries: Sequence[Summary], names: Container[str] = _ALL) -> Table:
+def table_of(summaries: Sequence[Summary], names: Iterable[str] = _ROWS) -> Table:
     """Figures down, all or those named, and runs across; for two runs, how many times better the second is."""
     table = figures_table("", (summary.label for summary in summaries))
     times = ratios(*summaries) if len(summaries) == 2 else {}
     if times:
         table.add_column("times better", justify="right")
-    for row in (row for row in _ROWS if row.name in names):
-        cells = [row.form.format(getattr(summary, row.name)) for summary in summaries]
-        time = times.get(row.name)
-        table.add_row(row.title, *cells, *([f"{time:.2f}x" if time else ""] if times else []))
+    for name in names:
+        title, form = _ROWS[name]
+        cells = [form.format(getattr(summary, name)) for summary in summaries]
+        time = times.get(name)
+        table.add_row(title, *cells, *([f"{time:.2f}x" if time else ""] if times else []))
     return table
 
 

@@ -100,20 +100,6 @@ def end_process(process: "subprocess.Popen[Any]") -> None:
         process.wait()
 
 
-def replay_child(
-    label: str,
-    flags: Sequence[str],
-    jobs: Sequence[AgentJob],
-    *,
-    num_agents: int,
-    gap_s: float = 0.0,
-    watch: Callable[[Progress], None] = lambda _: None,
-) -> Summary:
-    """Start a server, replay the jobs against it, stop it."""
-    with ChildServer(flags) as server:
-        return replay_server(label, server.url, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)
-
-
 def replay_server(
     label: str,
     url: str,
@@ -123,8 +109,6 @@ def replay_server(
     gap_s: float = 0.0,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Summary:
-    """Replay the jobs against a server that is running."""
-
     async def run() -> Summary:
         async with ChatClient(url) as client:
             result = await replay(client, jobs, num_agents=num_agents, gap_s=gap_s, watch=watch)

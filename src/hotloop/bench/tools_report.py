@@ -6,12 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
-from hotloop.bench.client import ChatAnswer
-from hotloop.bench.figures import figures_table, rounded
 from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
-from hotloop.bench.report import percentile
+from hotloop.bench.report import figures_table, percentile, rounded
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
+from hotloop.core.request import Usage
 
 TOTAL = "total"
 
@@ -74,8 +73,8 @@ def figures_of(label: str, measured: Measured, is_valid: Check = is_well_formed)
         for question, call, answer in calls
         if not is_valid(question, call)
     ]
-    fast = _Sums.of([pair.fast.answer for pair in pairs])
-    slow = _Sums.of([pair.slow.answer for pair in pairs])
+    fast = _total([pair.fast.answer.usage for pair in pairs])
+    slow = _total([pair.slow.answer.usage for pair in pairs])
     speed, slow_speed = _share(fast.num_output, measured.fast_s), _share(slow.num_output, measured.slow_s)
     ratios = [pair.ratio for pair in pairs]
     return ToolFigures(
@@ -120,24 +119,8 @@ def figures_of_all(parts: dict[str, Measured], is_valid: Check) -> list[ToolFigu
     return columns
 
 
-@dataclass(slots=True)
-class _Sums:
-    num_output: int = 0
-    num_forced: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_steps: int = 0
-
-    @classmethod
-    def of(cls, answers: Sequence[ChatAnswer]) -> "_Sums":
-        sums = cls()
-        for answer in answers:
-            sums.num_output += answer.usage.num_output
-            sums.num_forced += answer.usage.num_forced
-            sums.num_drafted += answer.usage.num_drafted
-            sums.num_accepted += answer.usage.num_accepted
-            sums.num_steps += answer.usage.num_steps
-        return sums
+def _total(usages: Sequence[Usage]) -> Usage:
+    return Usage(*map(sum, zip(*usages, strict=True))) if usages else Usage(0, 0, 0)
 
 
 def _share(part: float, whole: float) -> float:
@@ -170,7 +153,6 @@ _ROWS = (
 
 
 def tools_table(columns: Sequence[ToolFigures]) -> Table:
-    """Figures down, categories across."""
     table = figures_table("", (figures.label for figures in columns))
     for title, name, form in _ROWS:
         table.add_row(title, *(form.format(getattr(figures, name)) for figures in columns))
@@ -182,7 +164,6 @@ def tools_json(columns: Sequence[ToolFigures]) -> dict[str, Any]:
 
 
 def shortcuts_table(figures: ToolFigures) -> Table:
-    """The same calls without and with shortcuts, side by side."""
     table = figures_table("", ("one by one", "shortcuts", "times better"))
     slow_s, fast_s = figures.slow_wall_s, figures.wall_s
     table.add_row("tokens forced by the grammar", "0.0%", f"{figures.forced_share:.1%}")

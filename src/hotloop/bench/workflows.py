@@ -18,35 +18,9 @@ _SYSTEM = (
     "You are the agent of a small office. You work through a request step by step and call one tool at a time, with "
     "values from the request or from the last result."
 )
-_FIRST_NAMES = (
-    "Ada",
-    "Blaise",
-    "Carl",
-    "Dorothy",
-    "Edsger",
-    "Frances",
-    "Grace",
-    "Hedy",
-    "Ivan",
-    "Joan",
-    "Kurt",
-    "Lise",
-)
+_NAMES = ("Ada", "Blaise", "Carl", "Dorothy", "Edsger", "Frances", "Grace", "Hedy", "Ivan", "Joan", "Kurt", "Lise")
 _LAST_NAMES = ("Holm", "Roux", "Lind", "Vance", "Bakker", "Marsh", "Okafor", "Silva", "Novak", "Ito", "Weber", "Quinn")
-_TOWNS = (
-    "Lisbon",
-    "Turin",
-    "Aarhus",
-    "Ghent",
-    "Kyoto",
-    "Tampere",
-    "Leipzig",
-    "Cork",
-    "Bergen",
-    "Graz",
-    "Porto",
-    "Brno",
-)
+_TOWN = ("Lisbon", "Turin", "Aarhus", "Ghent", "Kyoto", "Tampere", "Leipzig", "Cork", "Bergen", "Graz", "Porto", "Brno")
 _QUARTERS = ("North", "South", "East", "West", "Central", "Harbour")
 _COLOURS = ("black", "white", "grey", "oak", "walnut", "red", "green", "blue", "brass", "steel", "yellow", "silver")
 _THINGS = ("lamp", "chair", "printer", "shredder", "whiteboard", "grinder", "bookcase", "desk", "shelf", "clock", "rug")
@@ -66,12 +40,12 @@ def _number(prefix: str) -> Callable[[random.Random], str]:
 
 
 _VALUES: dict[str, Callable[[random.Random], Any]] = {
-    "customer_name": _words("{} {}", _FIRST_NAMES, _LAST_NAMES),
-    "colleague": _words("{} {}", _FIRST_NAMES, _LAST_NAMES),
-    "city": _words("{} {}", _TOWNS, _QUARTERS),
+    "customer_name": _words("{} {}", _NAMES, _LAST_NAMES),
+    "colleague": _words("{} {}", _NAMES, _LAST_NAMES),
+    "city": _words("{} {}", _TOWN, _QUARTERS),
     "product": _words("{} {}", _COLOURS, _THINGS),
     "reason": _words("the {} {}", _PARTS, _FAULTS),
-    "topic": _words("the {} of {}", _EVENTS, _TOWNS),
+    "topic": _words("the {} of {}", _EVENTS, _TOWN),
     "urgency": _words("{}", _LEVELS),
     "date": lambda rng: f"2027-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
     "time": lambda rng: f"{rng.randint(8, 17):02}:{rng.choice((0, 15, 30, 45)):02}",

@@ -12,8 +12,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.transcripts import Transcript, read_transcripts
+import msgspec
+
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import read_lines
+
+
+class RecordedCall(msgspec.Struct):
+    function: dict[str, Any]
+    id: str = ""
+
+
+class Recorded(msgspec.Struct):
+    role: str
+    content: str | None = None
+    tool_calls: list[RecordedCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Transcript(msgspec.Struct):
+    messages: list[Recorded]
+    system: str = ""
+    tools: list[Any] = []
+
+
+def read_transcripts(path: Path) -> Iterator[Transcript]:
+    """Raises ConfigError where the file is none."""
+    for number, line in read_lines(path):
+        yield _parse(line, f"{path}, line {number}")
+
+
+def _parse(line: str, where: str) -> Transcript:
+    try:
+        return msgspec.json.decode(line, type=Transcript)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{where} is not a transcript: {error}") from None
+
 
 ChatMessage = dict[str, str]
 """A message as it goes over the wire: role and content."""
@@ -40,7 +74,6 @@ class AgentJob:
 
 
 def load_jobs(path: Path | None, *, max_jobs: int, max_turns: int, max_output: int, max_chars: int) -> list[AgentJob]:
-    """Recorded jobs or, without a path, generated ones."""
     if path is None:
         return generate_jobs(num_jobs=max_jobs, num_turns=max_turns, num_output=max_output)
     return read_jobs(path, max_jobs=max_jobs, max_turns=max_turns, max_output=max_output, max_chars=max_chars)

@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
+from hotloop.cli.loading import load_engine
 from hotloop.cli.settings import ApiKey, ConfigFile, EngineFlags, ModelFlags
 from hotloop.core.config import EngineConfig, ModelConfig
 from hotloop.core.errors import HotloopError
@@ -23,6 +24,9 @@ from hotloop.core.request import SamplingParams
 if TYPE_CHECKING:
     from hotloop.bench.client import ChatClient, Delta
     from hotloop.engine.engine import Engine
+
+Answer = Callable[[tuple[Message, ...]], AsyncGenerator["Delta", None]]
+"""Deltas of text, the usage with the last."""
 
 HELP = "/reset starts anew, /system TEXT sets the system prompt and starts anew, /quit ends"
 
@@ -59,67 +63,51 @@ def chat(
             client = ChatClient(url, api_key=api_key)
             runner.run(client.find_model())
             try:
-                Repl(HttpSpeaker(client, sampling), runner, chat.system).run()
+                Repl(answer_by_server(client, sampling), runner, chat.system).run()
             finally:
                 runner.run(client.close())
             return
 
-        from hotloop.cli.loading import load_engine
-
         with load_engine(model, engine) as loaded:
-            Repl(EngineSpeaker(loaded, sampling), runner, chat.system).run()
+            Repl(answer_by_engine(loaded, sampling), runner, chat.system).run()
 
 
-class Speaker(Protocol):
-    """Whoever answers: deltas of text, the usage with the last."""
+def answer_by_server(client: "ChatClient", sampling: SamplingParams) -> Answer:
+    options = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "seed": sampling.seed}
+    given = {name: value for name, value in options.items() if value is not None}
 
-    def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]: ...
-
-
-class HttpSpeaker:
-    """Answers from a server."""
-
-    def __init__(self, client: "ChatClient", sampling: SamplingParams) -> None:
-        self._client = client
-        self._options = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "seed": sampling.seed}
-
-    def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
-        options = {name: value for name, value in self._options.items() if value is not None}
+    def answer(messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
         wire = [{"role": message.role, "content": message.content} for message in messages]
-        return self._client.stream(wire, session_id="chat", **options)
+        return client.stream(wire, session_id="chat", **given)
+
+    return answer
 
 
-class EngineSpeaker:
-    """Answers from an engine in this process."""
+def answer_by_engine(engine: "Engine", sampling: SamplingParams) -> Answer:
+    from hotloop.bench.client import Delta
+    from hotloop.chat.prompt import Conversation, Prompts
 
-    def __init__(self, engine: "Engine", sampling: SamplingParams) -> None:
-        from hotloop.chat.prompt import Prompts
+    prompts = Prompts(engine.template, engine.tokenizer)
 
-        self._engine = engine
-        self._sampling = sampling
-        self._prompts = Prompts(engine.template, engine.tokenizer)
-
-    async def answer(self, messages: tuple[Message, ...]) -> AsyncGenerator["Delta", None]:
-        from hotloop.bench.client import Delta
-        from hotloop.chat.prompt import Conversation
-
-        prompt = self._prompts.chat(Conversation(messages=messages))
-        events = self._engine.stream(prompt.token_ids, self._sampling, session_id="chat")
+    async def answer(messages: tuple[Message, ...]) -> AsyncGenerator[Delta, None]:
+        prompt = prompts.chat(Conversation(messages=messages))
         output_ids: list[int] = []
-        async with aclosing(events):
+        async with aclosing(engine.stream(prompt.token_ids, sampling, session_id="chat")) as events:
             try:
                 async for event in events:
                     output_ids += event.token_ids
                     yield Delta(event.text, event.usage if event.finish_reason else None)
             finally:
-                self._prompts.remember(prompt.token_ids, output_ids)
+                prompts.remember(prompt.token_ids, output_ids)
+
+    return answer
 
 
 @dataclass(slots=True)
 class Repl:
     """Reads lines, keeps the history, shows answers and what they cost."""
 
-    speaker: Speaker
+    answer: Answer
     runner: asyncio.Runner
     system: str = ""
     read_line: Callable[[str], str] = input
@@ -175,7 +163,7 @@ class Repl:
         began_at, first_at = time.perf_counter(), None
         usage = None
         # Closed here, not when it is collected: that is what stops the engine when an answer is interrupted.
-        async with aclosing(self.speaker.answer((*system, *self.history))) as deltas:
+        async with aclosing(self.answer((*system, *self.history))) as deltas:
             async for delta in deltas:
                 if delta.text:
                     first_at = first_at or time.perf_counter()

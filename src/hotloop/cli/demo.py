@@ -1,17 +1,20 @@
 """`hotloop demo`: a small fleet of agents on the naive loop and then on hotloop, as it happens; then tool calls."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hotloop.bench.questions import AskOptions
+from hotloop.bench.workflows import CATEGORY, generate_workflows
+from hotloop.cli.models import ModelName
 from hotloop.core.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -26,24 +29,20 @@ _GAP_S = 0.1
 _LAST_CHARS = 40
 _NUM_WORKFLOWS = 1
 _MAX_CALL_TOKENS = 96
-_FIGURES = frozenset(
-    {
-        "num_prefilled_tokens",
-        "num_recomputed_tokens",
-        "ttft_p50_s",
-        "ttft_p95_s",
-        "job_mean_s",
-        "output_tokens_per_s",
-        "wall_s",
-    }
+_FIGURES = (
+    "num_prefilled_tokens",
+    "num_recomputed_tokens",
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "job_mean_s",
+    "output_tokens_per_s",
+    "wall_s",
 )
 
 
 def demo(
     *,
-    model: Annotated[str, Parameter(help="A name `hotloop models` lists, a GGUF file, or a Hugging Face folder.")] = (
-        DEFAULT_MODEL
-    ),
+    model: ModelName = DEFAULT_MODEL,
     agents: Annotated[PositiveInt, Parameter(help="How many agents work at a time.")] = 4,
     turns: Annotated[PositiveInt, Parameter(help="How many turns each of them takes.")] = 4,
 ) -> int:
@@ -82,44 +81,28 @@ def _run(console: Console, label: str, what: str, url: str, jobs: "list[AgentJob
     from hotloop.bench.serving import replay_server
 
     console.print(f"[bold]{label}[/bold]: {what}")
-    with _watching(console, jobs) as fleet:
+    fleet = AgentTable.of(jobs, None if console.is_terminal else console)
+    with Live(fleet, console=console, refresh_per_second=8) if console.is_terminal else nullcontext():
         summary = replay_server(label, url, jobs, num_agents=len(jobs), gap_s=_GAP_S, watch=fleet.update)
     console.print(f"done in {summary.wall_s:.1f} s\n")
     return summary
 
 
 def _call_tools(url: str) -> "ToolFigures":
-    """The calls of one agent at its work."""
     from hotloop.bench.client import ChatClient
-    from hotloop.bench.tools import Manner, measure
+    from hotloop.bench.tools import measure
     from hotloop.bench.tools_report import figures_of
-    from hotloop.bench.workflows import CATEGORY, generate_workflows
 
     async def run() -> "ToolFigures":
         async with ChatClient(url) as client:
             questions = generate_workflows(seed=0, num_workflows=_NUM_WORKFLOWS)
-            return figures_of(CATEGORY, await measure(client, questions, Manner(max_tokens=_MAX_CALL_TOKENS)))
+            return figures_of(CATEGORY, await measure(client, questions, AskOptions(max_tokens=_MAX_CALL_TOKENS)))
 
     return asyncio.run(run())
 
 
-@contextlib.contextmanager
-def _watching(console: Console, jobs: "list[AgentJob]") -> "Iterator[AgentTable]":
-    """On a terminal a panel that lives, else a line a turn."""
-    if not console.is_terminal:
-        yield AgentTable.of(jobs, console)
-        return
-    from rich.live import Live
-
-    fleet = AgentTable.of(jobs)
-    with Live(fleet, console=console, refresh_per_second=8):
-        yield fleet
-
-
 @dataclass(slots=True)
 class AgentRow:
-    """What is known of one agent."""
-
     num_turns: int
     turn: int = 0
     num_prefilled: int = 0

@@ -36,6 +36,5 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def complain(*lines: str) -> None:
-    """What went wrong, on stderr."""
     for line in lines:
         print(f"hotloop: {line}", file=sys.stderr)

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hotloop.core.config import DEFAULT_MODEL, EngineConfig, ModelConfig
 
@@ -17,9 +20,6 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def pull_model(name: str) -> "Entry":
     """Pull with a progress bar, or a line where there is no terminal; neither shows if there is nothing to download."""
-    from rich.filesize import decimal
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from hotloop.models.registry import pull
 
     columns = (TextColumn(f"pulling {name}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -34,23 +34,21 @@ def pull_model(name: str) -> "Entry":
         return pull(name, advance)
 
 
-def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
-    """The engine, not yet started. A model that can be fetched by its name is, if it is not here."""
+def pull_missing(name: str) -> None:
+    """Pull a model that can be fetched by its name, if it is not here."""
     from hotloop.models.registry import list_models
 
-    if any(entry.name == model.model and not entry.is_pulled for entry in list_models()):
-        pull_model(model.model)
+    if any(entry.name == name and not entry.is_pulled for entry in list_models()):
+        pull_model(name)
+
+
+def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
+    """The engine, not yet started."""
+    pull_missing(model.model)
     with console.status(f"loading {model.model} ..."):
         from hotloop.engine.engine import Engine
 
-        return Engine.load(
-            model.model,
-            engine,
-            weights=model.weights,
-            precision=model.precision,
-            device=model.device,
-            load_format=model.load_format,
-        )
+        return Engine.load(config=engine, **asdict(model))
 
 
 @contextmanager
@@ -63,7 +61,7 @@ def lend_server(url: str | None, model: str | None, flags: Sequence[str] = ()) -
 
     exit_on_sigterm()
     name = model or DEFAULT_MODEL
-    pull_model(name)
+    pull_missing(name)
     with ExitStack() as stack:
         with console.status(f"loading {name} ..."):
             server = stack.enter_context(ChildServer(("--model", name, *flags)))

@@ -14,19 +14,16 @@ from hotloop.cli.advice.lint import lint
 from hotloop.cli.advice.size import size
 from hotloop.cli.agent.predict import predict
 from hotloop.cli.agent.run import run_agent
-from hotloop.cli.bench.app import bench
+from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
 from hotloop.cli.exits import run_app
-from hotloop.cli.models.list import models
-from hotloop.cli.models.pull import pull
+from hotloop.cli.models import models, pull, version
 from hotloop.cli.serving.fleet import fleet
-from hotloop.cli.serving.route import route
-from hotloop.cli.serving.serve import serve
+from hotloop.cli.serving.serve import route, serve
 from hotloop.cli.serving.simulate import simulate
 from hotloop.cli.settings import Sources
 from hotloop.cli.trace.app import trace
-from hotloop.cli.version import version
 from hotloop.core.config import TraceConfig
 from hotloop.core.version import __version__
 

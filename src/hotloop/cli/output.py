@@ -1,50 +1,39 @@
-"""What commands that measure show: progress on stderr while they run, a table or JSON on stdout when they are done."""
+"""What commands show: progress on stderr while they run, a table or JSON on stdout when they are done.
+
+Text for a terminal is on one line, no longer than there is room, and has nothing that moves the cursor.
+"""
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from hotloop.cli.exits import complain
+from hotloop.cli.loading import console
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from hotloop.bench.replay import Progress as TurnProgress
 
 _MAX_ERRORS = 3  # that are shown: the others are alike
 
 
-class Report(Protocol):
-    """Figures that can be shown either way."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-    def to_table(self) -> Any: ...
-
-
-def progress() -> "Progress":
+def progress() -> Progress:
     """A bar a task, where there is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from hotloop.cli.loading import console
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def advance_by_turn(bar: "Progress", task: "TaskID") -> "Callable[[TurnProgress], None]":
+def advance_by_turn(bar: Progress, task: TaskID) -> "Callable[[TurnProgress], None]":
     """A watch for a replay: the bar moves when a turn is over, well or not."""
-
-    def watch(seen: "TurnProgress") -> None:
-        if seen.step or seen.error:
-            bar.advance(task)
-
-    return watch
+    return lambda seen: bar.advance(task, bool(seen.step or seen.error))
 
 
-def show(values: dict[str, Any], table: Any, as_json: bool, errors: Sequence[str] = ()) -> None:
-    from rich.console import Console
-
+def show(values: Any, table: Any, as_json: bool, errors: Sequence[str] = ()) -> None:
     if as_json:
         print(json.dumps(values))
     else:
@@ -52,5 +41,49 @@ def show(values: dict[str, Any], table: Any, as_json: bool, errors: Sequence[str
     complain(*errors[:_MAX_ERRORS])
 
 
-def show_report(report: Report, as_json: bool) -> None:
-    show(report.to_json(), report.to_table(), as_json)
+def make_table(*titles: str, words: Collection[str], width: int | None = None, folds: bool = False) -> Table:
+    """Columns of numbers, and some of words; with a width, those take what the others leave."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+    for title in titles:
+        is_words = title in words
+        table.add_column(
+            title,
+            justify="left" if is_words else "right",
+            no_wrap=not folds,
+            overflow="fold" if folds else "ellipsis",
+            ratio=1 if is_words and width else None,
+        )
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time, and the character and style it is drawn with."""
+
+    begin: float
+    end: float
+    glyph: tuple[str, str]
+
+
+def draw_bar(bars: Iterable[Bar], begin: float, end: float, num_cells: int) -> Text:
+    """Bars over one another, the last on top; each takes a cell at least."""
+    cells = [(" ", "")] * num_cells
+    scale = num_cells / max(end - begin, 1e-6)
+    for bar in bars:
+        left = min(max(int((bar.begin - begin) * scale), 0), num_cells - 1)
+        right = max(left + 1, min(round((bar.end - begin) * scale), num_cells))
+        cells[left:right] = [bar.glyph] * (right - left)
+    return Text.assemble(*cells)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shorten(text: str, max_chars: int, *, tail: bool = False) -> str:
+    """On one line, and no longer than this; what would move the cursor is a question mark."""
+    words = (text[-4 * max_chars :] if tail else text[: 4 * max_chars]).split()
+    line = "".join(char if char.isprintable() else "?" for char in " ".join(words))
+    if len(line) <= max_chars:
+        return line
+    return f"...{line[3 - max_chars :]}" if tail else f"{line[: max_chars - 3]}..."

@@ -143,7 +143,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How the server meets the world."""
+    """How the server listens, and what it does with prompts."""
 
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
@@ -164,7 +164,7 @@ class ServerConfig:
     exact_turns: bool = True
     """Whether an answer that comes back in a prompt keeps the very tokens, and calls the words, it was generated in."""
     prompt_memory_tokens: int = 4_000_000
-    """How many tokens of past prompts and answers are remembered, so that they need not be cut again."""
+    """How many tokens of past prompts and answers are remembered, so that they need not be tokenized again."""
     canonical_tools: bool = True
     """Whether tools are sorted by name, and the keywords of their schemas put in one order, for the model to read."""
     move_nonces: bool = True
@@ -183,7 +183,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """How the router meets its clients and its replicas."""
+    """How the router listens, chooses a replica, and retries."""
 
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
@@ -214,9 +214,9 @@ class RouterConfig:
     retry_share: float = 0.2
     """How many retries there may be as a share of requests, so that a failing fleet is not asked even more."""
     hedge_after_s: float | None = None
-    """Ask a second replica when the first has not begun to answer after this time; whoever begins first is heard."""
+    """Ask a second replica when the first has not begun to answer after this time, and take whichever begins first."""
     health_interval_s: float = 1.0
-    """How often a replica is asked whether it is well."""
+    """How often a replica's health is checked."""
     drain_timeout_s: float = 30.0
     """How long a shutdown, or a replica that is taken out, waits for running requests."""
 
@@ -232,20 +232,20 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """What is written down about runs, and where."""
+    """What is recorded about runs, and where."""
 
     trace: str = "auto"
-    """Where it is recorded what took time and tokens: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
+    """Where spans are recorded: a file, `auto` for one in `HOTLOOP_HOME`, or `off`."""
     trace_content: bool = False
     """Whether what was said (prompts, arguments, results) is recorded as well, not only how much and how long."""
     trace_redact: tuple[str, ...] = ()
-    """Regular expressions; what they match in recorded content is blotted out."""
+    """Regular expressions; what they match in recorded content is redacted."""
     trace_max_size: str = "256MiB"
     """Most the file may hold; the oldest runs go first."""
     trace_max_age_days: float = 30.0
     """How long a run is kept."""
     trace_otlp: str | None = None
-    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that is told as well (extra `otel`)."""
+    """Address of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets spans as well (extra `otel`)."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.trace_max_size)

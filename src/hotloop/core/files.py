@@ -3,18 +3,27 @@
 import gzip
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hotloop.core.errors import ConfigError
 
 
+@contextmanager
+def named_errors(verb: str, path: Path) -> Iterator[None]:
+    """What the system says is wrong with a file, as a ConfigError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot {verb} {path}: {error.strerror}") from None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """All that is in a file. Raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        with named_errors("read", path):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

@@ -1,20 +1,13 @@
-"""What an answer may look like, as a value: the text of a grammar, in one of three notations.
-
-Two equal grammars are the same shape and are compiled once. Nothing here knows how they are compiled or matched.
-"""
+"""What an answer may look like, as a value: two equal grammars are compiled once."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-GrammarKind = Literal["json_schema", "regex", "lark"]
-
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that the whole answer must belong to.
+    """A language that the whole answer must belong to."""
 
-    `lark` is llguidance's dialect: `%json {...}` embeds a JSON schema, `<[12]>` is the token with that id.
-    """
-
-    kind: GrammarKind
+    kind: Literal["json_schema", "regex", "lark"]
+    """`lark` is llguidance's dialect: `%json {...}` embeds a JSON schema, `<[12]>` is the token with that id."""
     text: str

@@ -26,6 +26,8 @@ _COUNTS = {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "m
 # Formats that are kept to; others are annotations. So is ipv6: the compiler knows no address that ends in an IPv4 one.
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "time", "uri", "uuid"}
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_TYPES = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+_JSON_TYPES |= {list: "a list", tuple: "a list"}
 
 _OLD_DRAFT = re.compile(r"draft-0[34567]\b")
 _ESCAPE = re.compile(r"\\(.)|[\[\]]", re.DOTALL)
@@ -119,19 +121,7 @@ def _as_javascript(pattern: str) -> str:
 
 def json_type(value: Any) -> str:
     """What JSON calls a value, with its article."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list() | tuple():
-            return "a list"
-        case _:
-            return "an object"
+    return _JSON_TYPES.get(type(value), "an object")
 
 
 def _wrong(reason: str) -> RequestError:

@@ -6,18 +6,19 @@ takes too long is given up with a warning, and after the second, which is a fail
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from hotloop.core.errors import RemoteError
-from hotloop.doctor import judges
+from hotloop.doctor import judges, probes
 from hotloop.doctor.advice import NO_ANSWER, advise
+from hotloop.doctor.deployment import Deployment, Refused
 from hotloop.doctor.facts import Connected, Heard, Repeated
-from hotloop.doctor.finding import CheckResult, Verdict
-from hotloop.doctor.probes import answers
-from hotloop.doctor.probes.exposure import probe_exposure
-from hotloop.doctor.probes.hang_up import probe_hang_up
+from hotloop.doctor.finding import CheckResult, Judged, Verdict
 from hotloop.doctor.target import Target, meet
-from hotloop.doctor.wire.deployment import Deployment, Refused
 
 CHECKS = (
     "prefix cache",
@@ -32,6 +33,9 @@ CHECKS = (
 )
 _MAX_TIMEOUTS = 2
 
+Step = Callable[[], Awaitable[Sequence[Judged]]]
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red", Verdict.UNKNOWN: "dim"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
@@ -39,8 +43,6 @@ class TimeLimits:
 
     idle_s: float = 6.0
     """Between two requests over one connection, as if a tool ran."""
-    notice_s: float = 3.0
-    """For the deployment to notice that clients went away."""
     check_s: float = 60.0
     """For one check."""
 
@@ -72,13 +74,18 @@ async def examine(
     except TimeoutError:
         raise RemoteError(f"{deployment.url} timed out after {pace.check_s:g} s") from None
     async with deployment.newcomer() as client:
-        findings = await _Room(target, client, pace, addresses, watch).examine()
-    advised = [_advised(finding, target.kind) for finding in findings]
-    return Examination(deployment.url, await deployment.find_model(), target.kind, advised)
+        judged = await _Examiner(target, client, pace, addresses, watch).examine()
+    findings = [CheckResult(check, *judged[check][:2], _advise(check, judged[check], target.kind)) for check in CHECKS]
+    return Examination(deployment.url, await deployment.find_model(), target.kind, findings)
+
+
+def _advise(check: str, judged: Judged, kind: str) -> str:
+    is_fine = judged.verdict in (Verdict.OK, Verdict.UNKNOWN)
+    return "" if is_fine else advise(judged.trouble or check, kind)
 
 
 @dataclass(slots=True)
-class _Room:
+class _Examiner:
     target: Target
     client: Deployment
     """One with a connection of its own, which idles while others are busy."""
@@ -89,11 +96,11 @@ class _Room:
     rounds: Sequence[Repeated] = ()
     alone: Sequence[Heard] = ()
     idle: asyncio.Task[Connected] | None = None
-    findings: dict[str, CheckResult] = field(default_factory=dict)
+    judged: dict[str, Judged] = field(default_factory=dict)
 
-    async def examine(self) -> list[CheckResult]:
-        """In the order of the checklist, although a connection is left to idle over several checks."""
-        steps: Sequence[tuple[tuple[str, ...], Callable[[], Awaitable[Sequence[CheckResult]]]]] = (
+    async def examine(self) -> dict[str, Judged]:
+        """By check. A connection is left to idle over several of them."""
+        steps: Sequence[tuple[tuple[str, ...], Step]] = (
             (("prefix cache", "cached tokens told"), self._caching),
             (("streaming",), self._stream),
             (("connections",), self._connection),
@@ -106,71 +113,89 @@ class _Room:
         )
         try:
             for names, step in steps:
-                if not self.findings.keys() >= set(names):
-                    await self._check(names, step)
+                if not self.judged.keys() >= set(names):
+                    self.watch(names[0])
+                    found = await self._try(step)
+                    each = [found] * len(names) if isinstance(found, Judged) else found
+                    self.judged |= zip(names, each, strict=False)
         finally:
             if self.idle:
                 self.idle.cancel()
-        return [self.findings[name] for name in CHECKS]
+        return self.judged
 
-    async def _check(self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[CheckResult]]]) -> None:
-        self.watch(names[0])
-        self.findings |= {finding.check: finding for finding in await self._try(names, step)}
-
-    async def _try(
-        self, names: Sequence[str], step: Callable[[], Awaitable[Sequence[CheckResult]]]
-    ) -> Sequence[CheckResult]:
+    async def _try(self, step: Step) -> Sequence[Judged] | Judged:
+        """What its judges say, or what is to be said of all that it looks at."""
         if self.num_timeouts >= _MAX_TIMEOUTS:
-            return [CheckResult(name, Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts") for name in names]
-        verdict = Verdict.FAILURE
+            return Judged(Verdict.UNKNOWN, f"not tried after {_MAX_TIMEOUTS} timeouts")
         try:
             async with asyncio.timeout(self.pace.check_s):
                 return await step()
         except TimeoutError:
             self.num_timeouts += 1
-            said = f"timed out after {self.pace.check_s:g} s"
-            if self.num_timeouts < _MAX_TIMEOUTS:  # it may only be slow
-                verdict = Verdict.WARNING
+            verdict = Verdict.WARNING if self.num_timeouts < _MAX_TIMEOUTS else Verdict.FAILURE  # it may only be slow
+            return Judged(verdict, f"timed out after {self.pace.check_s:g} s", NO_ANSWER)
         except Refused as error:
-            return [CheckResult(name, Verdict.UNKNOWN, f"refused again and again: {error}") for name in names]
+            return Judged(Verdict.UNKNOWN, f"refused again and again: {error}")
         except RemoteError as error:
-            said = str(error)
-        return [CheckResult(name, verdict, said, NO_ANSWER) for name in names]
+            return Judged(Verdict.FAILURE, str(error), NO_ANSWER)
 
-    async def _caching(self) -> Sequence[CheckResult]:
-        self.rounds = await answers.probe_repeats(self.target)
+    async def _caching(self) -> Sequence[Judged]:
+        self.rounds = await probes.probe_repeats(self.target)
         return [judges.judge_cache(self.rounds), judges.judge_cache_told(self.rounds)]
 
-    async def _stream(self) -> Sequence[CheckResult]:
-        self.alone = await answers.probe_stream(self.target)
+    async def _stream(self) -> Sequence[Judged]:
+        self.alone = await probes.probe_stream(self.target)
         return [judges.judge_stream(self.alone)]
 
-    async def _connection(self) -> Sequence[CheckResult]:
-        heard = await answers.probe_connection(self.client)
-        self.idle = asyncio.create_task(answers.watch_idle(self.client, heard, self.pace.idle_s))
+    async def _connection(self) -> Sequence[Judged]:
+        heard = await probes.probe_connection(self.client)
+        self.idle = asyncio.create_task(probes.watch_idle(self.client, heard, self.pace.idle_s))
         return []
 
-    async def _idle(self) -> Sequence[CheckResult]:
+    async def _idle(self) -> Sequence[Judged]:
         assert self.idle, "or else there is a finding already"
         return [judges.judge_connections(await self.idle)]
 
-    async def _batching(self) -> Sequence[CheckResult]:
-        alone = self.alone or await answers.probe_stream(self.target)
-        return [judges.judge_batching(await answers.probe_batching(self.target, alone))]
+    async def _batching(self) -> Sequence[Judged]:
+        alone = self.alone or await probes.probe_stream(self.target)
+        return [judges.judge_batching(await probes.probe_batching(self.target, alone))]
 
-    async def _calls(self) -> Sequence[CheckResult]:
-        return [judges.judge_calls(*await answers.probe_calls(self.target))]
+    async def _calls(self) -> Sequence[Judged]:
+        return [judges.judge_calls(*await probes.probe_calls(self.target))]
 
-    async def _turns(self) -> Sequence[CheckResult]:
-        return [judges.judge_turns(await answers.probe_turns(self.target), self.rounds)]
+    async def _turns(self) -> Sequence[Judged]:
+        return [judges.judge_turns(await probes.probe_turns(self.target), self.rounds)]
 
-    async def _hang_up(self) -> Sequence[CheckResult]:
-        return [judges.judge_hang_up(await probe_hang_up(self.target, self.pace.notice_s))]
+    async def _hang_up(self) -> Sequence[Judged]:
+        return [judges.judge_hang_up(await probes.probe_hang_up(self.target))]
 
-    async def _exposure(self) -> Sequence[CheckResult]:
-        return [judges.judge_exposure(await probe_exposure(self.target, self.addresses))]
+    async def _exposure(self) -> Sequence[Judged]:
+        return [judges.judge_exposure(await probes.probe_exposure(self.target, self.addresses))]
 
 
-def _advised(finding: CheckResult, kind: str) -> CheckResult:
-    is_fine = finding.verdict in (Verdict.OK, Verdict.UNKNOWN)
-    return finding if is_fine else replace(finding, advice=advise(finding.trouble or finding.check, kind))
+def examination_table(examination: Examination) -> Table:
+    """Text is the deployment's in part, so none of it is markup, nor moves the cursor."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
+    table.title = Text(f"{examination.url}: {_plain(examination.model)}, {examination.kind}", style="bold")
+    for title in ("", "check"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("what was measured, and what to do", overflow="fold")
+    for each in examination.findings:
+        verdict = Text(each.verdict.value, style=_STYLES[each.verdict])
+        advice = Text(f"\n→ {each.advice}" if each.advice else "", style="bold")
+        table.add_row(verdict, Text(each.check), Text(_plain(each.measured)) + advice)
+    return table
+
+
+def examination_json(examination: Examination) -> dict[str, Any]:
+    return {
+        "url": examination.url,
+        "model": examination.model,
+        "kind": examination.kind,
+        "failed": examination.has_failed,
+        "findings": [asdict(each) for each in examination.findings],
+    }
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -38,7 +38,6 @@ class Heard:
 
     @property
     def cached_share(self) -> float | None:
-        """Of the prompt."""
         return self.num_cached / self.num_prompt if self.num_cached is not None and self.num_prompt else None
 
     @property

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import NamedTuple
 
 
 class Verdict(StrEnum):
@@ -13,6 +13,14 @@ class Verdict(StrEnum):
     """It could not be told."""
 
 
+class Judged(NamedTuple):
+    """`trouble` says which of the check's troubles it is, where there are several: advice is looked up by it."""
+
+    verdict: Verdict
+    measured: str
+    trouble: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """`advice` is what to do, and empty where nothing needs doing."""
@@ -20,9 +28,4 @@ class CheckResult:
     check: str
     verdict: Verdict
     measured: str
-    trouble: str = ""
-    """Which of the check's troubles it is, where there are several: advice is looked up by it."""
     advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"check": self.check, "verdict": self.verdict, "measured": self.measured, "advice": self.advice}

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from hotloop.doctor import advice
 from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Repeated, Turned
-from hotloop.doctor.finding import CheckResult, Verdict
+from hotloop.doctor.finding import Judged, Verdict
+
+OK, WARNING, FAILURE, UNKNOWN = Verdict
 
 _MIN_HIT = 0.5  # blocks, and what hosted APIs round to, take a part of a prompt; half of it is a hit for certain
 _SAVED, _NOT_SAVED = 0.5, 0.2  # of the time that reading a long prompt takes: a hit, and noise
@@ -26,35 +28,36 @@ _SAYS_NOTHING = (None, 429, 503)  # of who may ask: it has no time for anybody
 _RELIEVED, _NOT_RELIEVED = 0.7, 0.3  # how much of that slowdown is gone after they were given up
 
 
-def judge_cache(rounds: Sequence[Repeated]) -> CheckResult:
+def judge_cache(rounds: Sequence[Repeated]) -> Judged:
     """By cached tokens where they are told, or else by the time to the first token."""
     share, saved = _cached_share(rounds), _saved_share(rounds)
     told = f"{share:.0%} cached the second time; " if share is not None else ""
-    measured = told + _ttft_words(rounds)
+    first_s, second_s, short_s = _ttfts(rounds)
+    measured = f"{told}first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
     if (share or 0.0) >= _MIN_HIT or (saved or 0.0) >= _SAVED:
-        return CheckResult("prefix cache", Verdict.OK, measured)
+        return Judged(OK, measured)
     if when := _first_hit(rounds):
-        measured = f"{measured}; cached when asked {when} times"
-        return CheckResult("prefix cache", Verdict.FAILURE, measured, advice.SCATTERED)
+        return Judged(FAILURE, f"{measured}; cached when asked {when} times", advice.SCATTERED)
     if share is None and saved is None:
-        return CheckResult("prefix cache", Verdict.UNKNOWN, f"no cached tokens told, and too quick to tell; {measured}")
+        return Judged(UNKNOWN, f"no cached tokens told, and too quick to tell; {measured}")
     if share is None and (saved or 0.0) > _NOT_SAVED:
-        return CheckResult("prefix cache", Verdict.UNKNOWN, f"no cached tokens told, and times do not tell; {measured}")
-    return CheckResult("prefix cache", Verdict.FAILURE, measured)
+        return Judged(UNKNOWN, f"no cached tokens told, and times do not tell; {measured}")
+    return Judged(FAILURE, measured)
 
 
-def judge_cache_told(rounds: Sequence[Repeated]) -> CheckResult:
-    told = {each.num_cached: each.num_prompt for each in _repeats(rounds) if each.num_cached is not None}
+def judge_cache_told(rounds: Sequence[Repeated]) -> Judged:
+    repeats = [heard for each in rounds for heard in (each.second, *each.later)]
+    told = {each.num_cached: each.num_prompt for each in repeats if each.num_cached is not None}
     if not any(each.second.num_prompt for each in rounds):
-        return CheckResult("cached tokens told", Verdict.WARNING, "no usage at all in a stream")
+        return Judged(WARNING, "no usage at all in a stream")
     if not told:
-        return CheckResult("cached tokens told", Verdict.WARNING, "usage has no cached_tokens")
+        return Judged(WARNING, "usage has no cached_tokens")
     if not any(told) and (_saved_share(rounds) or 0.0) >= _SAVED:
-        return CheckResult("cached tokens told", Verdict.WARNING, "usage says 0, but the first token came sooner")
-    return CheckResult("cached tokens told", Verdict.OK, f"usage says {max(told):,} of {told[max(told)] or 0:,}")
+        return Judged(WARNING, "usage says 0, but the first token came sooner")
+    return Judged(OK, f"usage says {max(told):,} of {told[max(told)] or 0:,}")
 
 
-def judge_stream(answers: Sequence[Heard]) -> CheckResult:
+def judge_stream(answers: Sequence[Heard]) -> Judged:
     """By the answer that streamed best: the others may have waited for somebody else's."""
     best = max(answers, key=lambda heard: (len(heard.arrivals_s) > 1, heard.spread))
     measured = (
@@ -62,26 +65,25 @@ def judge_stream(answers: Sequence[Heard]) -> CheckResult:
         f"of {_ms(best.total_s)}"
     )
     if not best.num_pieces or best.num_tokens < 2:
-        return CheckResult("streaming", Verdict.UNKNOWN, f"too little came to tell: {measured}")
+        return Judged(UNKNOWN, f"too little came to tell: {measured}")
     if best.total_s < _FAST_S:
-        return CheckResult("streaming", Verdict.UNKNOWN, f"answers are too quick to tell: {measured}")
+        return Judged(UNKNOWN, f"answers are too quick to tell: {measured}")
     is_held_back = len(best.arrivals_s) < 2 or best.spread < _MIN_SPREAD
-    return CheckResult("streaming", Verdict.FAILURE if is_held_back else Verdict.OK, measured)
+    return Judged(FAILURE if is_held_back else OK, measured)
 
 
-def judge_connections(connected: Connected) -> CheckResult:
+def judge_connections(connected: Connected) -> Judged:
     measured = f"{connected.num_requests} requests over {connected.num_connections} connection"
     measured += "s" if connected.num_connections != 1 else ""
     if connected.num_connections > 1:
-        return CheckResult("connections", Verdict.FAILURE, measured)
+        return Judged(FAILURE, measured)
     idled = f"{connected.idle_s:g} s of idling"
     if not connected.is_open_after_idle:
-        measured = f"{measured}, but closed within {idled}"
-        return CheckResult("connections", Verdict.WARNING, measured, advice.CLOSED_IDLE)
-    return CheckResult("connections", Verdict.OK, f"{measured}, still open after {idled}")
+        return Judged(WARNING, f"{measured}, but closed within {idled}", advice.CLOSED_IDLE)
+    return Judged(OK, f"{measured}, still open after {idled}")
 
 
-def judge_batching(batched: Batched) -> CheckResult:
+def judge_batching(batched: Batched) -> Judged:
     is_whole = all(len(each.arrivals_s) < 2 for each in batched.together)
     arriving = "answers come whole" if is_whole else f"{batched.overlap:.1f} arriving at a time"
     measured = (
@@ -91,114 +93,106 @@ def judge_batching(batched: Batched) -> CheckResult:
     num_refused = sum(each.num_refused > 0 for each in batched.together)
     if num_refused:
         said = f"{num_refused} of {len(batched.together)} at once were told to come again later"
-        return CheckResult("batching", Verdict.WARNING, said, advice.REFUSED_AT_ONCE)
+        return Judged(WARNING, said, advice.REFUSED_AT_ONCE)
     if not batched.alone_rate or statistics.median(each.total_s for each in batched.alone) < _FAST_S:
-        return CheckResult("batching", Verdict.UNKNOWN, f"answers are too quick to tell; {measured}")
+        return Judged(UNKNOWN, f"answers are too quick to tell; {measured}")
     is_parallel = is_whole or batched.overlap >= _MIN_OVERLAP
-    verdict = _judge_speedup(batched.speedup) if is_parallel else Verdict.FAILURE
-    return CheckResult("batching", verdict, measured)
+    verdict = _judge_speedup(batched.speedup) if is_parallel else FAILURE
+    return Judged(verdict, measured)
 
 
 def _judge_speedup(speedup: float) -> Verdict:
     if speedup < _WEAK_SPEEDUP:
-        return Verdict.FAILURE
-    return Verdict.OK if speedup >= _MIN_SPEEDUP else Verdict.WARNING
+        return FAILURE
+    return OK if speedup >= _MIN_SPEEDUP else WARNING
 
 
-def judge_calls(demanded: Called, offered: Called) -> CheckResult:
+def judge_calls(demanded: Called, offered: Called) -> Judged:
     """A call that agents get is one the model chose to make; a call that is demanded is the easier case."""
     if demanded.refusal:
-        measured = f"a demanded call is not taken: {demanded.refusal}"
-        return CheckResult("strict tools", Verdict.FAILURE, measured, advice.NO_CALLS)
+        return Judged(FAILURE, f"a demanded call is not taken: {demanded.refusal}", advice.NO_CALLS)
     if demanded.num_calls < demanded.num_asked:
-        measured = f"{demanded.num_asked} calls demanded, {demanded.num_calls} came"
-        return CheckResult("strict tools", Verdict.FAILURE, measured)
+        return Judged(FAILURE, f"{demanded.num_asked} calls demanded, {demanded.num_calls} came")
     measured = (
         f"{demanded.num_valid} of {demanded.num_calls} demanded calls kept to a schema that the user's words break"
     )
     if demanded.num_valid < demanded.num_calls:
-        return CheckResult("strict tools", Verdict.FAILURE, f"{measured}; one was {demanded.example}")
+        return Judged(FAILURE, f"{measured}; one was {demanded.example}")
     if offered.refusal:
         measured = f"{measured}; a call of the model's own choice is not taken: {offered.refusal}"
-        return CheckResult("strict tools", Verdict.FAILURE, measured, advice.NO_CALLS)
+        return Judged(FAILURE, measured, advice.NO_CALLS)
     free = f"{offered.num_valid} of {offered.num_calls}" if offered.num_calls else "none was called"
     measured += f"; of the model's own choice {free}"
     if offered.num_valid < offered.num_calls:
-        measured = f"{measured}; one was {offered.example}"
-        return CheckResult("strict tools", Verdict.FAILURE, measured, advice.LOOSE_FREE_CALLS)
-    return CheckResult("strict tools", Verdict.OK, measured)
+        return Judged(FAILURE, f"{measured}; one was {offered.example}", advice.LOOSE_FREE_CALLS)
+    return Judged(OK, measured)
 
 
-def judge_turns(turned: Turned, rounds: Sequence[Repeated]) -> CheckResult:
+def judge_turns(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
     """By token ids where they are shown, and by what of the first turn the second found in a cache that works."""
     kept = ", ".join(
         f"{each.num_common:,} of {each.num_before:,} tokens kept after {each.what}" for each in turned.kept
     )
     if any(each.num_common < _MIN_KEPT * each.num_before for each in turned.kept):
-        return CheckResult("stable turns", Verdict.FAILURE, kept)
+        return Judged(FAILURE, kept)
     is_hit_told = (_cached_share(rounds) or 0.0) >= _MIN_HIT
     if is_hit_told and turned.second.num_cached is not None and turned.first.num_prompt:
         cached = f"{turned.second.num_cached:,} cached, where the turn before had {turned.first.num_prompt:,} tokens"
         is_hit = turned.second.num_cached >= _MIN_TURN_HIT * turned.first.num_prompt
         measured = "; ".join(filter(None, (cached, kept)))
-        return CheckResult("stable turns", Verdict.OK if is_hit else Verdict.FAILURE, measured)
+        return Judged(OK if is_hit else FAILURE, measured)
     if kept:
-        return CheckResult("stable turns", Verdict.OK, kept)
+        return Judged(OK, kept)
     return _judge_turns_by_time(turned, rounds)
 
 
-def _judge_turns_by_time(turned: Turned, rounds: Sequence[Repeated]) -> CheckResult:
+def _judge_turns_by_time(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
     """That nothing was saved may have many reasons; that much was has one."""
     times = f"first token {_ms(turned.first.first_s)}, a turn later {_ms(turned.second.first_s)}"
     saved = _saved_share([Repeated(turned.first, turned.second, each.short) for each in rounds])
     if saved is not None and saved >= _SAVED:
-        return CheckResult("stable turns", Verdict.OK, times)
-    return CheckResult("stable turns", Verdict.UNKNOWN, f"neither cached tokens nor token ids tell; {times}")
+        return Judged(OK, times)
+    return Judged(UNKNOWN, f"neither cached tokens nor token ids tell; {times}")
 
 
-def judge_hang_up(hung: HungUp) -> CheckResult:
+def judge_hang_up(hung: HungUp) -> Judged:
     """By the deployment's own count where it rose with them, else by how much an answer is slowed by them."""
     before, during, after = hung.num_before, hung.num_during, hung.num_after
     if before is not None and during is not None and after is not None and during > before:
         measured = f"{hung.num_clients} clients went away: requests {during}, then {after} within {hung.waited_s:.1f} s"
         is_noticed = after <= before or during - after >= hung.num_clients
-        return CheckResult("disconnects", Verdict.OK if is_noticed else Verdict.FAILURE, measured)
+        return Judged(OK if is_noticed else FAILURE, measured)
     measured = (
         f"an answer took {_ms(hung.alone_s)} alone, {_ms(hung.amid_s)} beside {hung.num_clients} others, "
         f"{_ms(hung.following_s)} after they went away"
     )
     slowdown_s = hung.amid_s - hung.alone_s
     if hung.alone_s < _FAST_S or hung.amid_s < _MIN_SLOWDOWN * hung.alone_s:
-        return CheckResult("disconnects", Verdict.UNKNOWN, f"it tells no count, and is not slowed: {measured}")
+        return Judged(UNKNOWN, f"it tells no count, and is not slowed: {measured}")
     relief = (hung.amid_s - hung.following_s) / slowdown_s
     if _NOT_RELIEVED < relief < _RELIEVED:
-        return CheckResult("disconnects", Verdict.UNKNOWN, f"it tells no count, and times do not tell: {measured}")
-    return CheckResult("disconnects", Verdict.OK if relief >= _RELIEVED else Verdict.WARNING, measured)
+        return Judged(UNKNOWN, f"it tells no count, and times do not tell: {measured}")
+    return Judged(OK if relief >= _RELIEVED else WARNING, measured)
 
 
-def judge_exposure(exposed: Exposed) -> CheckResult:
+def judge_exposure(exposed: Exposed) -> Judged:
     if not exposed.address:
-        return CheckResult("exposure", Verdict.UNKNOWN, "the connection does not tell whom it was made to")
+        return Judged(UNKNOWN, "the connection does not tell whom it was made to")
     address = ipaddress.ip_address(exposed.address.partition("%")[0])
     others = ", ".join(exposed.other_addresses)
     where = f"at {exposed.address}" + (f" and {others}" if others else "")
     status = exposed.status_without_key
     if status == 200:
         if address.is_loopback and not others:
-            return CheckResult("exposure", Verdict.OK, f"answers without a key, on loopback only ({where})")
-        verdict = Verdict.FAILURE if address.is_global else Verdict.WARNING
-        return CheckResult("exposure", verdict, f"answers anybody without a key, {where}")
+            return Judged(OK, f"answers without a key, on loopback only ({where})")
+        verdict = FAILURE if address.is_global else WARNING
+        return Judged(verdict, f"answers anybody without a key, {where}")
     if status in _SAYS_NOTHING:
-        return CheckResult("exposure", Verdict.UNKNOWN, f"without a key it answers {status or 'nothing'}, {where}")
+        return Judged(UNKNOWN, f"without a key it answers {status or 'nothing'}, {where}")
     asks = "asks for a key" if status in (401, 403) else f"answers {status} without a key"
     if not exposed.is_encrypted and (not address.is_loopback or others):
-        measured = f"{asks}, which travels unencrypted, {where}"
-        return CheckResult("exposure", Verdict.WARNING, measured, advice.UNENCRYPTED)
-    return CheckResult("exposure", Verdict.OK, f"{asks}, {where}")
-
-
-def _repeats(rounds: Sequence[Repeated]) -> list[Heard]:
-    return [heard for each in rounds for heard in (each.second, *each.later)]
+        return Judged(WARNING, f"{asks}, which travels unencrypted, {where}", advice.UNENCRYPTED)
+    return Judged(OK, f"{asks}, {where}")
 
 
 def _cached_share(rounds: Sequence[Repeated]) -> float | None:
@@ -214,11 +208,6 @@ def _first_hit(rounds: Sequence[Repeated]) -> int | None:
         if hits:
             return 3 + hits[0]
     return None
-
-
-def _ttft_words(rounds: Sequence[Repeated]) -> str:
-    first_s, second_s, short_s = _ttfts(rounds)
-    return f"first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
 
 
 def _ttfts(rounds: Sequence[Repeated]) -> tuple[float, float, float]:

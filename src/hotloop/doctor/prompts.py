@@ -73,18 +73,11 @@ def is_lamp_call(name: str, arguments: str) -> bool:
         values = json.loads(arguments)
     except ValueError:
         return False
-    return (
-        name == "set_lamp"
-        and isinstance(values, dict)
-        and set(values) == {"colour", "level"}
-        and values["colour"] in _CODES
-        and values["level"] in _LEVELS
-        and not isinstance(values["level"], bool)
-    )
+    allowed = [{"colour": colour, "level": level} for colour in _CODES for level in _LEVELS]
+    return name == "set_lamp" and values in allowed
 
 
 def opening(num_chars: int, nonce: str) -> list[Json]:
-    """The first turn of a conversation."""
     system = {"role": "system", "content": f"You keep notes.\n{long_text(num_chars, nonce)}"}
     return [system, user("Which words stand there? Name two.")]
 
@@ -95,7 +88,6 @@ def follow(messages: Sequence[Json], answer: str) -> list[Json]:
 
 
 def follow_call(messages: Sequence[Json]) -> list[Json]:
-    """The next turn after a tool call."""
     arguments = json.dumps({"colour": _CODES[0], "level": _LEVELS[0]})
     call = {"id": "call_0", "type": "function", "function": {"name": "set_lamp", "arguments": arguments}}
     result = {"role": "tool", "tool_call_id": "call_0", "content": "The lamp is set."}

@@ -1,11 +1,11 @@
 """The pool of KV blocks: who uses which, counted. Plain integers; the memory itself belongs to the backend.
 
 A block has users (the requests that compute with it) and may be kept (by the prefix tree, for later requests).
-Invariant: it is free exactly when it has no user and is not kept; idle when it is kept and has no user. A user is the
-lock: only idle blocks may be given up.
+Invariant: it is free exactly when it has no user and is not kept; idle, and then it may be given up, when it is kept
+and has no user.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hotloop.core.request import Request
@@ -97,6 +97,14 @@ class BlockPool:
             assert (num == 0 and not kept) == (block_id in is_free), f"block {block_id}: {num} users, kept {kept}"
             num_idle += num == 0 and kept
         assert num_idle == self.num_idle
+
+
+class HostRoom(Protocol):
+    """Where blocks go that leave the device, as far as integers tell; see `HostMemory`."""
+
+    num_blocks: int
+
+    def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None: ...
 
 
 class Fetcher(Protocol):

@@ -1,7 +1,6 @@
 """What changes in the prefix tree, for subscribers outside. Integers and bytes only.
 
-A block is named by its number in the pool: that number is its own as long as the tree keeps it. One in host memory
-has the number -1 - n of block n there.
+A block is named by its number in the pool, as long as the tree keeps it; block n of host memory by -1 - n.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,8 @@
 
     launch N+1 | publish N-1 | masks of N+1 | wait for N, settle it
 
-With a depth of two step N+1 runs while N is settled; with one it is the same step that is launched and waited for.
-Every request ends in exactly one terminal event: finished, aborted, or failed with its step. Events are published in
-the order in which they arose.
+With a depth of two step N+1 runs while N is settled. Every request ends in exactly one terminal event: finished,
+aborted, or failed with its step. Events are published in the order in which they arose.
 """
 
 import time
@@ -19,12 +18,12 @@ from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Change
 from hotloop.engine.decode import Decoder, Sampled
-from hotloop.engine.disk.store import DiskStats, KvStore
+from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.speculation import Speculator
 from hotloop.engine.grammar.matcher import Matcher
-from hotloop.engine.host import HostStats, HostTier
+from hotloop.engine.host import HostTier
 from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 from hotloop.engine.text import TextStream
@@ -53,8 +52,7 @@ class _Listener:
 
     on_event: OnEvent
     text: TextStream
-    unpublished: list[Sampled]
-    """Tokens that were forced before the first step; published with the first one it gives."""
+    unpublished: list[Sampled]  # forced before the first step; published with the first one it gives
 
 
 class EngineCore:
@@ -85,16 +83,17 @@ class EngineCore:
             changes=changes,
             host=memory,
         )
-        self._host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
+        self.host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
         self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
         most = config.max_draft_tokens
+        self._drafter = drafter
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None
         self._publishes_first = drafter is not None and drafter.has_model  # tokens do not wait for drafts
-        self._disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
-        self._tiers = [tier for tier in (self._disk, self._host) if tier]
+        self.disk = DiskTier(store, backend, self.scheduler, post, clock) if store and post else None
+        self._tiers = [tier for tier in (self.disk, self.host) if tier]
         self._listeners: dict[str, _Listener] = {}
         self._flights: deque[tuple[Step, Flight]] = deque()
         self._settling: Step | None = None  # some of its tokens may be appended and not yet published
@@ -109,7 +108,7 @@ class EngineCore:
             self._finished_at = self._clock()  # idle time does not count
         forced = self._decoder.open(request, matcher) if matcher else []
         self._listeners[request.id] = _Listener(on_event, TextStream(self._tokenizer, request.sampling), forced)
-        (self._disk or self.scheduler).add(request)
+        (self.disk or self.scheduler).add(request)
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._listeners
@@ -125,13 +124,7 @@ class EngineCore:
 
     @property
     def _is_copying(self) -> bool:
-        return self._host is not None and self._host.is_busy
-
-    def disk_stats(self) -> DiskStats:
-        return self._disk.stats() if self._disk else DiskStats()
-
-    def host_stats(self) -> HostStats:
-        return self._host.stats() if self._host else HostStats()
+        return self.host is not None and self.host.is_busy
 
     def check(self) -> None:
         for each in (self.scheduler, *self._tiers):
@@ -159,28 +152,28 @@ class EngineCore:
             if request:
                 num_published = request.num_tokens - len(self._listeners[request_id].unpublished)
                 del request.token_ids[num_published:]
-                self._end(request, FinishReason.ABORT)
+                self.scheduler.finish(request, FinishReason.ABORT)
+                self._close(request, _event(request))
 
     def fail(self, error: HotloopError) -> None:
         """A step failed: end all that ran with this error, and trust nothing in the cache."""
         self._flights.clear()
-        if self._host:
-            self._host.reset()
+        if self.host:
+            self.host.reset()
         step, self._settling = self._settling, None
         for request in self.scheduler.reset(step):
             self._close(request, _event(request, error=error))
         self._publish()
 
     def close(self) -> None:
-        if self._speculator:
-            self._speculator.close()
-        if self._disk:
-            self._disk.close()
+        for each in (self._drafter, self.disk and self.disk.store):
+            if each:
+                each.close()
 
     def fail_all(self, error: HotloopError) -> None:
         """Nothing will run any more: end the waiting too."""
-        if self._disk:
-            self._disk.let_all_go()
+        if self.disk:
+            self.disk.let_all_go()
         while self.has_work:
             self.fail(error)
 
@@ -221,11 +214,12 @@ class EngineCore:
         ]
         now = self._clock()
         self.scheduler.settle(step, now, chosen.device_s)
-        if self._disk:
-            self._disk.save(step.slices)
+        if self.disk:
+            self.disk.save(step.slices)
         for part, tokens in decoded:
             if part.error:
-                self._fail(part.request, part.error)
+                self.scheduler.fail(part.request)
+                self._close(part.request, _event(part.request, error=part.error))
                 continue
             if part.draft_ids:
                 part.request.num_drafted += part.num_guesses
@@ -254,14 +248,15 @@ class EngineCore:
         texts = []
         for i, token in enumerate(tokens):
             num_output = num_before + i + 1
-            piece = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
-            texts.append(piece.text)
+            text, stop = listener.text.push(token.token_id, may_stop=num_output >= request.sampling.min_tokens)
+            texts.append(text)
             request.num_forced += token.is_forced
-            reason, stop_match = self._verdict(request, token.token_id, num_output, piece.stop)
+            reason, stop_match = self._verdict(request, token.token_id, num_output, stop)
             if reason:
                 del request.token_ids[request.num_prompt + num_output :]
-                texts.append("" if piece.stop is not None else listener.text.finish())
-                self._end(request, reason, tokens=tokens[: i + 1], text="".join(texts), stop_match=stop_match)
+                texts.append("" if stop is not None else listener.text.finish())
+                self.scheduler.finish(request, reason)
+                self._close(request, _event(request, tokens[: i + 1], "".join(texts), stop_match))
                 return
         self._events.append((listener, _event(request, tokens, "".join(texts))))
 
@@ -281,22 +276,6 @@ class EngineCore:
             return FinishReason.LENGTH, None
         return None, None
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        tokens: Sequence[Sampled] = (),
-        text: str = "",
-        stop_match: str | int | None = None,
-    ) -> None:
-        self.scheduler.finish(request, reason)
-        self._close(request, _event(request, tokens, text, stop_match))
-
-    def _fail(self, request: Request, error: HotloopError) -> None:
-        self.scheduler.fail(request)
-        self._close(request, _event(request, error=error))
-
     def _close(self, request: Request, event: TokenEvent) -> None:
         """Count and publish the end of a request that the scheduler has let go."""
         assert event.finish_reason is not None
@@ -305,11 +284,11 @@ class EngineCore:
         self._finished_at = now
         self.num_finished[event.finish_reason] += 1
         self.usage = Usage.total(self.usage, event.usage)
-        if self._disk:
-            self._disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
+        if self.disk:
+            self.disk.forget(request, is_trusted=not isinstance(event.error, BackendError))
         self._decoder.close(request)
-        if self._speculator:
-            self._speculator.forget(request)
+        if self._drafter:
+            self._drafter.learn(request)
         self._events.append((self._listeners.pop(request.id), event))
 
     def _publish(self) -> None:

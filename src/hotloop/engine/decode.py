@@ -1,8 +1,7 @@
 """From the rows of a step to the tokens of its requests: sampled under the grammar, forced by it, or as drafted.
 
-What a token is does not depend on how it was come by. A token is *forced* where the grammar leaves no choice, and then
-it is the canonical one; all others are sampled, each from its own row, with the random number of its position. Drafts
-only decide how many rows a step has, and `can_force` only whether a forced token waits for a row of its own.
+A token is *forced* where the grammar leaves no choice; all others are sampled, each from its own row, with the random
+number of its position. Drafts only decide how many rows a step has: what a token is does not depend on them.
 
     draft     [ d0 d1 d2 d3 ]            row i is what the model says after d(i-1), row 0 after the last token
     produced  [ d0 d1 x ]  [ f f ]       the first token that differs ends it: its row was the last one to be right
@@ -34,14 +33,11 @@ class Sampled:
 
 @dataclass(slots=True)
 class Guide:
-    """A request's place in its grammar. `forced` tokens come next, whatever the model would say; the matcher has taken
-    them already.
-    """
+    """A request's place in its grammar. `forced` tokens come next; the matcher has taken them already."""
 
     matcher: Matcher
     forced: deque[int] = field(default_factory=deque)
-    look_at: int = _FAR
-    """How many tokens may be left before it is time to see whether the answer can still be completed."""
+    look_at: int = _FAR  # tokens left, from which on it is seen whether the answer can still be completed
     is_cut: bool = False  # whether the answer ends as it does for lack of room
 
 
@@ -69,9 +65,7 @@ class Decoder:
         self._guides.pop(request.id, None)
 
     def masks(self, parts: Iterable[Slice]) -> Iterator[tuple[int, Mask]]:
-        """Which tokens grammars allow after the rows of level slices, but where a token is forced already. A matcher
-        walks along the drafts and comes back.
-        """
+        """Which tokens grammars allow after the rows of level slices, but where a token is forced already."""
         guides = ((part, self._guides.get(part.request.id)) for part in parts if part.wants_token)
         guided = [(part, guide.matcher) for part, guide in guides if guide and not guide.forced]
         for (part, matcher), mask in zip(guided, masks_of([matcher for _, matcher in guided]), strict=True):
@@ -131,10 +125,9 @@ class Decoder:
     def _take(self, request: Request, guide: Guide, token_id: int) -> int:
         """Let the matcher take a sampled token, unless the answer could then not be completed in the room there is.
 
-        In that case it is the first token of the shortest ending that is taken, and returned, if that closes something:
-        what the model writes may be cut short, but is never replaced by something else. Whether there is room is looked
-        at when half of what is to spare is gone, at every token near the end, and when something larger begins: at
-        places that depend on the tokens alone.
+        Then the first token of the shortest ending is taken instead, if that closes something: an answer may be cut
+        short, but nothing else is put in its place. Whether there is room is seen at places that depend on the tokens
+        alone.
         """
         num_left = request.max_tokens - request.num_output
         self._advance(guide, token_id, num_left)

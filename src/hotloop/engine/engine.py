@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -31,8 +30,7 @@ from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.engine.kv_events import KvPublisher
-from hotloop.engine.snapshot import EngineSnapshot, Snapshotter
-from hotloop.engine.stats import EngineStats, count_up
+from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -94,12 +92,10 @@ class Engine:
         self._is_closing = False
         self._is_stopped = False
         self._at_end = ExitStack()
-        for close in (backend.close, self._core.close):  # the last first, and each of them once
-            self._at_end.callback(close)
-        if self.kv_events:
-            self._at_end.callback(self.kv_events.close)
-        self.failure: Exception | None = None
-        """What ended the loop, a bug of ours or a lost device: this engine will never run again."""
+        for each in (backend, self._core, self.kv_events):  # the last first, and each of them once
+            if each:
+                self._at_end.callback(each.close)
+        self.failure: Exception | None = None  # what ended the loop: this engine will never run again
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
 
     @classmethod
@@ -117,10 +113,12 @@ class Engine:
         from hotloop.engine.load import open_parts  # noqa: PLC0415 - half a second, and not for everyone
 
         config = config or EngineConfig()
-        parts = open_parts(model, config, weights=weights, precision=precision, device=device, load_format=load_format)
-        name, tokenizer, template = parts.model.name, parts.model.tokenizer, parts.model.template
-        engine = cls(tokenizer, parts.backend, config, name=name, template=template, drafter=parts.drafter)
-        engine.device_note = parts.device_note
+        loaded, backend, drafter, note = open_parts(
+            model, config, weights=weights, precision=precision, device=device, load_format=load_format
+        )
+        name, template = loaded.name, loaded.template
+        engine = cls(loaded.tokenizer, backend, config, name=name, template=template, drafter=drafter)
+        engine.device_note = note
         return engine
 
     def start(self) -> Self:
@@ -149,16 +147,11 @@ class Engine:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def submit(self, requests: Sequence[Request], on_event: OnEvent) -> None:
-        """Queue requests, all or none. `on_event` runs on the engine's thread and must not wait.
-
-        A grammar that is new is compiled here, on the caller's thread; `grammars.matcher` does it ahead of time.
-        """
+        """Queue requests, all or none, and compile new grammars. `on_event`, on the engine's thread, must not wait."""
         for request in requests:
             self._validate(request)
         matchers = [self.grammars.matcher(request.grammar) if request.grammar else None for request in requests]

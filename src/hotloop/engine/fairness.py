@@ -1,9 +1,8 @@
 """Whose turn it is among the waiting: classes first, then who is awaited, then sessions by the service they have had.
 
-Within a class those go first whose prefix was kept for them: they need little. Among the others, the session that was
-served least goes first, and service is forgotten with time, so a heavy session pays for its recent use only. Waiting
-counts in a request's favour, and for each `PROMOTE_S` of it the request counts as one class more urgent, also once it
-runs, and nobody who is awaited goes before it any more, so nothing waits for ever.
+Within a class those go first whose prefix was kept for them, then the session that was served least; service is
+forgotten with time. For each `PROMOTE_S` of waiting a request counts as one class more urgent, also once it runs, and
+nobody who is awaited goes before it any more, so nothing waits for ever.
 """
 
 import math
@@ -37,10 +36,8 @@ class Fairness:
         return tokens * math.exp2((at - self.now) / HALF_LIFE_S)
 
     def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
-        """The waiting who may join now: most urgent class first, within it the least served.
-
-        A class is held back while more urgent requests run, until one of its own has waited its class's time: then all
-        of it joins, as one batch.
+        """The waiting who may join now, by class. One is held back while more urgent requests run, until one of its own
+        has waited its class's time: then all of it joins, as one batch.
         """
         by_class: dict[int, list[Request]] = {}
         for request in waiting:

@@ -1,7 +1,6 @@
-"""How long it pays to hold a prefix through a tool gap. Numbers only.
+"""How long it pays to hold a prefix through a tool gap: recomputing it against its share of the cache until then.
 
-Holding it saves recomputing it, if its session comes back in time, and costs its share of the cache until then. Both
-grow with its length, so all that counts is how long prefilling a whole cache takes (`turnover_s`):
+Both grow with its length, so all that counts is how long prefilling a whole cache takes (`turnover_s`):
 
     gain of waiting t  =  turnover_s x (those back by t)  -  the time waited for each, t at most
 """

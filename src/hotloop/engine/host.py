@@ -1,19 +1,16 @@
 """KV blocks on their way back from host memory, on the engine's thread, while others compute.
 
-What leaves the device is sent there by the prefix tree (`RadixTree.evict`). A request that is about to be let in, and
-whose prefix goes on in host memory, is not scheduled (`is_loading`) until the tree has it on the device:
+A request that is about to be let in, and whose prefix goes on in host memory (`RadixTree.evict` sent it there), is not
+scheduled (`is_loading`) until the tree has it on the device, if copying beats computing by what either took lately.
+Those who want the same blocks wait for the one copy. Where a copy fails, they are computed.
 
     tokens   [ on the device ..... | in host memory .................. | computed ]
     blocks   [ used meanwhile      | used meanwhile, and as many new   |
-
-That is done if it beats computing them, by what either took lately. Those who want the same blocks wait for the one
-copy. Whatever goes wrong, a request that waits here is handed back to the scheduler: then it computes what it did not
-get.
 """
 
 import logging
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotloop.backends.backend import HostMemory, Restore
 from hotloop.core.errors import BackendError, DeviceLost
@@ -23,14 +20,13 @@ from hotloop.engine.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 MAX_AHEAD_BYTES = 4 << 30  # once so much is on its way, no other request's KV is sent for
-SPARE_BLOCKS = 32
-"""So many more are freed than a copy needs: those who decode need not wait for it to be out of the way."""
+SPARE_BLOCKS = 32  # so many more are freed than a copy needs, so that decoding need not wait for it
 _BYTE_S = 1e-10  # to copy a byte, until it has been measured
 _LEARNING_RATE = 0.2
 _DOUBT = 0.9  # what was too slow is thought to be a little faster each time that it is not tried
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostStats:
     """What is in host memory, and what went there and came back."""
 
@@ -46,8 +42,7 @@ class _Load:
     """A copy under way, and the request that waits for it, unless that has ended meanwhile."""
 
     request: Request
-    token_ids: "array[int]"
-    """What is on the device once it is over. Its request may be broken off meanwhile, and lose tokens."""
+    token_ids: "array[int]"  # on the device once it is over; its request may lose tokens meanwhile
     known: list[int]
     host_ids: list[int]
     block_ids: list[int]
@@ -64,7 +59,7 @@ class HostTier:
         self._loads: list[_Load] = []
         self._byte_s = _BYTE_S
         self._num_spare = min(SPARE_BLOCKS, scheduler.pool.num_blocks // 64)
-        self._num_in = self._num_restores = 0
+        self._stats = HostStats(memory.num_blocks)
         scheduler.host = self
 
     @property
@@ -119,13 +114,9 @@ class HostTier:
 
     def stats(self) -> HostStats:
         tree = self._scheduler.tree
-        return HostStats(
-            num_blocks=tree.host_pool.num_blocks,
-            num_blocks_cached=tree.host_pool.num_blocks - tree.host_pool.num_free,
-            num_bytes_out=tree.num_offloaded * self._block_bytes,
-            num_bytes_in=self._num_in * self._block_bytes,
-            num_restores=self._num_restores,
-        )
+        num_cached = tree.host_pool.num_blocks - tree.host_pool.num_free
+        num_bytes_out = tree.num_offloaded * self._block_bytes
+        return replace(self._stats, num_blocks_cached=num_cached, num_bytes_out=num_bytes_out)
 
     def check(self) -> None:
         pool = self._scheduler.tree.host_pool
@@ -178,8 +169,8 @@ class HostTier:
             self._byte_s += _LEARNING_RATE * (took_s / load.copy.num_bytes - self._byte_s)
             shared = tree.insert(load.token_ids, load.known + load.block_ids, request.salt, request.line)
             num_own = len({*load.block_ids}.intersection(shared))  # others may have brought the rest back meanwhile
-            self._num_in += len(load.block_ids)
-            self._num_restores += 1
+            self._stats.num_bytes_in += len(load.block_ids) * self._block_bytes
+            self._stats.num_restores += 1
         pool.release(load.known + load.block_ids)
         tree.host_pool.release(load.host_ids)
         if took_s is None:

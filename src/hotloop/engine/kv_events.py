@@ -3,18 +3,18 @@
     PUB     [topic, number, [time, [event, ...], rank]]             numbers count up from 0
     ROUTER  number ->  [topic, number, batch] for each from there on that is still here, then the number -1
 
-The engine's thread only hands over what changed; names are made, packed and sent on another. Invariant: what was said
-is what the tree keeps, a moment ago. Nothing is left out: who asks for more than is still here, or if too much waits to
-be sent, everything is said again, and begins with AllBlocksCleared. Prefixes with a salt are not published.
+The engine's thread only hands over what changed; a thread names, packs and sends it. If too much waits, or someone asks
+for what is gone, everything is said again after AllBlocksCleared. Prefixes with a salt are not published.
 """
 
-import os
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from hashlib import blake2b
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 MAX_REPLAYED = 4096  # how many batches are kept for those who missed some
 MAX_WAITING = 4096  # how many may wait to be sent
 MIN_RESTATE_S = 1.0  # how often everything is said again, at most, to those who ask
+_POLL_S = 0.05  # how often it is seen whether someone asks for a replay, while nothing changes
 _END = (-1).to_bytes(8, "big", signed=True)
 _TOPIC = b""
 _TOKEN_BYTES = array("i").itemsize
@@ -81,14 +82,11 @@ class KvPublisher:
         self._restated_at = -MIN_RESTATE_S
         self._number = 0
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=max_replayed)
-        self._waiting: deque[list[Change]] = deque()
+        self._waiting: SimpleQueue[list[Change]] = SimpleQueue()
         self._max_waiting = max_waiting
         self._is_behind = False
         self._is_closing = False
         self._open(endpoint)
-        self._wake_fd, self._waker_fd = os.pipe()
-        os.set_blocking(self._wake_fd, False)
-        os.set_blocking(self._waker_fd, False)
         self._thread = threading.Thread(target=self._run, name="hotloop-kv-events", daemon=True)
         self._thread.start()
 
@@ -98,26 +96,25 @@ class KvPublisher:
         self.changes.clear()
         if not changes or self._is_behind:
             return
-        if len(self._waiting) >= self._max_waiting:
+        if self._waiting.qsize() >= self._max_waiting:
             self._is_behind = True
             self._ask_all()
             return
-        self._waiting.append(changes)
-        self._wake()
+        self._waiting.put(changes)
 
     def restate(self, kept: Iterable[KeptBlocks]) -> None:
         """Say again all that the tree keeps. On the engine's thread."""
-        self._waiting.clear()
+        with suppress(Empty):
+            while True:
+                self._waiting.get_nowait()
         self._is_behind = False
         self.changes[:] = [Emptied(), *kept]
 
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
-            self._wake()
+            self._waiting.put([])
             self._thread.join()
-            os.close(self._wake_fd)
-            os.close(self._waker_fd)
 
     def _open(self, endpoint: str) -> None:
         try:
@@ -125,7 +122,7 @@ class KvPublisher:
         except ImportError:
             raise ConfigError("kv_events needs ZeroMQ: pip install 'hotloop[kv-events]'") from None
         host, _, port = endpoint.rpartition(":")
-        self._zmq, self._context = zmq, zmq.Context()
+        self._context = zmq.Context()
         self._pub, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.SNDHWM, MAX_WAITING)
         self._router.setsockopt(zmq.SNDHWM, 0)  # or it would lose parts of a replay
@@ -139,32 +136,14 @@ class KvPublisher:
             socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self._pub, self._router)
         )
 
-    def _wake(self) -> None:
-        try:
-            os.write(self._waker_fd, b"\0")
-        except BlockingIOError:  # it was woken often enough
-            return
-
     def _run(self) -> None:
-        poller = self._zmq.Poller()
-        poller.register(self._wake_fd, self._zmq.POLLIN)
-        poller.register(self._router, self._zmq.POLLIN)
         while not self._is_closing:
-            ready = dict(poller.poll())
-            if self._wake_fd in ready:
-                os.read(self._wake_fd, 4096)
-                self._publish_waiting()
-            if self._router in ready:
+            if self._router.poll(0):
                 self._replay(self._router.recv_multipart())
+            with suppress(Empty):
+                changes = self._waiting.get(timeout=_POLL_S)
+                self._publish([event for event in map(self._encoder.render, changes) if event])
         self._context.destroy(linger=0)
-
-    def _publish_waiting(self) -> None:
-        while self._waiting:
-            try:
-                changes = self._waiting.popleft()
-            except IndexError:  # everything is said again, just now
-                return
-            self._publish([event for event in map(self._encoder.render, changes) if event])
 
     def _publish(self, events: list[list[Any]]) -> None:
         if events:

@@ -1,7 +1,6 @@
 """Whose a request is that does not say so: a prompt that goes on where an earlier one ended is the same session's.
 
-An earlier prompt is remembered by its length, in whole blocks, and a digest, so a new one is looked up in one pass over
-its tokens. Bounded: the longest unused is forgotten.
+An earlier prompt is remembered by its length, in whole blocks, and a digest. The longest unused is forgotten.
 """
 
 import hashlib

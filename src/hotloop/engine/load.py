@@ -1,7 +1,7 @@
 """What an engine is made of, from a model's name: the model, its backend, and who guesses ahead."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.open import choose_device, open_backend
@@ -16,14 +16,6 @@ log = logging.getLogger(__name__)
 _DRAFT_STEP_TOKENS = 512  # a draft model prefills a bounded piece at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    model: Model
-    backend: Backend
-    drafter: Drafter | None  # None: the engine's own, which guesses from the past
-    device_note: str
-
-
 def open_parts(
     name: str,
     config: EngineConfig,
@@ -32,8 +24,10 @@ def open_parts(
     precision: Precision,
     device: Device,
     load_format: LoadFormat,
-) -> Parts:
-    """The model of that name or path and the draft model that was asked for, on this machine's GPU if it has one."""
+) -> tuple[Model, Backend, Drafter | None, str]:
+    """A model by name or path, on this machine's GPU if it has one, with a draft model if one was asked for, and a note
+    about the device.
+    """
     choice = choose_device(device, config.gpus)
     model = load_model(name, load_format=load_format)
     for note in model.notes:
@@ -51,7 +45,7 @@ def open_parts(
         companion=draft.spec if draft else None,
     )
     if not draft:
-        return Parts(model, backend, None, choice.note)
+        return model, backend, None, choice.note
     try:
         own = replace(
             config,
@@ -72,4 +66,4 @@ def open_parts(
     if config.drafts:
         past = PastDrafter(model.tokenizer, backend.vocab_size, config.draft_history_tokens, min_match=MIN_MATCH)
         drafter = EitherDrafter(past, drafter)
-    return Parts(model, backend, drafter, choice.note)
+    return model, backend, drafter, choice.note

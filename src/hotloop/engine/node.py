@@ -22,8 +22,7 @@ class TreeNode:
     session: str | None = ""  # whose it is; None once several sessions have used it
     is_hosted: bool = False  # whether its blocks are in host memory; then so are those of all nodes below it
     hold: Hold | None = None  # what is known about the prefix that ends here
-    queued: Rank | None = None
-    """Its place in the queue of leaves, if it has one; entries of another rank are stale."""
+    queued: Rank | None = None  # its place in the queue of leaves; entries of another rank are stale
     children: "dict[bytes, TreeNode]" = field(default_factory=dict)
 
     @property

@@ -1,16 +1,13 @@
 """The prefix tree: which token sequences have their KV in which blocks. Integers and bytes only.
 
-Each edge carries whole blocks, as the raw bytes of their token ids: a long common run is compared by one memcmp.
-
     root ──[sys sys sys sys]── node ──[user a]── leaf
                                  └────[user b]── leaf ══[in host memory]══ leaf
 
-Invariants: siblings differ in their first block; what the tree keeps is computed, never about to be; a request that
-uses a block uses all before it. So a leaf can be given up from its end as far as its blocks are idle; which leaf goes
-first is for `Retention` to say. Prefixes under different salts share nothing. An edge is of one session, or of several.
-
-What the device has no room for goes to host memory, if something there is worth less: an edge is in one memory or the
-other, never in both, and what is below an edge in host memory is there too. To be computed with it comes back first.
+An edge carries whole blocks, as the raw bytes of their token ids, of one session or of several. Invariants: siblings
+differ in their first block; what the tree keeps is computed; a request that uses a block uses all before it, so a leaf
+can be given up from its end as far as its blocks are idle (`Retention` says which first). Prefixes under different
+salts share nothing. What the device has no room for goes to host memory, if something there is worth less: an edge is
+in one memory or the other, and what is below an edge in host memory is there too.
 """
 
 from array import array
@@ -18,9 +15,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
-from hotloop.backends.backend import HostMemory
 from hotloop.core.retention import Eviction, Hold, HoldKind
-from hotloop.engine.blocks import BlockPool
+from hotloop.engine.blocks import BlockPool, HostRoom
 from hotloop.engine.changes import Change, Emptied, GivenUp, KeptBlocks, Moved
 from hotloop.engine.evictions import Evictions
 from hotloop.engine.holds import Holds
@@ -41,7 +37,7 @@ class RadixTree:
         block_size: int,
         retention: Retention | None = None,
         changes: list[Change] | None = None,
-        host: HostMemory | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.pool = pool
         self.host_pool = BlockPool(host.num_blocks if host else 0)
@@ -69,9 +65,7 @@ class RadixTree:
         return tree
 
     def match(self, token_ids: "array[int]", salt: str = "", session: str | None = None) -> list[int]:
-        """The device's blocks of the longest known prefix, in order. The caller uses them before anything else happens,
-        for that session if it says so.
-        """
+        """The device's blocks of the longest known prefix; the caller uses them before anything else happens."""
         found: list[int] = []
         for node in self._walk(token_ids.tobytes(), salt, session):
             if not node.is_hosted:
@@ -108,10 +102,8 @@ class RadixTree:
         return self._evictions.find(salt.encode(), [token_ids[:end].tobytes()])
 
     def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "", session: str = "") -> list[int]:
-        """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them.
-
-        Where the tree knew a block already, its own block is kept and the caller's copy is superfluous: the two lists
-        differ there. New blocks are kept from now on, and instead of those in host memory.
+        """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them: its own
+        where it knew them already, so that the caller's are superfluous. New ones replace those in host memory.
         """
         assert len(token_ids) * _TOKEN_BYTES == len(block_ids) * self._block_bytes
         key = token_ids.tobytes()
@@ -241,9 +233,7 @@ class RadixTree:
         return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users(block_id))
 
     def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
-        """New blocks after `parent`: its own edge grows if it is of the same session and nothing hangs below it and
-        holds it, else there is a new leaf.
-        """
+        """New blocks after `parent`, whose own edge grows if it is a leaf of the same session without a hold."""
         self.pool.keep(block_ids)
         if parent.parent and not parent.children and not parent.hold and parent.session == session:
             parent.key += key
@@ -256,9 +246,7 @@ class RadixTree:
         self._queue(leaf)
 
     def _is_worth_more(self, leaf: TreeNode) -> bool:
-        """Whether what follows a leaf in host memory, and can only come back behind it, is worth more; then it is
-        queued as that.
-        """
+        """Whether what follows a leaf in host memory is worth more than it; then it is queued as that."""
         rank = max(self._rank(node) for node in subtree(leaf)) if leaf.children else leaf.queued
         if rank is None or rank == leaf.queued:
             return False
@@ -280,9 +268,7 @@ class RadixTree:
         return num_freed
 
     def _make_room(self, num_wanted: int, most: Rank, beneficiary: str) -> int:
-        """Give up what is in host memory and worth no more than that; returns how many blocks there are, at most so
-        many. There is no room for what no session will come back to.
-        """
+        """Give up what is in host memory and worth no more than that; returns how many blocks there are then."""
         pool = self.host_pool
         if most[0] == HoldKind.FINISHED:
             return 0

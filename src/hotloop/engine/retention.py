@@ -1,11 +1,9 @@
 """Which of the idle prefixes to give up first: the one least likely to save work. Numbers only; the tree asks.
 
     FINISHED   the run has ended; the longest ago first
-    ORDINARY   chance of return x cost of recomputing it, least first. The chance falls by e every `FADE_S` since the
-               last use, and a token costs more the more come before it
-    TOOL_GAP   expected back; the less urgent class, then the one that returns last, goes first. One that is
-               overdue is ordinary
-    PINNED     asked for; the one that expires first goes first. One that has expired is ordinary
+    ORDINARY   chance of return (down by e every `FADE_S`) x cost of recomputing it, least first; so is what is overdue
+    TOOL_GAP   expected back; the less urgent class, then the one that returns last, goes first
+    PINNED     asked for; the one that expires first goes first
 
 Holds are soft: they decide who goes first, never whether new work finds room. Pinned blocks may be a share of the pool
 at most; what is asked for beyond that is ordinary.

@@ -1,16 +1,12 @@
 """Who computes what in the next step. Integers only: no tensor, no text, no clock of its own.
 
 One rule: a request's computed tokens catch up with its tokens. `advance` moves the counts when a step is launched,
-`settle` shares what it computed once the values are there; between the two a request may be launched again if it does
-not need them. A step first gives every request that is decoding what it lacks, a token or a few forced ones (so
-decoding never starves), then prefills for those that lack more, as long as others do not wait too long for it
-(`PrefillBudget`): a share for those who lack little (`ShortShare`), the rest in order of arrival. Before it computes
-anything a request follows the prefix tree as far as it goes, so that of many with the same prompt one computes it and
-the others adopt its blocks, even while it is still prefilling. Sessions that come back go first; new sessions wait
-for a seat (`Admission`).
+`settle` shares what it computed once the values are there. A step first gives every decoding request its next token,
+then prefills within `PrefillBudget`: a share for those who lack little (`ShortShare`), the rest in order of arrival.
+Requests adopt what the prefix tree has, so of many with the same prompt one computes it and the others follow.
 
-Why it never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
-finish, and where nothing runs no session waits for a seat.
+It never stands still: the most urgent of the running is never preempted, a request that fits the pool alone can
+finish, and where nothing runs no session waits for a seat (`Admission`).
 """
 
 import math
@@ -20,11 +16,10 @@ from collections.abc import Collection
 from heapq import merge
 from operator import attrgetter
 
-from hotloop.backends.backend import HostMemory
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import FinishReason, Priority, Request, Wait
 from hotloop.engine.admission import Admission
-from hotloop.engine.blocks import BlockPool, Fetcher
+from hotloop.engine.blocks import BlockPool, Fetcher, HostRoom
 from hotloop.engine.changes import Change
 from hotloop.engine.fairness import Fairness, urgency
 from hotloop.engine.prefill_budget import PrefillBudget
@@ -49,7 +44,7 @@ class Scheduler:
         num_blocks: int,
         step_tokens: int = 512,
         changes: list[Change] | None = None,
-        host: HostMemory | None = None,
+        host: HostRoom | None = None,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
@@ -258,8 +253,8 @@ class Scheduler:
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
         prefix = self._next_block(request) if missing > self.block_size else b""
-        if prefix and self._is_read_by_another(plan, prefix):
-            return 0
+        if prefix and (prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)):
+            return 0  # another computes it in this step or one in flight: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
@@ -315,15 +310,13 @@ class Scheduler:
             request.eviction = self.tree.eviction(request.token_ids, request.num_computed, request.salt)
         return True
 
-    def _fits(self, request: Request, known: list[int], others: Collection[Request], num_spared: int = 0) -> bool:
-        """Whether all its tokens fit beside these others: what they use, have still to prefill, and a block more each;
-        and beside so many blocks that are unused.
-        """
+    def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
+        """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
         if len(others) >= self.config.max_running:
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
-        return self._num_held(known, others) + num_promised + num_new + num_spared <= self.pool.num_blocks
+        return self._num_held(known, others) + num_promised + num_new <= self.pool.num_blocks
 
     def _num_held(self, known: list[int], others: Collection[Request]) -> int:
         """How many blocks these others use, known ones included; of all who run the pool has the count."""
@@ -359,10 +352,6 @@ class Scheduler:
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return b""
         return request.salt.encode() + request.token_ids[: request.num_computed + self.block_size].tobytes()
-
-    def _is_read_by_another(self, plan: StepPlan, prefix: bytes) -> bool:
-        """Whether this step or one in flight computes a block already: then requests that need it wait and follow."""
-        return prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)
 
     def _share(self, request: Request) -> None:
         if self.config.prefix_cache:

@@ -2,7 +2,7 @@
 
 Of all that is prefilled, one part in `SHARE` may go to requests that lack at most half of what the first does that
 would fill the step, the one that lacks least first. What is not needed is saved up to half a full step, so one that
-comes alone is prefilled at once; and however many come, that first one is slowed down by that share and no more.
+comes alone is prefilled at once.
 """
 
 from hotloop.core.request import Request

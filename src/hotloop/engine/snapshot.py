@@ -1,8 +1,7 @@
-"""Snapshots of the engine, taken between two steps, so that nothing is counted twice and nothing missed.
+"""The engine at one moment, in numbers; snapshots are taken on its thread between two steps, and only on demand.
 
-They are taken on the engine's thread, and only on demand. The totals include what the running requests have prefilled
-and decoded so far. They never decrease: a preempted request recomputes what was counted, and an aborted answer may lose
-tokens that were never published; the totals then stand still until they are made up for.
+The totals of a snapshot include what the running requests have prefilled and decoded so far, and never decrease: what
+is recomputed or taken back after it was counted is made up for first.
 """
 
 import threading
@@ -14,16 +13,40 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
 
-from hotloop.core.request import Request, Usage
+from hotloop.core.request import FinishReason, Priority, Request, Usage
 from hotloop.engine.blocks import BlockPool
 from hotloop.engine.core import EngineCore
+from hotloop.engine.disk.store import DiskStats
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.engine.host import HostStats
 from hotloop.engine.lines import PREFIX
 from hotloop.engine.node import TreeNode
 from hotloop.engine.radix import RadixTree
 from hotloop.engine.scheduler import Scheduler
-from hotloop.engine.stats import EngineStats
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment. The totals only grow; a request is part of them once it has ended."""
+
+    num_running: int
+    num_waiting: Mapping[Priority, int]
+    num_blocks: int
+    num_blocks_used: int
+    num_blocks_cached: int
+    num_steps: int
+    usage: Usage
+    num_grammar_hits: int
+    num_grammar_misses: int
+    num_evicted_blocks: int
+    num_preemptions: int
+    num_seated: int  # sessions under way: those that are served, and those that are expected back
+    num_swapped: int  # sessions that had to make room for others, and wait in their turn
+    num_finished: Mapping[FinishReason, int]
+    disk: DiskStats
+    host: HostStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +62,8 @@ class EngineSnapshot:
     at_s: float  # on the clock of `time.monotonic`
     stats: EngineStats
     totals: Usage  # since the engine started, by what has ended and what runs
-    requests: tuple[Request, ...]
-    """What runs and what waits. They go on: to be read at once, and not to be changed."""
-    blocks: Mapping[str | None, BlockCount]
-    """By session; None are those that several sessions have used. Together they are all that is not free."""
+    requests: tuple[Request, ...]  # what runs and what waits, to be read at once: they go on
+    blocks: Mapping[str | None, BlockCount]  # all that are not free, by session; None: several have used them
 
 
 class Snapshotter:
@@ -59,7 +80,7 @@ class Snapshotter:
         """The next snapshot, or the last if it is fresh; callers share it. `post` has it taken between two steps."""
         with self._lock:
             asked = self._asked
-            if asked is not None and (not asked.done() or _is_fresh(asked)):
+            if asked and not (asked.done() and (asked.exception() or time.monotonic() - asked.result().at_s > FRESH_S)):
                 return asked
             asked = self._asked = Future()
             asked.set_running_or_notify_cancel()  # one caller that gives up does not cancel it for others
@@ -79,6 +100,30 @@ class Snapshotter:
             asked.set_result(self.take())
         except Exception as error:  # a failed snapshot must not stop the engine
             asked.set_exception(error)
+
+
+def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
+    """May be asked on any thread."""
+    scheduler = core.scheduler
+    waiting = [request.priority for request in list(scheduler.waiting.values())]
+    return EngineStats(
+        num_running=len(scheduler.running),
+        num_waiting={priority: waiting.count(priority) for priority in Priority},
+        num_blocks=scheduler.pool.num_blocks,
+        num_blocks_used=scheduler.pool.num_used,
+        num_blocks_cached=scheduler.pool.num_idle,
+        num_steps=core.num_steps,
+        usage=core.usage,
+        num_grammar_hits=grammars.num_hits,
+        num_grammar_misses=grammars.num_misses,
+        num_evicted_blocks=scheduler.tree.num_evicted,
+        num_preemptions=scheduler.num_preemptions,
+        num_seated=len(scheduler.admission.seated),
+        num_swapped=scheduler.admission.num_swapped,
+        num_finished=dict(core.num_finished),
+        disk=core.disk.stats() if core.disk else DiskStats(),
+        host=core.host.stats() if core.host else HostStats(),
+    )
 
 
 def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
@@ -118,10 +163,6 @@ def _by_name(blocks: Counter[str | None]) -> Counter[str | None]:
 def _num_own(request: Request, pool: BlockPool) -> int:
     """Blocks at its end that the tree does not keep, or not yet."""
     return sum(1 for _ in takewhile(lambda block_id: not pool.is_kept(block_id), reversed(request.block_ids)))
-
-
-def _is_fresh(asked: Future[EngineSnapshot]) -> bool:
-    return asked.exception() is None and time.monotonic() - asked.result().at_s < FRESH_S
 
 
 def _so_far(request: Request) -> Usage:

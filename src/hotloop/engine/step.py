@@ -20,12 +20,10 @@ class Slice:
     end: int
     wants_token: bool  # whether this brings the request level with its tokens, so that a new one can be sampled
     draft_ids: Sequence[int] = ()
-    kinds: Sequence[int | None] = ()
-    """For each draft how long a match it was copied from; None: it is no guess, but follows from those before it."""
+    kinds: Sequence[int | None] = ()  # how long a match each draft was copied from; None: it is no guess, it follows
     num_accepted: int = 0  # how many of the drafts turned out to be the request's tokens
     num_right: int = 0  # how many of those were guesses
-    error: HotloopError | None = None
-    """Why what was computed is worthless; then it is not shared, and the caller fails the request next."""
+    error: HotloopError | None = None  # then what was computed is not shared, and the request fails
     first_row: int = 0  # the first of the step's wanted rows that are this slice's
     epoch: int = 0  # how often its request had given way when it was launched
 
@@ -61,7 +59,4 @@ class StepPlan:
     num_left: int = 0  # how many prompt tokens it may still prefill
     num_prefilled: int = 0  # how many it prefills already
     num_put_off: int = 0  # how many newcomers were found to have no seat
-    is_closed: bool = False
-    """Nobody joins any more: one who waits was refused, and none behind it jumps the queue; or one who ran gave way,
-    and must not come straight back.
-    """
+    is_closed: bool = False  # nobody joins any more: one who waits was refused, or one who ran preempted

@@ -4,18 +4,9 @@ How the text was cut into tokens never shows: a request ends at the stop string 
 """
 
 import codecs
-from dataclasses import dataclass
 
 from hotloop.core.request import SamplingParams
 from hotloop.models.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class FinalText:
-    """Text that no stop string can take back, and the stop string that ended it, if one did."""
-
-    text: str
-    stop: str | None = None
 
 
 class TextStream:
@@ -28,26 +19,26 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
 
-    def push(self, token_id: int, *, may_stop: bool = True) -> FinalText:
-        """The text final with this token. A stop string that is complete while it may not stop passes unnoticed."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """The text that is final with this token, and the stop string that ended it, if one did (and may)."""
         text = self._decoder.decode(self._bytes_of(token_id))
-        return self._scan(text, may_stop) if self._stops else FinalText(text)
+        return self._scan(text, may_stop) if self._stops else (text, None)
 
     def finish(self) -> str:
         """What was held back, now that no more comes; half a character becomes a replacement character."""
         text, self._pending = self._pending + self._decoder.decode(b"", final=True), ""
         return text
 
-    def _scan(self, text: str, may_stop: bool) -> FinalText:
+    def _scan(self, text: str, may_stop: bool) -> tuple[str, str | None]:
         num_old = len(self._pending)
         self._pending += text
         stop, end = self._first_stop(num_old) if may_stop else (None, 0)
         if stop is not None:
             text, self._pending = self._pending[: end if self._include_stop else end - len(stop)], ""
-            return FinalText(text, stop)
+            return text, stop
         num_final = len(self._pending) - self._num_held()
         text, self._pending = self._pending[:num_final], self._pending[num_final:]
-        return FinalText(text)
+        return text, None
 
     def _first_stop(self, num_old: int) -> tuple[str | None, int]:
         """The stop string that the new text completes first, and where it ends; of two that end together the longer."""

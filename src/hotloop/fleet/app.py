@@ -17,9 +17,7 @@ from hotloop.fleet.replica import EngineReplica
 from hotloop.fleet.residents import OpenResident, open_resident
 
 NAME = "hotloop"
-"""Of the application."""
 ENGINES = "engine"
-"""Of the deployment whose number of replicas follows the work."""
 
 _INGRESS_ONGOING = 100_000  # it only passes bytes on: what may wait, and where, is the engines' to say
 _MAX_STARTS = 3  # what does not come up by then will not: a model that is not there, say

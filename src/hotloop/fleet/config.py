@@ -1,13 +1,11 @@
-"""What `[fleet]` of a fleet's file says: which engine, how many of it, where.
+"""What `[fleet]` of a fleet's file says: which engine, how many of it, where. Knows nothing of Ray.
 
     [fleet]
     max_replicas = 4
     [fleet.hotloop]                   what hotloop.toml may say of the model, the engine and the server
     model = "smollm2-135m"
-    kv_memory = "1GiB"
 
-The same keys are the `args` of a Serve config. Strict: a key nobody knows, or a wrong type, is an error that names its
-place. Other tables of the file are `hotloop route`'s. Knows nothing of Ray.
+The same keys are the `args` of a Serve config. An unknown key or a wrong type is an error that names its place.
 """
 
 from collections.abc import Mapping

@@ -2,16 +2,15 @@
 
     offer      place, and count on it                       offered
     settle     the request goes there                       running     (or to another one, or to nobody)
-    complete   nothing more comes from there                awaited
-    trip over  what it was is known                         forgotten
+    complete   nothing more comes from there                awaited, until its answer's summary is known
 
-A request may be offered more than once: to others if nobody took it, and again if whoever took it had no room after
-all. One event loop's; knows nothing of Ray.
+A request may be offered again if nobody took it. One event loop's; knows nothing of Ray.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
+from concurrent.futures import Future
 from functools import partial
 
 from hotloop.fleet.wire import Outline
@@ -69,15 +68,13 @@ class Tickets:
         ticket, outline = running.pop()
         if not running:
             del self._running[name, request_id]
-        outline.trip.ended.add_done_callback(lambda ended: call_soon(partial(self._finish, ticket, ended.result())))
+
+        def finish(ended: Future[AnswerSummary]) -> None:
+            call_soon(partial(self.placement.finish, ticket, ended.result(), now=time.monotonic()))
+
+        outline.trip.ended.add_done_callback(finish)
 
     def _withdraw(self, attempt: Hashable) -> None:
         if attempt in self._offered:
             ticket, _ = self._offered.pop(attempt)
-            self.placement.finish(ticket, num_output=0, now=time.monotonic())
-
-    def _finish(self, ticket: Ticket, summary: AnswerSummary) -> None:
-        if (share := summary.cached_share) is not None:
-            self.placement.correct(ticket, int(share * ticket.prompt.num_tokens))
-        now = time.monotonic()
-        self.placement.finish(ticket, num_output=summary.num_output, has_tool_call=summary.has_calls, now=now)
+            self.placement.finish(ticket, AnswerSummary(num_output=0), now=time.monotonic())

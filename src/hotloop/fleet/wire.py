@@ -39,6 +39,5 @@ class AnswerHead:
     status: int
     headers: Headers
     replica: str
-    """Who answers."""
     choice: Choice | None
     """Whom the placement chose, and why."""

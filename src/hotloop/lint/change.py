@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, Literal
 
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 
 
@@ -63,7 +63,6 @@ def find_changes(before: LintedRequest, now: LintedRequest, *, is_kin: bool = Fa
 
 
 def count_common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size

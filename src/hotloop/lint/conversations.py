@@ -5,18 +5,21 @@ without a turn of the assistant begins a conversation, and so does one that goes
 live proxy and a file are sorted alike.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 
 from hotloop.lint.change import count_common, find_changes
-from hotloop.lint.likeness import Texts, count_chars, is_same, split_newest
 from hotloop.lint.meter import Meter
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.reuse import Reach, Seen, count_lost
 from hotloop.lint.run import LintedRun, LintedStep
 
+_SENTENCES = re.compile(r"\s*\n\s*|(?<=[.!?,;:])\s+")
 _MAX_THREADS = 256  # conversations that a request may go on with
 _MAX_KIN = 32
 _MAX_STATES = 100_000
@@ -24,6 +27,62 @@ _MIN_SHARED = 0.3  # of the characters of the shorter history
 _MIN_SURE = 20  # characters of the newest there was and its answer
 _MIN_ALIKE = 0.6  # of the characters of a system text
 _MIN_SYSTEM = 200
+
+
+class Texts:
+    """Texts in order, to be compared with many others."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def begins(self, other: "Texts") -> bool:
+        """Whether the other goes on where this ends."""
+        pairs = zip(self._parts, other._parts, strict=False)
+        return 0 < len(self) <= len(other) and all(one.key == two.key for one, two in pairs)
+
+    def share(self, other: "Texts") -> float:
+        """Of the shorter one, how much is in the longer."""
+        num_chars = min(self._num_chars, other._num_chars)
+        return self._count_shared(other) / num_chars if num_chars else 0.0
+
+    def likeness(self, other: "Texts") -> float:
+        """From 0 to 1, how much of both is the same; what they begin with counts twice."""
+        num_chars = self._num_chars + other._num_chars
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, other._pieces, strict=False))
+        num_leading = sum(len(piece) for (_, piece), _ in pairs)
+        return (self._count_shared(other) + num_leading) / num_chars if num_chars else 0.0
+
+    def _count_shared(self, other: "Texts") -> int:
+        return sum(len(piece) for _, piece in self._pieces.keys() & other._pieces.keys())
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[str, str], None]:
+        """In the order in which they first come."""
+        pieces = ((part.role, piece) for part in self._parts for piece in _SENTENCES.split(part.text))
+        return {key: None for key in pieces if key[1]}
+
+    @cached_property
+    def _num_chars(self) -> int:
+        return sum(len(piece) for _, piece in self._pieces)
+
+
+def split_newest(history: Sequence[Part]) -> tuple[Sequence[Part], Sequence[Part]]:
+    """What came before the assistant last spoke, and what it said then."""
+    end = next((i + 1 for i in reversed(range(len(history))) if history[i].role == "assistant"), 0)
+    begin = next((i + 1 for i in reversed(range(end)) if history[i].role != "assistant"), 0)
+    return history[:begin], history[begin:end]
+
+
+def is_same(one: Sequence[Part], other: Sequence[Part]) -> bool:
+    """Nothing, and no words, are not the same as nothing."""
+    return any(part.text for part in one) and [part.key for part in one] == [part.key for part in other]
+
+
+def count_chars(parts: Sequence[Part]) -> int:
+    return sum(len(part.text) for part in parts)
 
 
 class _Coming:

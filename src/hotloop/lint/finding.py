@@ -1,4 +1,4 @@
-"""What a rule found: where, in which words, what it cost and how to mend it. Values only."""
+"""What a rule found: where, in which words, what it cost and how to fix it. Values only."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -55,13 +55,13 @@ class Waste:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`words` says what is wrong here, `mend` what to do about it. `others` are further places of the same."""
+    """`words` says what is wrong here, `fix` what to do about it. `others` are further places of the same."""
 
     rule: str
     severity: Severity
     place: TextPlace
     words: str
-    mend: str
+    fix: str
     waste: Waste = field(default_factory=Waste)
     run: str = ""
     others: tuple[TextPlace, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
-from hotloop.lint.part import Json, listing, mapping
+from hotloop.lint.parts import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -37,7 +37,7 @@ def fix_file(runs: Sequence[LintedRun]) -> Iterator[str]:
     for index, body in sorted(fix_runs(runs).items()):
         row = rows[index]
         if not row:
-            raise ConfigError("transcripts cannot be mended, only requests: one a line")
+            raise ConfigError("transcripts cannot be fixed, only requests: one a line")
         key = next((name for name in BODY_KEYS if isinstance(row.get(name), dict)), None)
         yield json.dumps(row | {key: body} if key else body, ensure_ascii=False)
 

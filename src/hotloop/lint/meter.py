@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 
 Count = Callable[[str], int]
 

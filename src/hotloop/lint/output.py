@@ -45,7 +45,7 @@ def render_finding(finding: Finding, request: LintedRequest | None = None) -> Te
     text.append(f"\n  {finding.words}\n")
     if cost := render_waste(finding.waste):
         text.append(f"  costs {cost}\n")
-    return text.append(f"  mend: {finding.mend}\n", "green")
+    return text.append(f"  fix: {finding.fix}\n", "green")
 
 
 def render_waste(waste: Waste) -> str:
@@ -85,7 +85,7 @@ def render_sarif(report: LintReport) -> Json:
             "id": rule.id,
             "name": rule.name,
             "shortDescription": {"text": rule.summary},
-            "help": {"text": rule.mend},
+            "help": {"text": rule.fix},
             "defaultConfiguration": {"level": rule.severity.label},
         }
         for rule in RULES
@@ -132,7 +132,7 @@ def _finding_json(finding: Finding, asked: dict[int, LintedRequest]) -> Json:
         "others": [_place_json(place, asked) for place in finding.others],
         "words": finding.words,
         "waste": asdict(finding.waste),
-        "mend": finding.mend,
+        "fix": finding.fix,
     }
 
 
@@ -174,7 +174,7 @@ def _sarif_location(place: TextPlace, request: LintedRequest) -> Json:
 
 def _sentence(finding: Finding) -> str:
     cost = render_waste(finding.waste)
-    return f"{finding.place}: {finding.words}." + (f" Costs {cost}." if cost else "") + f" {finding.mend}"
+    return f"{finding.place}: {finding.words}." + (f" Costs {cost}." if cost else "") + f" {finding.fix}"
 
 
 def _escape(text: str, also: str = "") -> str:

@@ -1,20 +1,83 @@
-"""The bodies of all three APIs as parts, in the order in which a prompt has them.
+"""A request as the texts its prompt is made of, in the order in which a model reads them.
 
     chat        the system messages that begin it, tools, the other messages
     messages    tools, the system text, the messages
     responses   instructions, tools, the items of the input; what a stored response holds cannot be seen
 
-What is in the wrong place is passed over: a body that no API would take is linted as far as it can be read.
+Whatever API a body is for, it becomes the same parts; `path` says where in the body each came from. Two parts are the
+same if kind, role, label and text are: where they stand does not matter. What is in the wrong place is passed over: a
+body that no API would take is linted as far as it can be read.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
-from hotloop.lint.part import PICTURE, Json, Kind, Part, listing, mapping, picture_of, strip_breakpoint, text_of
+from hotloop.core.errors import RemoteError
+from hotloop.wire.event import Event, gather
+from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
+from hotloop.wire.reader import name_call
+from hotloop.wire.request import Request
+from hotloop.wire.sse import EventReader
+from hotloop.wire.usage import Usage, read_usage
 
+Json = dict[str, Any]
+Kind = Literal["system", "tool", "text", "thinking", "call", "result"]
+
+PICTURE = "picture"
+"""The label of what is no text: its text is only a name for it."""
 _SYSTEM = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`label` is the name of a tool or of the tool called. `message` counts messages, or items of an input."""
+
+    kind: Kind
+    path: str
+    text: str
+    role: str = ""
+    label: str = ""
+    message: int | None = None
+    has_breakpoint: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.kind, self.role, self.label, self.text
+
+
+def text_of(value: Any) -> str:
+    """JSON as it most likely stands in a prompt, its keys in the order in which they came."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def picture_of(value: Any) -> str:
+    """A short name for what is no text, such as an image: the same for the same, whether or not nulls are written."""
+    data = json.dumps(_without_nulls(value), sort_keys=True).encode(errors="backslashreplace")
+    return f"[{hashlib.sha256(data).hexdigest()[:16]}]"
+
+
+def mapping(value: Any) -> Json:
+    """The value if it is an object, else an empty one: what a stranger's body has in the wrong place is passed over."""
+    return value if isinstance(value, dict) else {}
+
+
+def listing(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def strip_breakpoint(value: Json) -> Json:
+    return {name: inner for name, inner in value.items() if name != "cache_control"}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def parts_of(body: Json, api: Api) -> Iterator[Part]:
@@ -144,3 +207,42 @@ def _thought(item: Json) -> str:
     if sealed := item.get("encrypted_content"):
         return text_of(sealed)
     return "".join(text_of(mapping(piece).get("text", "")) for piece in listing(item.get("summary")))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    parts: tuple[Part, ...] = ()
+    usage: Usage | None = None
+    id: str = ""
+
+
+def parse_answer(body: Any, api: Api) -> Answer:
+    """The answer that a whole body is; an assistant's message alone will do."""
+    given = mapping(body)
+    parts = (replace(part, path=f"answer: {part.path}") for part in _parts(given, api))
+    return Answer(tuple(parts), read_usage(given.get("usage")), str(given.get("id", "")))
+
+
+def parse_stream(data: bytes, api: Api) -> Answer:
+    """The answer that was streamed as these server-sent events, as far as it came."""
+    reader, heard = FORMATS[api].reader(name_call), list[Event]()
+    try:
+        for event in EventReader().push(data):
+            heard += reader.push(event)
+        heard += reader.finish()
+    except RemoteError:
+        pass  # it broke off
+    body = FORMATS[api].writer(Request(api=api, model="", turns=()), {"model": ""}).whole(heard)
+    return replace(parse_answer(body, api), usage=reader.usage, id=gather(heard).id)
+
+
+def _parts(body: Json, api: Api) -> Iterator[Part]:
+    """An answer has no place in a request until it is sent back: its paths are its own."""
+    if api == "messages":
+        yield from turn_parts({"role": "assistant"} | body, 0)
+    elif api == "responses":
+        for i, item in enumerate(listing(body.get("output"))):
+            yield from item_parts(mapping(item), i, f"output[{i}]")
+    else:
+        message = mapping(mapping(next(iter(listing(body.get("choices"))), body)).get("message")) or body
+        yield from message_parts({"role": "assistant"} | message, 0)

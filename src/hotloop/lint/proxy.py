@@ -1,4 +1,4 @@
-"""Between any client and any API: bodies pass byte for byte, and what goes by is linted behind their back.
+"""Requests linted as they go by, between any client and any API: bodies pass byte for byte.
 
 Nothing that goes wrong here is the client's trouble: a body that cannot be read is passed on all the same. Headers are
 passed on but for those of the connection itself, and for encodings that could not be read here. Whoever hangs up is
@@ -8,10 +8,13 @@ hung up on; an answer that breaks off upstream breaks off here.
 import asyncio
 import logging
 import socket
+import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import FrameType
 
 import httpx
@@ -26,16 +29,66 @@ from hotloop.border.headers import end_to_end
 from hotloop.border.listen import url_of
 from hotloop.border.url import check_url
 from hotloop.core.session import name_session
-from hotloop.lint.answer import Answer, parse_answer, parse_stream
-from hotloop.lint.part import mapping
+from hotloop.lint.conversations import ConversationSorter
+from hotloop.lint.engine import Costs, lint_run
+from hotloop.lint.finding import Finding, Severity, Waste
+from hotloop.lint.meter import Meter
+from hotloop.lint.parts import Answer, mapping, parse_answer, parse_stream
 from hotloop.lint.requests import LintedRequest, find_api
+from hotloop.lint.rules.rule import Rule
+from hotloop.lint.run import LintedRun, LintedStep
 from hotloop.wire.part import Api
 
+_WINDOW = 3
+_MAX_RUNS = 256
 log = logging.getLogger("hotloop.lint")
-
 _MAX_KEPT = 32 << 20  # bytes of an answer; a longer one is passed on and not read
 _READABLE = (b"gzip", b"deflate", b"identity")
 _ENDINGS = ("/chat/completions", "/messages", "/responses")
+
+
+@dataclass(slots=True)
+class _Told:
+    """The latest requests of a conversation, and what was told of it."""
+
+    steps: deque[LintedStep] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    keys: set[tuple[str, Severity, str]] = field(default_factory=set)
+
+
+class LiveLint:
+    """Tells of each finding once a conversation, and counts what all of them cost. May be fed from any thread."""
+
+    def __init__(
+        self, rules: Sequence[Rule], tell: Callable[[Finding], None], *, meter: Meter, costs: Costs | None = None
+    ) -> None:
+        self.num_requests = 0
+        self.waste = Waste()
+        self._rules = rules
+        self._tell = tell
+        self._costs = costs or Costs()
+        self._sorter = ConversationSorter(meter)
+        self._told: dict[str, _Told] = {}
+        self._lock = threading.Lock()
+
+    def see(self, exchange: LintedRequest) -> None:
+        with self._lock:
+            run_id, step = self._sorter.step(exchange)
+            told = self._told.pop(run_id, None) or _Told()
+            self._told[run_id] = told  # the latest used last
+            told.steps.append(step)
+            self.num_requests += 1
+            found = [*lint_run(LintedRun(run_id, tuple(told.steps)), self._rules, self._costs, begin=step.asked.index)]
+            for finding in found:
+                self._count(finding, told)
+            if len(self._told) > _MAX_RUNS:
+                del self._told[next(iter(self._told))]
+
+    def _count(self, finding: Finding, told: _Told) -> None:
+        self.waste += finding.waste
+        key = (finding.rule, finding.severity, finding.place.path.partition("[")[0])
+        if key not in told.keys:
+            told.keys.add(key)
+            self._tell(finding)
 
 
 class LintProxy:
@@ -80,13 +133,10 @@ class LintProxy:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = f"{self._upstream} cannot be reached: {error or type(error).__name__}"
             return JSONResponse({"error": {"message": message, "type": "upstream_error"}}, 502)
-        passing = _Passing(request, body, answer, began_at, self._finish)
+        passing = _Passing(request, body, answer, began_at, lambda over: self._reader.submit(self._read, over))
         streamed = StreamingResponse(passing.relay(), answer.status_code)
         streamed.raw_headers = end_to_end(answer.headers.raw, keeps_length=True)
         return streamed
-
-    def _finish(self, passing: "_Passing") -> None:
-        self._reader.submit(self._read, passing)
 
     def _read(self, passing: "_Passing") -> None:
         try:
@@ -96,64 +146,57 @@ class LintProxy:
             log.exception("an exchange could not be linted")
 
 
+@dataclass(slots=True)
 class _Passing:
     """One exchange on its way through."""
 
-    def __init__(
-        self,
-        request: Request,
-        body: bytes,
-        answer: httpx.Response,
-        began_at: float,
-        finish: Callable[["_Passing"], None],
-    ) -> None:
-        self._request = request
-        self._body = body
-        self._answer = answer
-        self._began_at = began_at
-        self._began_unix = time.time()
-        self._finish = finish
-        self._first_at: float | None = None
-        self._kept = bytearray()
-        self._is_whole = True
+    request: Request
+    body: bytes
+    answer: httpx.Response
+    began_at: float
+    finish: Callable[["_Passing"], object]
+    began_unix: float = field(default_factory=time.time)
+    first_at: float | None = None
+    kept: bytearray = field(default_factory=bytearray)
+    is_whole: bool = True
 
     async def relay(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._answer.aiter_raw():
-                self._first_at = self._first_at or time.monotonic()
+            async for chunk in self.answer.aiter_raw():
+                self.first_at = self.first_at or time.monotonic()
                 self._keep(chunk)
                 yield chunk
         finally:  # whoever hung up, the prompt has been read
-            self._finish(self)
-            await self._answer.aclose()
+            self.finish(self)
+            await self.answer.aclose()
 
     def exchange(self) -> LintedRequest | None:
         """None for what is no chat, or was refused."""
-        path = self._request.url.path
-        if self._answer.status_code != 200 or not path.endswith(_ENDINGS):
+        path = self.request.url.path
+        if self.answer.status_code != 200 or not path.endswith(_ENDINGS):
             return None
         try:
-            body = mapping(msgspec.json.decode(self._body))
+            body = mapping(msgspec.json.decode(self.body))
         except msgspec.MsgspecError:
             return None
         api = find_api(body, path)
         if api is None:
             return None
-        session = name_session(body.get("session_id"), self._request.headers, None, None)
-        ttft_ms = (self._first_at - self._began_at) * 1000 if self._first_at and body.get("stream") else None
+        session = name_session(body.get("session_id"), self.request.headers, None, None)
+        ttft_ms = (self.first_at - self.began_at) * 1000 if self.first_at and body.get("stream") else None
         return LintedRequest(
-            body=body, api=api, answer=self._read_answer(api), session=session, at=self._began_unix, ttft_ms=ttft_ms
+            body=body, api=api, answer=self._read_answer(api), session=session, at=self.began_unix, ttft_ms=ttft_ms
         )
 
     def _keep(self, chunk: bytes) -> None:
-        if len(self._kept) + len(chunk) > _MAX_KEPT:
-            self._is_whole = False
-        if self._is_whole:
-            self._kept += chunk
+        if len(self.kept) + len(chunk) > _MAX_KEPT:
+            self.is_whole = False
+        if self.is_whole:
+            self.kept += chunk
 
     def _read_answer(self, api: Api) -> Answer:
-        data = _decode(bytes(self._kept), self._answer.headers.get("content-encoding", "")) if self._is_whole else b""
-        if "text/event-stream" in self._answer.headers.get("content-type", ""):
+        data = _decode(bytes(self.kept), self.answer.headers.get("content-encoding", "")) if self.is_whole else b""
+        if "text/event-stream" in self.answer.headers.get("content-type", ""):
             return parse_stream(data, api)
         try:
             return parse_answer(msgspec.json.decode(data), api)

@@ -1,10 +1,11 @@
-"""Requests as they were found, and read from JSON lines: of bodies, of `{"request", "response", …}`, or of transcripts.
+"""Requests as they were found: in files, and in recorded runs.
 
-A line that is no request is an error that names it. A transcript becomes the requests that it was made of: one for
-every turn of the assistant, with all that was said before.
+A file has JSON lines of bodies, of `{"request", "response", …}`, or of transcripts. A line that is no request is an
+error that names it. A transcript becomes the requests that it was made of: one for every turn of the assistant, with
+all that was said before. A run has what its spans hold of bodies, where content was recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -15,10 +16,11 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.lint.answer import Answer, parse_answer
-from hotloop.lint.part import Json, Part, listing, mapping
-from hotloop.lint.parts import parts_of
+from hotloop.lint.parts import Answer, Json, Part, listing, mapping, parse_answer, parts_of
+from hotloop.trace import names
+from hotloop.trace.span import Span
 from hotloop.wire.part import Api
+from hotloop.wire.usage import Usage
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
@@ -84,7 +86,6 @@ class LintedRequest:
 
 
 def read_requests(path: Path) -> Iterator[LintedRequest]:
-    """Raises ConfigError where the file is none."""
     for number, line in read_lines(path):
         yield from parse_line(line, str(path), number)
 
@@ -157,3 +158,45 @@ def _play(row: Json, source: str, number: int) -> Iterator[LintedRequest]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
+    """As the client saw them, if it was traced; else as the server did. What was only read ahead is left out.
+
+    Raises ConfigError where there is no content.
+    """
+    asked = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
+    if not asked:
+        raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
+    has_client = any(span.name == names.CHAT for span in asked)
+    for span in asked:
+        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_READING):
+            yield from _exchange(span)
+
+
+def _exchange(span: Span) -> Iterator[LintedRequest]:
+    told = span.attributes
+    try:
+        body = mapping(msgspec.json.decode(str(told[names.CONTENT_REQUEST])))
+    except (msgspec.MsgspecError, UnicodeEncodeError):  # redaction may have cut into it, or somebody made it up
+        return
+    api = find_api(body, str(told.get(names.ENDPOINT, "")))
+    if api is None:
+        return
+    first_ns = told.get(names.FIRST_TOKEN_NS)
+    yield LintedRequest(
+        body=body,
+        api=api,
+        answer=Answer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),
+        session=span.session,
+        source=span.trace_id,
+        at=span.start_ns / 1e9,
+        ttft_ms=(first_ns - span.start_ns) / 1e6 if isinstance(first_ns, int) else None,
+    )
+
+
+def _usage(span: Span) -> Usage | None:
+    num_prompt, num_cached, num_output = (
+        span.attributes.get(name) for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)
+    )
+    return Usage(num_prompt, num_cached, num_output or 0) if num_prompt else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hotloop.lint.change import Change, count_common
 from hotloop.lint.meter import Scale
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 
 _MAX_CHARS = 256_000_000

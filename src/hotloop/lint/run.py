@@ -11,7 +11,7 @@ from hotloop.lint.cause import LossCause, find_cause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import TextPlace, Waste
 from hotloop.lint.meter import Scale
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.requests import LintedRequest
 
 _SHRUNK = 0.5

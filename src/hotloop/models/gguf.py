@@ -39,14 +39,10 @@ class GgufWeights:
         num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
         if not num_heads:
             return found
-        rows = found.data if len(found.shape) > 1 else found.data.reshape(found.shape[0], -1)
-        return replace(found, data=deinterleave(rows, num_heads).reshape(found.data.shape))
-
-
-def deinterleave(rows: NDArray[np.uint8], num_heads: int) -> NDArray[np.uint8]:
-    """Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number."""
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+        # Rows of each head from a0 b0 a1 b1 … to a0 a1 … b0 b1 …; a bias has a row for each number.
+        row_bytes = found.data.size // found.shape[0]
+        pairs = found.data.reshape(num_heads, -1, 2, row_bytes).swapaxes(1, 2)
+        return replace(found, data=np.ascontiguousarray(pairs).reshape(found.data.shape))
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
@@ -64,6 +60,8 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
     if file.get(f"{family}.attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
+    max_context = file.get(f"{family}.context_length", int)
+    window = file.get(f"{family}.attention.sliding_window", int, 0) or max_context
     scaling = None
     if _ROPE_DIVISORS in file.tensors:
         divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
@@ -77,14 +75,14 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         num_kv_heads=file.get(f"{family}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         vocab_size=embed.shape[0],
-        max_context=file.get(f"{family}.context_length", int),
+        max_context=min(window, max_context),
         rms_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
         rope_theta=rope_theta,
         rope_scaling=scaling,
         has_tied_head="output.weight" not in file.tensors,
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         has_qk_norm=family == "qwen3",
-        window=file.get(f"{family}.attention.sliding_window", int, 0) or None,
+        window=window if window < max_context else None,
     )
 
 

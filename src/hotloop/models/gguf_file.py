@@ -1,9 +1,7 @@
 """The GGUF file format: metadata and tensor descriptions at the front, tensors behind.
 
 Invariant: every tensor of a `GgufFile` lies inside its file and is of a type that can be read. The header is parsed
-here in one pass, because the `gguf` package's own reader makes two arrays of every string and takes seconds over a
-vocabulary; what the tensor types mean is left to that package. Knows nothing of architectures, tokenizers or what a
-tensor is for.
+here, because the `gguf` package takes seconds over a vocabulary; what the tensor types mean is left to that package.
 """
 
 from dataclasses import dataclass, replace

@@ -5,8 +5,9 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 """
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -24,23 +25,6 @@ _CONTROL_GROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What a model takes while it runs."""
-
-    weights_bytes: int
-    kv_bytes: int
-    working_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.working_bytes
-
-    def __str__(self) -> str:
-        parts = ("weights", self.weights_bytes), ("KV", self.kv_bytes), ("working memory", self.working_bytes)
-        return " + ".join(f"{name} {_gib(size)}" for name, size in parts) + f" = {_gib(self.total_bytes)}"
 
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
@@ -72,11 +56,13 @@ def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 
-def check_fits(name: str, need: Footprint, free_bytes: int, *, have: str, advice: str = "") -> None:
-    """Refuse a model that needs more than there is: with ConfigError if a setting can mend it, else with ModelError."""
-    if need.total_bytes <= free_bytes:
+def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: str, advice: str = "") -> None:
+    """Refuse a model whose parts, in bytes, are more than there is: with ConfigError if a setting can change that."""
+    total_bytes = sum(parts.values())
+    if total_bytes <= free_bytes:
         return
-    line = f"{name} does not fit: {need}, but {have}"
+    need = " + ".join(f"{part} {_gib(size)}" for part, size in parts.items())
+    line = f"{name} does not fit: {need} = {_gib(total_bytes)}, but {have}"
     if advice:
         raise ConfigError(f"{line}; {advice}")
     raise ModelError(f"{line}; no setting changes that, only a smaller model or more memory")
@@ -92,15 +78,15 @@ def check_fits_cpu(
     free_bytes: int,
 ) -> None:
     """Refuse a model that the machine has no memory for. `held_bytes` is what its weights take in each format."""
-    need = Footprint(held_bytes[weight_format], kv_bytes, working_bytes)
-    left_bytes = free_bytes - need.weights_bytes - working_bytes
+    parts = {"weights": held_bytes[weight_format], "KV": kv_bytes, "working memory": working_bytes}
+    left_bytes = free_bytes - held_bytes[weight_format] - working_bytes
     smaller = [other for other, size in held_bytes.items() if size + kv_bytes + working_bytes <= free_bytes]
     advice = ""
     if left_bytes >= _LEAST_KV_BYTES:
         advice = f"--kv-memory {left_bytes >> 20}MiB would fit"
     elif smaller:
         advice = f"--weights {smaller[0]} would fit"
-    check_fits(name, need, free_bytes, have=f"this machine has only {_gib(free_bytes)} free", advice=advice)
+    check_fits(name, parts, free_bytes, have=f"this machine has only {_gib(free_bytes)} free", advice=advice)
 
 
 def fit_kv_gpu(
@@ -130,16 +116,17 @@ def fit_kv_gpu(
     if companion:
         weights_bytes += gpu_weight_bytes(companion, weight_format, 1)
         token_bytes += kv_token_bytes(companion, kv_item_bytes)
-    need = Footprint(weights_bytes, min_tokens * token_bytes, working_bytes)
+    parts = {"weights": weights_bytes, "KV": min_tokens * token_bytes, "working memory": working_bytes}
+    need_bytes = sum(parts.values())
     allowed_bytes = min(int(total_bytes * share), free_bytes)
-    left_bytes = allowed_bytes - need.weights_bytes - working_bytes
+    left_bytes = allowed_bytes - weights_bytes - working_bytes
     advice = ""
-    if need.total_bytes <= free_bytes:
-        advice = f"--gpu-memory {-(-need.total_bytes * 100 // total_bytes) / 100:g} would fit"
+    if need_bytes <= free_bytes:
+        advice = f"--gpu-memory {-(-need_bytes * 100 // total_bytes) / 100:g} would fit"
     elif left_bytes >= _LEAST_KV_BYTES:
         advice = f"--max-context {left_bytes // token_bytes} would fit"
     have = f"--gpu-memory {share:g} of a GPU of {_gib(total_bytes)}, {_gib(free_bytes)} free, is {_gib(allowed_bytes)}"
-    check_fits(name, need, allowed_bytes, have=have, advice=advice)
+    check_fits(name, parts, allowed_bytes, have=have, advice=advice)
     return left_bytes * own_bytes // token_bytes
 
 
@@ -152,7 +139,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str, *, default: int) -> int:
     """What the container may still take."""
-    most, used = _number(folder / limit), _number(folder / usage)
+    most, used = _numbers(folder / limit).get(""), _numbers(folder / usage).get("")
     if most is None or used is None:
         return default
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
@@ -187,21 +174,13 @@ def _int4_bytes(shape: tuple[int, ...], group_size: int | None) -> int:
     return num_rows * (num_pieces * INT4_PIECE // 2 + 3 * num_groups)
 
 
-def _number(path: Path) -> int | None:
-    """A file that holds a number; None if it is not there, or has the word for no limit."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def _numbers(path: Path) -> dict[str, int]:
-    """A file of lines with a name and a number; empty if it is not there."""
+    """The number of each line by the word before it, or by no word; none if the file is not there."""
     try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-        return {words[0]: int(words[1]) for words in lines if len(words) > 1}
-    except (OSError, ValueError):
+        text = path.read_text()
+    except OSError:
         return {}
+    return {name: int(number) for name, number in re.findall(r"^(?:(\S+)\s+)?(\d+)\b", text, re.MULTILINE)}
 
 
 def _gib(num_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.core.config import LoadFormat
@@ -54,10 +54,10 @@ def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
     """The name and the shape of a model; of a folder nothing but config.json need be there."""
     name, path = locate(name_or_path)
     if not path.is_dir():
-        return name, _within_window(gguf_spec(read_gguf_file(path)))[0]
+        return name, gguf_spec(read_gguf_file(path))
     spec = config_spec(path)
     check_spec(path, spec, spec.num_layers)
-    return name, _within_window(spec)[0]
+    return name, spec
 
 
 def _read_gguf(name: str, path: Path) -> Model:
@@ -65,9 +65,8 @@ def _read_gguf(name: str, path: Path) -> Model:
     spec = gguf_spec(file)
     tokenizer = gguf_tokenizer(file)
     template = _gguf_template(file, tokenizer)
-    weights = GgufWeights(file, spec)
-    spec, notes = _within_window(spec)
-    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, path.stat().st_size, notes)
+    weights, size_bytes = GgufWeights(file, spec), path.stat().st_size
+    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, size_bytes, _notes(spec))
 
 
 def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -86,10 +85,9 @@ def _read_folder(name: str, path: Path) -> Model:
     spec = config_spec(path)
     weights = SafetensorsWeights(path, spec)
     tokenizer, template = folder_tokenizer(path), folder_template(path)
-    spec, notes = _within_window(spec)
     files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
     size_bytes = sum(file.stat().st_size for file in files)
-    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, notes)
+    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, _notes(spec))
 
 
 def _read_dummy(name: str, path: Path) -> Model:
@@ -99,17 +97,13 @@ def _read_dummy(name: str, path: Path) -> Model:
     has_tokenizer = (path / "tokenizer.json").is_file()
     tokenizer = folder_tokenizer(path) if has_tokenizer else dummy_tokenizer(spec.vocab_size)
     weights, template = DummyWeights(spec), folder_template(path)
-    spec, notes = _within_window(spec)
     fingerprint = "dummy-" + _fingerprint([path / "config.json"])
-    return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, ("its weights are random", *notes))
+    notes = ("its weights are random", *_notes(spec))
+    return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, notes)
 
 
-def _within_window(spec: ModelSpec) -> tuple[ModelSpec, tuple[str, ...]]:
-    """A model with a sliding window is exact up to the window, so the context ends there."""
-    if spec.window is None or spec.window >= spec.max_context:
-        return replace(spec, window=None), ()
-    note = f"the context is limited to the sliding window of {spec.window} tokens (it claims {spec.max_context})"
-    return replace(spec, max_context=spec.window, window=None), (note,)
+def _notes(spec: ModelSpec) -> tuple[str, ...]:
+    return (f"the context is limited to the model's sliding window of {spec.window} tokens",) if spec.window else ()
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -160,8 +160,9 @@ def config_spec(folder: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
-    family, window = _family(config, path), config.get("sliding_window")
-    has_window = isinstance(window, int) and window > 0 and config.get("use_sliding_window", True)
+    family, max_context = _family(config, path), _number(config, "max_position_embeddings", int, path)
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    window = window if isinstance(window, int) and 0 < window < max_context else None
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
@@ -176,7 +177,7 @@ def config_spec(folder: Path) -> ModelSpec:
         num_kv_heads=_number(config, "num_key_value_heads", int, path, num_heads),
         head_dim=_number(config, "head_dim", int, path, hidden_size // num_heads),
         vocab_size=_number(config, "vocab_size", int, path),
-        max_context=_number(config, "max_position_embeddings", int, path),
+        max_context=window or max_context,
         rms_eps=_number(config, "rms_norm_eps", float, path),
         rope_theta=_number({**config, **rope}, "rope_theta", float, path, 10_000.0),
         rope_scaling=scaling_from_config(rope, str(path)),
@@ -184,7 +185,7 @@ def config_spec(folder: Path) -> ModelSpec:
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         has_qk_norm=family == "qwen3",
         int4=parse_int4(config, path),
-        window=window if has_window else None,
+        window=window,
     )
 
 

@@ -60,7 +60,7 @@ class ModelSpec:
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
     window: int | None = None
-    """The sliding window, if the model attends through one."""
+    """The sliding window, if the context ends with it: up to there the model is exact."""
 
 
 @dataclass(frozen=True, slots=True)

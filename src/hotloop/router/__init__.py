@@ -1,1 +1,1 @@
-"""One address in front of many replicas: each request goes where its prefix is warm."""
+"""One address in front of many replicas: each request goes where its prefix is cached."""

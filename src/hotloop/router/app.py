@@ -6,10 +6,9 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.translate import can_translate
 from hotloop.router.upstream.wire import Headers, UpstreamRequest, fetch
 from hotloop.trace.tracer import NullTracer, Tracer
 
@@ -85,40 +83,29 @@ class Caller:
             if not message.get("more_body"):
                 return bytes(body)
 
-    async def do_unless_gone(self, work: Awaitable[None]) -> bool:
+    async def do_unless_gone(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do the work unless the client hangs up first; whether it was done."""
-        task = asyncio.current_task()
-        assert task
-        is_gone = False
-
-        async def watch() -> None:
-            nonlocal is_gone
-            while (await self.receive())["type"] != "http.disconnect":
-                pass
-            is_gone = True
-            task.cancel()
-
-        watcher = asyncio.create_task(watch())
+        doing, leaving = asyncio.create_task(work), asyncio.create_task(self._hang_up())
         try:
-            await work
-        except asyncio.CancelledError:
-            if not is_gone:
-                raise
-            task.uncancel()
-            return False
-        else:
-            return True
+            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+            return doing.done()
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+            doing.cancel()
+            leaving.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
+
+    async def _hang_up(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
 
 class RouterApp:
     """One fleet behind one address."""
 
     def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
-        self.fleet = Fleet(config, can_translate=can_translate)
+        self.fleet = Fleet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
         self.metrics = RouterMetrics(self.fleet, lambda: self._tiered.saved, self.recorder.tracer)
         self._max_body = parse_bytes(config.router.max_body)
@@ -175,13 +162,13 @@ class RouterApp:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller)
             return
-        settled = await self._tiered.settle(request, span)
-        if settled.answer is None:
-            await self._relay(settled.request, span, caller, settled.choice)
+        request, choice, answer = await self._tiered.settle(request, span)
+        if answer is None:
+            await self._relay(request, span, caller, choice)
             return
         kind = b"text/event-stream; charset=utf-8" if request.is_stream else JSON
-        await caller.send_whole(200, [(b"content-type", kind), _tier_header(settled.choice)], settled.answer)
-        span.end(summarize(read_id(settled.answer), settled.answer))
+        await caller.send_whole(200, [(b"content-type", kind), _tier_header(choice)], answer)
+        span.end(summarize(read_id(answer), answer))
 
     async def _relay(
         self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None

@@ -1,13 +1,10 @@
-"""What `fleet.toml` says beyond settings: replicas, one `[[replicas]]` each.
+"""What `fleet.toml` says beyond settings: replicas, one `[[replicas]]` each. Unknown keys and wrong types are errors.
 
-    [[replicas]]
-    url = "http://10.0.0.7:8000"      all that is needed
-    name = "a"                        how it is called here; its host and port if not given
-    kind = "vllm"                     recognised if not given
-    models = { large = "org/name" }   names clients use, and its own for them; what it lists itself if not given
-    api_key_env = "SOME_KEY"          the variable that holds its key; read once, never shown, sent to nobody else
-
-Strict: a key nobody knows, or a wrong type, is an error that names its place.
+url = "http://10.0.0.7:8000"      all that is needed
+name = "a"                        how it is called here; its host and port if not given
+kind = "vllm"                     recognised if not given
+models = { large = "org/name" }   names clients use, and its own for them; what it lists itself if not given
+api_key_env = "SOME_KEY"          the variable that holds its key; read once, never shown, sent to nobody else
 """
 
 from collections.abc import Mapping
@@ -42,7 +39,7 @@ class ReplicaConfig:
     weight: float = 1.0
     """How much faster than others it is."""
     capacity_tokens: int = 1_000_000
-    """How much of what it has read it keeps, roughly."""
+    """How many tokens it keeps cached, roughly."""
     max_connections: int = 128
     kv_events: str = ""
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""

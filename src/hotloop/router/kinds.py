@@ -28,63 +28,41 @@ _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})
 _ALL: frozenset[Api] = frozenset({"chat", "completions", "responses", "messages"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     name: str
     apis: frozenset[Api] = _OPENAI
-    health_path: str | None = "/health"
-    """None: a hosted API is not asked how it is; its answers tell."""
-    models_path: str | None = "/v1/models"
     metrics_path: str | None = None
     metrics_prefix: str = ""
     """What its metrics begin with, by which it is recognised."""
     running: str = ""
-    """Metric: requests being answered."""
+    """Metric behind the prefix: requests being answered."""
     waiting: str = ""
-    """Metric: requests in its queue."""
-    auth: Auth = "bearer"
-    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Metric behind the prefix: requests in its queue."""
     tokenize_path: str | None = None
     """Where a chat is turned into token ids, for replicas that publish their KV state."""
+    health_path: str | None = "/health"
+    """None: a hosted API is not probed; its answers tell."""
+    models_path: str | None = "/v1/models"
+    auth: Auth = "bearer"
+    fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     is_strict: bool = False
     """Whether it refuses fields that it does not know."""
 
 
-def _engine(
-    name: str, running: str, waiting: str, apis: frozenset[Api] = _OPENAI, tokenize_path: str | None = None
-) -> Kind:
-    """One that exports Prometheus metrics under its own prefix: up to the first colon or underscore."""
-    prefix = re.match(r"[a-z]+[:_]", running)
-    assert prefix
-    return Kind(
-        name=name,
-        apis=apis,
-        metrics_path="/metrics",
-        metrics_prefix=prefix[0],
-        running=running,
-        waiting=waiting,
-        tokenize_path=tokenize_path,
-    )
-
-
 _KINDS = (
-    _engine("hotloop", "hotloop_requests_running", "hotloop_requests_waiting", _ALL, "/tokenize"),
-    _engine("vllm", "vllm:num_requests_running", "vllm:num_requests_waiting", _ALL, "/tokenize"),
-    _engine("sglang", "sglang:num_running_reqs", "sglang:num_queue_reqs", _ALL, "/tokenize"),
-    _engine("tgi", "tgi_batch_current_size", "tgi_queue_size"),
+    Kind("hotloop", _ALL, "/metrics", "hotloop_", "requests_running", "requests_waiting", "/tokenize"),
+    Kind("vllm", _ALL, "/metrics", "vllm:", "num_requests_running", "num_requests_waiting", "/tokenize"),
+    Kind("sglang", _ALL, "/metrics", "sglang:", "num_running_reqs", "num_queue_reqs", "/tokenize"),
+    Kind("tgi", _OPENAI, "/metrics", "tgi_", "batch_current_size", "queue_size"),
+    Kind("tensorrt_llm", _OPENAI | {"responses"}, "/prometheus/metrics", "trtllm_"),
+    Kind("llama_cpp", _OPENAI | {"messages"}, "/metrics", "llamacpp:", "requests_processing", "requests_deferred"),
+    Kind("ollama", _ALL, health_path="/api/version"),
+    Kind("openai_compatible", health_path="/v1/models"),
+    Kind("openai", _OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
     Kind(
-        name="tensorrt_llm",
-        apis=_OPENAI | {"responses"},
-        metrics_path="/prometheus/metrics",
-        metrics_prefix="trtllm_",
-    ),
-    _engine("llama_cpp", "llamacpp:requests_processing", "llamacpp:requests_deferred", _OPENAI | {"messages"}),
-    Kind(name="ollama", apis=_ALL, health_path="/api/version"),
-    Kind(name="openai_compatible", health_path="/v1/models"),
-    Kind(name="openai", apis=_OPENAI | {"responses"}, health_path=None, models_path=None, is_strict=True),
-    Kind(
-        name="anthropic",
-        apis=frozenset({"messages"}),
+        "anthropic",
+        frozenset({"messages"}),
         health_path=None,
         models_path=None,
         auth="x-api-key",
@@ -116,6 +94,6 @@ def kind_by_metrics(page: str) -> Kind | None:
 
 def read_load(kind: Kind, page: str) -> int | None:
     """How many requests a replica has: all series of two metrics together. None if its page does not say."""
-    names = "|".join(re.escape(name) for name in (kind.running, kind.waiting) if name)
+    names = "|".join(re.escape(kind.metrics_prefix + name) for name in (kind.running, kind.waiting) if name)
     found = re.findall(rf"^(?:{names})(?:{{.*}})? +(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)", page, re.MULTILINE)
     return int(sum(map(float, found))) if names and found else None

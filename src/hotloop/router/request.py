@@ -2,9 +2,9 @@
 
     key    hash(tools) hash(tools, system) hash(tools, system, message 0) ...
 
-The prompt is a run of bytes: tools first, then instructions, then each message as the client wrote it, less what moves
-from turn to turn without meaning (`cache_control`). The key holds a hash for every 512 bytes of it, each standing for
-all before it. No tokenizer is needed: the same words give the same hashes, and only sameness matters here.
+The prompt is a run of bytes: tools, instructions, then each message as the client wrote it, less its cache marks, which
+move from turn to turn. The key holds a hash for every 512 bytes of it, each standing for all before it. No tokenizer is
+needed: the same words give the same hashes, and only sameness matters here.
 """
 
 import hashlib
@@ -124,7 +124,7 @@ def _word(value: Any) -> str | None:
 
 
 def _hash_prompt(body: _Body) -> tuple[bytes, int]:
-    """The key, and how long the prompt is. What one model read is of no use to another, nor across salts."""
+    """The key, and how long the prompt is. What one model has cached is of no use to another, nor across salts."""
     chain = hashlib.blake2b(
         f"{body.model}\0{body.cache_salt or ''}\0".encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES
     )

@@ -27,7 +27,6 @@ class AnswerSummary:
     num_output: int | None = None
     has_calls: bool = False
     is_broken: bool = False
-    """Whether it broke off."""
 
     @property
     def cached_share(self) -> float | None:

@@ -5,7 +5,6 @@ model "auto" ─classify, choose─> a tier's model ─┬─ no cascade ──�
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,21 +15,12 @@ from hotloop.router.proxy.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
-from hotloop.router.tiers.cascade import Cascaded, can_cascade, cascade, render_stream
+from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
 from hotloop.router.tiers.features import TASK_HEADER, look_at
 from hotloop.router.tiers.saved import Saved
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
 from hotloop.wire.usage import Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A request that has a model now; `answer` is there if a cascade has answered it already."""
-
-    request: RoutedRequest
-    choice: TierChoice
-    answer: bytes | None = None
 
 
 class TieredRequests:
@@ -44,8 +34,11 @@ class TieredRequests:
     def is_route(self, model: str) -> bool:
         return self._tiers.config.route(model) is not None
 
-    async def settle(self, request: RoutedRequest, span: RouteSpan) -> Settled:
-        """Raises RequestError where the body is not one."""
+    async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
+        """The request for a tier's model, why that, and the answer if a cascade has one already.
+
+        Raises RequestError where the body is not one.
+        """
         body = request.read_body()
         features = look_at(body, num_tokens=request.num_tokens, hint=request.headers.get(TASK_HEADER, ""))
 
@@ -62,15 +55,15 @@ class TieredRequests:
         route = config.route(request.model)
         assert route
         answer = None
-        if route.cascade and request.api == "chat" and can_cascade(body):
+        if route.cascade and request.api == "chat" and body.get("n") in (None, 1):  # of several, the client chooses
             cascaded = await cascade(config, route.cascade, choice, body, ask)
             self._count(request.session, cascaded)
             choice, answer = cascaded.choice, cascaded.answer
         settled = parse_request(request.target, request.headers, request.rename(choice.model))
         if answer is None:
-            return Settled(settled, choice)
+            return settled, choice, None
         rendered = b"".join(render_stream(answer, body)) if request.is_stream else msgspec.json.encode(answer)
-        return Settled(settled, choice, rendered)
+        return settled, choice, rendered
 
     def learn(self, request: RoutedRequest, choice: TierChoice, summary: AnswerSummary, latency_s: float) -> None:
         """An answer that was not judged has come to its end. A stream without usage is counted by estimate."""

@@ -15,9 +15,10 @@ from hotloop.router.kinds import Api
 from hotloop.wire.errors import read_failure
 from hotloop.wire.event import Event
 from hotloop.wire.field import Json
-from hotloop.wire.formats import FORMATS, Reader, Writer
+from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api as Format
 from hotloop.wire.policy import Target
+from hotloop.wire.reader import Reader
 from hotloop.wire.sse import EventReader, ServerEvent
 
 # The first that a replica speaks is taken.
@@ -97,19 +98,18 @@ class StreamTranslation:
         self._is_over = False
 
     def feed(self, chunk: bytes) -> bytes:
-        return self._write(self._read(self._events.push(chunk)))
+        return self._translate(self._events.push(chunk))
 
     def end(self, error: str | None = None) -> bytes:
         """After the replica's last byte; `error` says why, if it broke off."""
         if error is not None and not self._reader.is_over:
             return self._fail(RemoteError(error, status=502))
-        ending = self._write(self._read(self._events.finish())) + self._write(self._reader.finish())
+        ending = self._translate(self._events.finish()) + self._write(self._reader.finish())
         self._is_over = True
         return ending
 
-    def _read(self, events: Iterable[ServerEvent]) -> Iterator[Event]:
-        for event in events:
-            yield from self._reader.push(event)
+    def _translate(self, events: Iterable[ServerEvent]) -> bytes:
+        return self._write(read for event in events for read in self._reader.push(event))
 
     def _write(self, events: Iterator[Event]) -> bytes:
         """What there is to say, up to and with a failure, after which there is nothing."""

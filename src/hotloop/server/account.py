@@ -31,19 +31,17 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The tokens of one prompt."""
-
     num_prompt: int
     num_cached: int
     causes: tuple[Cause, ...] = ()
 
     @property
-    def num_again(self) -> int:
+    def num_recomputed(self) -> int:
         return sum(cause.num_tokens for cause in self.causes if cause.reason != "cold")
 
     @property
     def num_new(self) -> int:
-        return self.num_prompt - self.num_cached - self.num_again
+        return self.num_prompt - self.num_cached - self.num_recomputed
 
     @property
     def num_block(self) -> int:
@@ -54,12 +52,7 @@ class Account:
 
 
 def account_for(
-    comparison: Comparison | None,
-    *,
-    num_prompt: int,
-    num_cached: int,
-    block_size: int,
-    eviction: Eviction | None = None,
+    comparison: Comparison | None, num_prompt: int, num_cached: int, block_size: int, eviction: Eviction | None = None
 ) -> Account:
     """`comparison` is with the earlier prompt that is most like this one, if there is one."""
     if comparison is None:

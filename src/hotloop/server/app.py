@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,19 +28,21 @@ from hotloop.border.requests import REQUEST_ID_HEADER
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
-from hotloop.server import generate, info
-from hotloop.server.anthropic import messages as anthropic
+from hotloop.server import info, messages
 from hotloop.server.border import KeyCheck, RequestIds
 from hotloop.server.errors import on_bug, on_error
+from hotloop.server.openai.chat import chat_completions
+from hotloop.server.openai.completions import completions
 from hotloop.server.responses import api as responses
+from hotloop.server.responses.store import ResponseStore
 from hotloop.server.service import Service
 from hotloop.trace.tracer import NullTracer, Tracer
 
 ROUTES = (
-    Route("/v1/chat/completions", generate.chat_completions, methods=["POST"]),
-    Route("/v1/completions", generate.completions, methods=["POST"]),
-    Route("/v1/messages", anthropic.messages, methods=["POST"]),
-    Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/messages", messages.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     *responses.ROUTES,
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.show_model),
@@ -55,27 +58,20 @@ ROUTES = (
 
 def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = None) -> Starlette:
     """The whole API over one started engine. `app.state.service` is what its endpoints share."""
-    service = Service.build(engine, config, tracer or NullTracer())
+    service = Service(engine, config, tracer or NullTracer())
     engine.on_step = service.metrics.observe_step
     middleware = [Middleware(RequestIds, metrics=service.metrics)]
     if config.cors_origins:
-        middleware.append(_cors(config.cors_origins))
+        cors: Any = {"allow_methods": ("GET", "POST", "DELETE"), "allow_headers": ("*",)}
+        shown = (REQUEST_ID_HEADER, "retry-after")
+        middleware.append(Middleware(CORSMiddleware, allow_origins=config.cors_origins, expose_headers=shown, **cors))
     if config.api_key:
         middleware.append(Middleware(KeyCheck, api_key=config.api_key))
     handlers = {HotloopError: on_error, HTTPException: on_error, ClientDisconnect: on_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
     app.state.service = service
+    app.state.responses = ResponseStore()
     return app
-
-
-def _cors(origins: tuple[str, ...]) -> Middleware:
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=("GET", "POST", "DELETE"),
-        allow_headers=("*",),
-        expose_headers=(REQUEST_ID_HEADER, "retry-after"),
-    )
 
 
 _MAX_JOBS = 32  # prompts and grammars in the making
@@ -153,7 +149,7 @@ class HttpServer(uvicorn.Server):
 
     async def _abort(self) -> None:
         await self._aborting.wait()
-        self._service.mailroom.abort_all()
+        self._service.bridge.abort_all()
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:

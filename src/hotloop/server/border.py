@@ -4,16 +4,13 @@ Pure ASGI: nothing here buffers a response or stands between a stream and its cl
 """
 
 import time
-from collections.abc import MutableMapping
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
-from hotloop.server import message_errors as anthropic_errors
-from hotloop.server.errors import HttpError, error_response
+from hotloop.server.errors import MESSAGES_REQUEST_ID, HttpError, error_response, is_message_path
 from hotloop.server.metrics import Metrics
 
 
@@ -33,23 +30,18 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._mark(message, request_id, scope["path"])
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if is_message_path(scope["path"]):
+                    headers[MESSAGES_REQUEST_ID] = request_id
+                if message["status"] >= 400:
+                    self._metrics.count_http_error(message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
-    def _mark(self, start: MutableMapping[str, Any], request_id: str, path: str) -> None:
-        headers = MutableHeaders(scope=start)
-        headers[REQUEST_ID_HEADER] = request_id
-        if anthropic_errors.is_spoken_at(path):
-            headers[anthropic_errors.REQUEST_ID_HEADER] = request_id
-        if start["status"] >= 400:
-            self._metrics.count_http_error(start["status"])
-
 
 class KeyCheck:
-    """Lets in only who carries the key."""
-
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = api_key.encode()

@@ -3,23 +3,31 @@
 Everything here is about the request: what a tool call looks like to the model is the tool format's business.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hotloop.chat.tools import ToolChoice, check_tools
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 from hotloop.wire import request as wire
-from hotloop.wire.part import Opaque
+from hotloop.wire.part import Api, Opaque
+
+_SCHEMA_FIELDS: dict[Api, str] = {
+    "chat": "function.parameters",
+    "responses": "parameters",
+    "messages": "input_schema",
+}
+# What coding agents offer unasked, and a model can do without. Nobody would run it here, so the model is not told.
+LEFT_OUT = ("web_search", "web_search_preview", "image_generation", "tool_search")
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
     """What a request says about tools: those the model is shown, those it may call, and whether it must."""
 
-    tools: tuple[Tool, ...]
-    allowed: tuple[Tool, ...]
-    choice: ToolChoice
+    tools: tuple[Tool, ...] = ()
+    allowed: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
     places: Mapping[str, str] = field(default_factory=dict)
     """Where in the body a tool's schema is, by the tool's name."""
 
@@ -33,33 +41,28 @@ class Calling:
         """Whether the answer is nothing but calls."""
         return self.choice.mode == "required"
 
-    def place(self, tool: Tool) -> str:
-        return self.places[tool.name]
 
+def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
+    """Raises RequestError where tools and choice do not fit.
 
-def make_tools(tools: Iterable[wire.Tool | Opaque], *, is_strict: bool) -> tuple[Tool, ...]:
-    """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
-    return tuple(_make_tool(tool, is_strict) for tool in tools)
-
-
-def make_calling(
-    given: Iterable[wire.Tool | Opaque], choice: wire.Choice, *, is_strict: bool, schema_field: str = "parameters"
-) -> Calling:
-    """Raises RequestError where tools and choice do not fit. `schema_field` is what the API calls a schema."""
-    given = [*given]
-    tools = make_tools(given, is_strict=is_strict)
+    `is_strict` is for the tools that do not say themselves whether their schema must be followed.
+    """
+    choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
+    left_out = LEFT_OUT if request.api == "responses" else ()
+    given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or tool.kind not in left_out]
+    tools = tuple(_make_tool(tool, is_strict) for tool in given)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
     check_tools(tools, chosen, schema_field=schema_field)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
-    return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in _known(given)})
+    known = [tool for tool in given if isinstance(tool, wire.Tool)]
+    return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in known})
 
 
 def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:
     if isinstance(tool, Opaque):
-        place = tool.at.place if tool.at else ""
-        reason = f"{place}: tools of type {tool.kind!r:.100} are not supported, only functions and custom tools are"
-        raise RequestError(reason, param=f"{place}.type" if tool.api == "chat" else place)
+        reason = f"{tool.place}: tools of type {tool.kind!r:.100} are not supported, only functions and custom tools"
+        raise RequestError(f"{reason} are", param=f"{tool.place}.type" if tool.api == "chat" else tool.place)
     if not tool.name:
         place = f"{tool.at.place}.function.name" if tool.at and tool.at.get("function") else "tools"
         raise RequestError(f"{place} is empty", param=place)
@@ -74,10 +77,6 @@ def _allow(tools: tuple[Tool, ...], names: tuple[str, ...]) -> tuple[Tool, ...]:
         problem = f"there is no tool {min(unknown)!r}" if unknown else "no tool is allowed"
         raise RequestError(f"tool_choice: {problem}", param="tool_choice")
     return tuple(tool for tool in tools if tool.name in names)
-
-
-def _known(tools: Iterable[wire.Tool | Opaque]) -> list[wire.Tool]:
-    return [tool for tool in tools if isinstance(tool, wire.Tool)]
 
 
 def _place(tool: wire.Tool, schema_field: str) -> str:

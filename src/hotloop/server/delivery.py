@@ -1,27 +1,26 @@
 """The way of an event from the engine's thread to the client that waits for it.
 
-    engine thread: on_event -> pending                  one wake-up of the loop, however many streams a step fed
-    event loop:    pending -> parse -> Call -> take()   what a slow client has not taken yet is merged: it stays small
+    engine thread: on_event -> pending                     one wake-up of the loop for all streams that a step fed
+    event loop:    pending -> parse -> collector -> take() what a slow client has not taken yet is merged, stays small
 
-An answer is parsed here, once, when it arrives: who renders it, and how fast, changes nothing. A call ends once: all
+An answer is parsed here, once, when it arrives: who renders it, and how fast, changes nothing. An answer ends once: all
 its requests finished, or the first failure, after which what is left of it is aborted.
 """
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from typing import NamedTuple
 
 from starlette.types import Receive
 
-from hotloop.chat.prompt import Prompts
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import EngineClosed, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, TokenLogprob, Usage
-from hotloop.core.stream import CallDelta, StreamEvent, TextDelta
+from hotloop.core.stream import CallDelta, CallOpened, StreamEvent, TextDelta
 from hotloop.engine.engine import Engine
 from hotloop.server.errors import Disconnected
 from hotloop.server.metrics import Metrics
@@ -49,9 +48,8 @@ class Silence(PlainText):
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a choice has gained: its text, and what that says."""
+class Piece(NamedTuple):
+    """What a choice has gained: its text, and what that says. A tuple, since one is made for every token."""
 
     text: str
     parts: tuple[StreamEvent, ...]
@@ -64,26 +62,24 @@ class Piece:
 
 
 def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
-    """The next piece of a choice, whose parser this is."""
-    parts = parser.push(event.text)
-    if event.finish_reason:
+    _, _, text, usage, logprobs, reason, stop_match, _ = event
+    parts = parser.push(text)
+    if reason:
         parts += parser.finish()
-    logprobs, reason = event.logprobs, event.finish_reason
-    return Piece(event.text, tuple(parts), parser.num_calls, event.usage, logprobs, reason, event.stop_match)
+    return Piece(text, tuple(parts), parser.num_calls, usage, logprobs, reason, stop_match)
 
 
-class Call:
-    """The requests behind one HTTP call, and what they produced that nobody has taken yet. Lives on the event loop."""
+class OutputCollector:
+    """The requests behind one answer, and what they produced that nobody has taken yet. Lives on the event loop."""
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        abort: Callable[..., None],
-        parser: Callable[[], CallParser] = PlainText,
+        self, requests: Sequence[Request], abort: Callable[..., None], parser: Callable[[], CallParser] = PlainText
     ) -> None:
+        self.requests = requests
+        self.last_event_at = [0.0] * len(requests)
         self.usages = [Usage(request.num_prompt, 0, 0) for request in requests]
+        self.calls: list[list[CallOpened]] = [[] for _ in requests]
         self.failure: HotloopError | None = None
-        self._request_ids = [request.id for request in requests]
         self._abort = abort
         self._num_open = len(requests)
         self._parsers = [parser() for _ in requests]
@@ -101,7 +97,7 @@ class Call:
         return not self.is_over or bool(self._pending) or self.failure is not None
 
     async def take(self) -> list[tuple[int, Piece]]:
-        """Everything new, one piece a choice, as soon as there is something. Raises what the call failed with."""
+        """Everything new, one piece a choice, as soon as there is something. Raises what the answer failed with."""
         await self._has_news.wait()
         self._has_news.clear()
         if self.failure:
@@ -121,8 +117,10 @@ class Call:
             self.fail(event.error or EngineClosed("the server is shutting down: the request was aborted"))
             return
         self.usages[index] = event.usage
-        pieces = self._pending.setdefault(index, [])
-        pieces.append(parse_piece(self._parsers[index], event))
+        pieces, piece = self._pending.setdefault(index, []), parse_piece(self._parsers[index], event)
+        pieces.append(piece)
+        if piece.num_calls > len(self.calls[index]):
+            self.calls[index] += [part for part in piece.parts if isinstance(part, CallOpened)]
         if len(pieces) >= MAX_PENDING:
             pieces[:] = [merge(pieces)]
         self._num_open -= event.finish_reason is not None
@@ -137,11 +135,11 @@ class Call:
         self.failure = error
         self._has_news.set()
         self._has_ended.set()
-        self._abort(*self._request_ids)
+        self._abort(*[request.id for request in self.requests])
 
     @asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
-        """While the body runs, a client that hangs up ends the call; when it is left, nothing of the call runs on."""
+        """While the body runs, a client that hangs up ends the answer; when it is left, nothing of it runs on."""
         watch = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -159,8 +157,7 @@ def merge(pieces: Sequence[Piece]) -> Piece:
     """Several pieces of one choice, in order, as if one step had given them all."""
     if len(pieces) == 1:
         return pieces[0]
-    return replace(
-        pieces[-1],
+    return pieces[-1]._replace(
         text="".join(piece.text for piece in pieces),
         parts=tuple(_join(chain.from_iterable(piece.parts for piece in pieces))),
         logprobs=tuple(chain.from_iterable(piece.logprobs for piece in pieces)),
@@ -180,56 +177,42 @@ def _join(parts: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
             yield from same
 
 
-@dataclass(slots=True)
-class _Route:
-    """Where the events of one request go."""
-
-    call: Call
-    index: int
-    request: Request
-    endpoint: str
-    on_finish: Callable[[Request], None]
-    last_event_at: float | None = None
+OnFinish = Callable[[Request, Sequence[CallOpened] | None], None]
+"""Told of a request that has ended, and of the calls in its answer; None if nobody heard it."""
 
 
-class Mailroom:
+class EventBridge:
     """Hands requests to the engine and brings their events back to the event loop it is used on."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, prompts: Prompts) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._prompts = prompts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, tuple[OutputCollector, int, OnFinish]] = {}  # where the events of a request go
         self._pending: deque[TokenEvent] = deque()
         self._is_waking = False
 
     def submit(
-        self,
-        requests: Sequence[Request],
-        endpoint: str,
-        on_finish: Callable[[Request], None] = lambda request: None,
-        parser: Callable[[], CallParser] = PlainText,
-    ) -> Call:
+        self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
+    ) -> OutputCollector:
         """All of the requests or none. Raises what `Engine.submit` raises.
 
-        `on_finish` hears of each request's end, whatever it is, before its parser and anybody who waits for its events.
+        `on_finish` hears of each request's end, whatever it is, before anybody who waits for its events.
         """
         self._loop = asyncio.get_running_loop()
-        call = Call(requests, self._engine.abort, parser)
-        routes = {request.id: _Route(call, i, request, endpoint, on_finish) for i, request in enumerate(requests)}
-        self._routes |= routes
+        outputs = OutputCollector(requests, self._engine.abort, parser)
+        self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}
         try:
             self._engine.submit(requests, self._post)
         except HotloopError:
-            for request_id in routes:
-                del self._routes[request_id]
+            for request in requests:
+                del self._routes[request.id]
             raise
-        return call
+        return outputs
 
     def abort_all(self) -> None:
-        for call in {id(route.call): route.call for route in self._routes.values()}.values():
-            call.fail(EngineClosed("the server is shutting down: the request was aborted"))
+        for outputs, _, _ in [*self._routes.values()]:
+            outputs.fail(EngineClosed("the server is shutting down: the request was aborted"))
 
     def _post(self, event: TokenEvent) -> None:
         """On the engine's thread. `_deliver` clears the flag before it reads, so an event is never left behind."""
@@ -241,21 +224,18 @@ class Mailroom:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
+        """Metrics are fed once for all streams: those that a step fed have mostly waited equally long."""
         self._is_waking = False
         now = time.monotonic()
+        gaps: Counter[tuple[float, int]] = Counter()
         while self._pending:
             event = self._pending.popleft()
-            route = self._routes[event.request_id]
-            if route.last_event_at:
-                self._metrics.observe_gap(now - route.last_event_at, len(event.token_ids))
-            route.last_event_at = now
+            outputs, index, on_finish = self._routes[event.request_id]
+            if last_event_at := outputs.last_event_at[index]:
+                gaps[now - last_event_at, len(event.token_ids)] += 1
+            outputs.last_event_at[index] = now
+            outputs.add(index, event)
             if event.finish_reason:
-                self._settle(route, event.finish_reason)
-            route.call.add(route.index, event)
-
-    def _settle(self, route: _Route, finish_reason: FinishReason) -> None:
-        request = route.request
-        del self._routes[request.id]
-        self._metrics.observe_finish(request, route.endpoint, finish_reason)
-        self._prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
-        route.on_finish(request)
+                del self._routes[event.request_id]
+                on_finish(outputs.requests[index], None if outputs.failure else outputs.calls[index])
+        self._metrics.observe_gaps(gaps)

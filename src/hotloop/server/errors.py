@@ -1,6 +1,7 @@
-"""How every failure looks on the wire: one table, one shape, but for the paths where Anthropic's is spoken.
+"""How every failure looks on the wire: one table, and a shape for each maker's clients.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ..., "request_id": ...}}
+    OpenAI     {"error": {"message": ..., "type": ..., "param": ..., "code": ..., "request_id": ...}}
+    Anthropic  {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
 
 Nothing else in the server chooses a status.
 """
@@ -8,7 +9,7 @@ Nothing else in the server chooses a status.
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -24,9 +25,13 @@ from hotloop.core.errors import (
     RequestError,
     UnknownModel,
 )
-from hotloop.server import message_errors as anthropic_errors
+from hotloop.wire.errors import message_error_type
+from hotloop.wire.field import Json
 
 CLIENT_GONE = 499
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_REQUEST_ID = "request-id"
+"""The header in which Anthropic's clients look for the id."""
 
 
 class HttpError(HotloopError):
@@ -46,17 +51,12 @@ class Disconnected(HttpError):
 
 
 class Cancelled(HttpError):
-    """Somebody asked for a response to be cancelled."""
-
     def __init__(self) -> None:
         super().__init__(CLIENT_GONE, "the response was cancelled")
 
 
 class UnknownResponse(RequestError):
     """Never made here or not stored, deleted, or so long unused that it had to make room."""
-
-    def __init__(self, response_id: str, *, param: str | None = None) -> None:
-        super().__init__(f"there is no response {response_id!r:.100}, or no longer", param=param)
 
 
 class UnknownPrevious(UnknownResponse):
@@ -66,9 +66,9 @@ class UnknownPrevious(UnknownResponse):
 class UnknownExplanation(RequestError):
     """Never asked here, not ended yet, of others, or so long ago that it had to make room."""
 
-    def __init__(self, answer_id: str, *, is_off: bool = False) -> None:
-        unknown = f"nothing is known about the reading of {answer_id!r:.100}, or no longer"
-        super().__init__("explanations are switched off" if is_off else unknown)
+
+class ThreadUnsupported(RequestError):
+    """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
 
 class Kind(NamedTuple):
@@ -109,28 +109,50 @@ def kind_of(error: HotloopError) -> Kind:
     return next(_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in _KINDS)
 
 
-def render_error(error: HotloopError, request_id: str) -> dict[str, Any]:
+def render_error(error: HotloopError, request_id: str) -> Json:
     kind = kind_of(error)
     param = error.param if isinstance(error, RequestError) else None
     body = {"message": str(error), "type": kind.type, "param": param, "code": kind.code, "request_id": request_id}
     return {"error": body}
 
 
+def render_message_error(error: HotloopError, request_id: str) -> Json:
+    status = _message_status(error)
+    body: Json = {"type": "api_error" if status == 503 else message_error_type(status), "message": str(error)}
+    if isinstance(error, ThreadUnsupported):
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body, "request_id": request_id}
+
+
 def error_response(error: HotloopError, request_id: str, path: str = "") -> Response:
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    status, body = kind_of(error).status, render_error(error, request_id)
-    if anthropic_errors.is_spoken_at(path):
-        status = anthropic_errors.translate_status(status)
-        body = anthropic_errors.render_failure(status, error, request_id)
-        headers[anthropic_errors.REQUEST_ID_HEADER] = request_id
+    if is_message_path(path):
+        headers[MESSAGES_REQUEST_ID] = request_id
+        status, body = _message_status(error), render_message_error(error, request_id)
+    else:
+        status, body = kind_of(error).status, render_error(error, request_id)
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
+def is_message_path(path: str) -> bool:
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def _message_status(error: HotloopError) -> int:
+    """Too much is waiting: to OpenAI's clients a limit on them, to Anthropic's the server's own trouble."""
+    status = kind_of(error).status
+    return 529 if status == 429 else status
+
+
 async def on_error(request: Request, error: Exception) -> Response:
-    """Starlette's hook: whatever an endpoint or the routing raises becomes a response here."""
-    return error_response(_as_hotloop(request, error), request.state.request_id, request.url.path)
+    if isinstance(error, ClientDisconnect):
+        error = Disconnected()
+    elif isinstance(error, HTTPException):
+        error = HttpError(error.status_code, _http_message(request, error), headers=error.headers)
+    assert isinstance(error, HotloopError)
+    return error_response(error, request.state.request_id, request.url.path)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
@@ -140,18 +162,6 @@ async def on_bug(request: Request, error: Exception) -> Response:
     response = error_response(mistake, request_id, request.url.path)
     response.headers["x-request-id"] = request_id
     return response
-
-
-def _as_hotloop(request: Request, error: Exception) -> HotloopError:
-    match error:
-        case HotloopError():
-            return error
-        case ClientDisconnect():
-            return Disconnected()
-        case HTTPException():
-            return HttpError(error.status_code, _http_message(request, error), headers=error.headers)
-        case _:
-            raise error
 
 
 def _http_message(request: Request, error: HTTPException) -> str:

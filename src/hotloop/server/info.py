@@ -7,42 +7,34 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hotloop.chat.prompt import Conversation, Prompt
+from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
-from hotloop.server.calling import make_tools
-from hotloop.server.decoding import decode
+from hotloop.server.calling import parse_calling
 from hotloop.server.explain.render import render_explanation
+from hotloop.server.jobs import make_conversation
 from hotloop.server.metrics import CONTENT_TYPE
-from hotloop.server.openai.chat import Messages, parse_messages
-from hotloop.server.openai.render import Json
-from hotloop.server.openai.wire import TokenId
+from hotloop.server.options import Options, TokenId, convert
 from hotloop.server.service import Service
-from hotloop.server.tenants import Asker, name_owner
-from hotloop.wire.chat.parse import parse_tools
-from hotloop.wire.field import Field
+from hotloop.server.tenants import Caller, name_owner
+from hotloop.server.turns import parse_transcript
+from hotloop.wire.chat.parse import parse_request
+from hotloop.wire.field import Json
+from hotloop.wire.policy import Notes
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """A text or a conversation, as vLLM takes them."""
+    """What is said about a text or a conversation beside itself, as vLLM takes it."""
 
-    model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: Messages | None = None
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
     tokens: list[TokenId]
-
-
-_tokenize_body = msgspec.json.Decoder(TokenizeBody)
-_detokenize_body = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def health(request: Request) -> Response:
@@ -79,45 +71,43 @@ async def explain(request: Request) -> Response:
     """Why tokens of a prompt were recomputed; for a prompt with a `cache_salt`, that is in the query."""
     service, explainer = Service.of(request), Service.of(request).explainer
     scope = service.scope(request.headers, request.query_params.get("cache_salt"))
-    viewer = Asker(name_owner(request.headers), scope)
+    viewer = Caller(name_owner(request.headers), scope)
     explanation = explainer.find(request.path_params["id"], viewer)
     return JSONResponse(await asyncio.to_thread(render_explanation, explanation, viewer, explainer))
 
 
 async def tokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = decode(_tokenize_body, await service.read(request))
-    service.check_model(body.model)
-    prompt = await asyncio.to_thread(_parse_prompt, body, service, service.scope(request.headers))
-    answer: Json = {
+    body = await service.read(request)
+    options = convert(body, TokenizeBody)
+    prompt = await asyncio.to_thread(_make_prompt, body, options, service, service.scope(request.headers))
+    spell = service.engine.tokenizer.token_text
+    answer = {
         "count": len(prompt.token_ids),
         "max_model_len": service.engine.max_context,
         "tokens": list(prompt.token_ids),
-        "token_strs": None,
+        "token_strs": [*map(spell, prompt.token_ids)] if options.return_token_strs else None,
     }
-    if body.return_token_strs:
-        answer["token_strs"] = [service.engine.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
     return JSONResponse(answer)
 
 
 async def detokenize(request: Request) -> Response:
     service = Service.of(request)
-    body = decode(_detokenize_body, await service.read(request))
-    service.check_model(body.model)
+    body = convert(await service.read(request), DetokenizeBody)
     return JSONResponse({"prompt": service.prompts.tokens(body.tokens, param="tokens").text})
 
 
-def _parse_prompt(body: TokenizeBody, service: Service, scope: str) -> Prompt:
-    if body.prompt is not None and body.messages is None:
-        return service.prompts.text(body.prompt, has_bos=body.add_special_tokens is not False, scope=scope)
-    if body.messages is None or body.prompt is not None:
+def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str) -> Prompt:
+    is_chat = body.get("messages") is not None
+    if is_chat == (options.prompt is not None):
         raise RequestError("give either prompt or messages", param="prompt")
-    conversation = Conversation(
-        messages=parse_messages(body.messages),
-        tools=make_tools(parse_tools(Field({"tools": body.tools})), is_strict=service.strict_tools),
-        is_answer_next=body.add_generation_prompt is not False,
-        extra=body.chat_template_kwargs or {},
-    )
+    if options.prompt is not None:
+        return service.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
+    request = parse_request(body, Notes())
+    calling = parse_calling(request, is_strict=service.strict_tools)
+    is_silent = options.add_generation_prompt is False
+    given, transcript = Options(chat_template_kwargs=options.chat_template_kwargs), parse_transcript(request)
+    conversation = make_conversation(request, given, calling, transcript, is_silent=is_silent)
     return service.prompts.chat(conversation, scope=scope)
 
 

@@ -1,4 +1,4 @@
-"""Who asks, and with whom that one shares what was read.
+"""Who sends a request, and with whom that one shares what was computed.
 
 A scope is a name for those who share: prefixes, and what is remembered of prompts, are found within one scope only. It
 is a hash, so that neither a key nor a salt lies about in what the engine keeps.
@@ -9,18 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotloop.core.config import CacheIsolation
+from hotloop.core.request import Priority
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asks, and as part of what."""
+class Caller:
+    """Who sends a request, as part of what, and how urgent it is."""
 
     owner: str
     """Whose the answer is."""
     scope: str
-    """With whom what was read is shared."""
+    """With whom what was computed is shared."""
     session_id: str = ""
     request_id: str = ""
+    priority: Priority = Priority.INTERACTIVE
+
+
+NOBODY = Caller("", "")
 
 
 def find_key(headers: Mapping[str, str]) -> str:

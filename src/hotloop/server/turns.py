@@ -5,102 +5,131 @@
 
 Thoughts that somebody signed are dropped: they are another model's. Anything else that is not text is refused, but for
 notes that a hosted tool left for itself, where they are known to be no more than that.
+
+A cache breakpoint (`cache_control`) is a place in the conversation as the prompt is made from it, not in the body:
+blocks are joined there. Before it lies what Anthropic has there, the tools, the system prompt and the messages so far,
+in whatever order the model's template words them.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
+import msgspec
+
+from hotloop.chat.assembly.spans import PromptSpan
+from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Role, Thought, ToolCall
-from hotloop.server.breakpoints import CacheControlBody, CacheHint, message_hint
-from hotloop.server.decoding import convert
-from hotloop.wire.part import Call, Opaque, Part, Result, Text, Turn
+from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.holds import Pin
+from hotloop.server.options import convert
+from hotloop.wire.field import Json
+from hotloop.wire.part import Api, Call, Opaque, Part, Result, Text, Turn
+from hotloop.wire.request import Request
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
+# Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
+DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
+
+MAX_BREAKPOINTS = 4
+"""As many as Anthropic takes; of more, the last."""
 
 
-class Turns:
-    """The messages so far, and the breakpoints between them.
+class CacheControl(msgspec.Struct, kw_only=True):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
-    `joins` is Anthropic's way: turns of one role that follow each other are one, and parts may be marked. `dropped` are
-    the kinds of items that are left out.
-    """
 
-    def __init__(self, turns: Iterable[Turn] = (), *, joins: bool = False, dropped: Collection[str] = ()) -> None:
-        self.messages: list[Message] = []
-        self.hints: list[CacheHint] = []
-        self._joins = joins
-        self._dropped = dropped
-        for turn in turns:
-            self.add(turn)
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """The prompt up to the end of this tool, or up to so many characters of this message, is worth keeping so long."""
 
-    def add(self, turn: Turn) -> None:
-        if not self._joins and (message := _plain_message(turn)):
-            self.messages.append(message)
-            return
+    index: int
+    """Of the tool or the message; the system prompt is the first message."""
+    num_chars: int | None
+    """How much of the message's content lies before the breakpoint; None for a tool."""
+    ttl_s: int
+
+
+def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None) -> CacheHint:
+    return CacheHint(index, num_chars, 3600 if convert(mark, CacheControl, place).ttl == "1h" else 300)
+
+
+class Transcript(NamedTuple):
+    """The messages of a request, and the breakpoints between them."""
+
+    messages: tuple[Message, ...]
+    hints: list[CacheHint]
+
+
+@dataclass(slots=True)
+class _Draft:
+    role: Role
+    content: str = ""
+    name: str | None = None
+    call_id: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    thoughts: list[Thought] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.content = _JOINERS[self.role].join((self.content, text)) if self.content and text else self.content + text
+
+    def finish(self) -> Message:
+        return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
+
+
+def parse_transcript(request: Request) -> Transcript:
+    """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
+    messages, hints = parse_turns(request.turns, request.api)
+    if not messages:
+        raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
+    if request.api != "messages":
+        return Transcript(messages, [])
+    marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
+    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", i) for mark, i in marks]
+    if request.cache.mark is not None:
+        end = len(messages) - 1, len(messages[-1].content)
+        hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
+    return Transcript(messages, [*of_tools, *hints])
+
+
+def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
+    """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
+    drafts: list[_Draft] = []
+    hints: list[CacheHint] = []
+    joins = api == "messages"
+    for turn in turns:
         is_answer = turn.role == "assistant"
-        has_begun = is_answer or (not turn.parts and not self._joins)
-        if has_begun:  # it was its turn, even if nothing of it is left
-            self._begin(turn, is_new=not self._joins)
-        calls: list[ToolCall] = []
-        thoughts: list[Thought] = []
+        is_joined = joins and bool(drafts) and drafts[-1].role == turn.role
+        has_begun = is_joined or is_answer or not (turn.parts or joins)
+        if has_begun and not is_joined:  # it was its turn, even if nothing of it is left
+            drafts.append(_Draft(turn.role, name=turn.name))
         for part in turn.parts:
             match part:
                 case Text():
-                    self._say(turn, part.text, is_new=not has_begun and not self._joins)
+                    if not has_begun:
+                        drafts.append(_Draft(turn.role, name=turn.name))
                     has_begun = True
+                    drafts[-1].say(part.text)
                 case Call() if is_answer:
-                    calls.append(ToolCall(part.id, part.flat_name, part.arguments))
+                    drafts[-1].calls.append(ToolCall(part.id, part.flat_name, part.arguments))
                 case Result() if turn.role == "user":
-                    self.messages.append(Message("tool", _result_text(part), tool_call_id=part.call_id or None))
+                    drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
+                    has_begun = False
                 case Thought() if is_answer:
-                    thoughts += [] if part.maker else [part]
-                case Opaque() if part.kind in self._dropped:
+                    drafts[-1].thoughts += [] if part.maker else [part]
+                case Opaque() if api == "responses" and part.kind in DROPPED:
                     pass
                 case _:
                     raise _unsupported(part, turn)
-            self._mark_part(part)
-        if calls or thoughts:
-            last = self.messages[-1]
-            all_calls, all_thoughts = (*last.tool_calls, *calls), (*last.thoughts, *thoughts)
-            self.messages[-1] = replace(last, tool_calls=all_calls, thoughts=all_thoughts)
-
-    def mark(self, control: CacheControlBody | None) -> None:
-        """All there is so far is worth keeping."""
-        if control and self.messages:
-            self.hints.append(message_hint(control, len(self.messages) - 1, len(self.messages[-1].content)))
-
-    def _mark_part(self, part: Part) -> None:
-        if self._joins and not isinstance(part, Thought) and part.mark is not None and part.at:
-            self.mark(convert(part.mark, CacheControlBody, f"{part.at.place}.cache_control"))
-
-    def _begin(self, turn: Turn, *, is_new: bool) -> None:
-        if is_new or not self.messages or self.messages[-1].role != turn.role:
-            self.messages.append(Message(turn.role, "", name=turn.name))
-
-    def _say(self, turn: Turn, text: str, *, is_new: bool) -> None:
-        self._begin(turn, is_new=is_new)
-        content = self.messages[-1].content
-        joined = _JOINERS[turn.role].join((content, text)) if content and text else content + text
-        self.messages[-1] = replace(self.messages[-1], content=joined)
-
-
-def _plain_message(turn: Turn) -> Message | None:
-    """The message of a turn that has texts and calls only, or one result: most are, and histories are long."""
-    first = turn.parts[0] if turn.parts else None
-    if isinstance(first, Result) and len(turn.parts) == 1:
-        return Message("tool", _result_text(first), tool_call_id=first.call_id or None)
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    for part in turn.parts:
-        if isinstance(part, Text):
-            texts.append(part.text)
-        elif isinstance(part, Call) and turn.role == "assistant":
-            calls.append(ToolCall(part.id, part.flat_name, part.arguments))
-        else:
-            return None
-    return Message(turn.role, _JOINERS[turn.role].join(filter(None, texts)), turn.name, tuple(calls))
+            if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
+                end = len(drafts) - 1, len(drafts[-1].content)
+                hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
+    return Transcript(tuple(draft.finish() for draft in drafts), hints)
 
 
 def _result_text(result: Result) -> str:
@@ -111,7 +140,34 @@ def _result_text(result: Result) -> str:
 
 
 def _unsupported(part: Part, turn: Turn | None = None) -> RequestError:
-    at = turn.at if turn and isinstance(part, Thought) else None if isinstance(part, Thought) else part.at
+    at = part.at if not isinstance(part, Thought) else turn.at if turn else None
     kind = "thinking" if isinstance(part, Thought) else at.value.get("type") if at else None
     place = at.place if at else ""
     return RequestError(f"{place}: content of type {kind!r:.100} is not supported here, only text is", param=place)
+
+
+def find_pins(
+    hints: Sequence[CacheHint], messages: Sequence[Message], prompt: Prompt, tokenizer: Tokenizer
+) -> tuple[Pin, ...]:
+    """Which tokens the breakpoints stand for; one whose place the prompt does not tell is left out."""
+    ends = [(_find_end(hint, messages, prompt, tokenizer), hint.ttl_s) for hint in hints[-MAX_BREAKPOINTS:]]
+    return tuple(Pin(end, ttl_s) for end, ttl_s in ends if end)
+
+
+def _find_end(hint: CacheHint, messages: Sequence[Message], prompt: Prompt, tokenizer: Tokenizer) -> int:
+    tools = [span for span in prompt.spans if span.kind == "tool"]
+    if hint.num_chars is None:
+        return max((span.end for span in tools if span.index in range(hint.index + 1)), default=0)
+    own = [span for span in prompt.spans if span.kind in ("system", "message", "call") and span.index == hint.index]
+    if not own:
+        return 0
+    num_after = len(messages[hint.index].content) - hint.num_chars
+    end = _find_token(own[0], num_after, prompt, tokenizer) if num_after else own[-1].end
+    return max(end, *(span.end for span in tools)) if tools else end
+
+
+def _find_token(span: PromptSpan, num_after: int, prompt: Prompt, tokenizer: Tokenizer) -> int:
+    """Where the last characters of a span begin. Counted from its end: what is moved out of a prompt is at its top."""
+    before = prompt.text[span.place.begin : max(span.place.end - num_after, span.place.begin)].encode()
+    sizes = (len(tokenizer.token_bytes(token_id)) for token_id in prompt.token_ids[span.begin : span.end])
+    return span.begin + bisect_right([*accumulate(sizes)], len(before))

@@ -7,10 +7,12 @@ A step of the engine reads every weight once, and computes with the rows of all 
     prefill = flop of the new tokens / flop_s + KV of the past / bytes_s
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 
 from hotloop.core.config import WeightFormat
+from hotloop.core.errors import ConfigError
 from hotloop.models.layout import layer_shapes
 from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, weight_bytes
 from hotloop.models.spec import Int4Spec, ModelSpec
@@ -20,6 +22,7 @@ from hotloop.size.load import Load
 _FORMATS: dict[str, WeightFormat] = {"bf16": "bf16", "fp8": "int8", "int8": "int8", "int4": "int4"}
 _INT4 = Int4Spec("awq", 128)  # what most checkpoints in four bits are
 _KV_ITEM_BYTES = {"bf16": 2, "fp8": 1}
+_COUNTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +197,20 @@ def _cycle(num_sessions: int, alone_s: float, shared_s: float, gap_s: float) -> 
     total_s = gap_s + others_s + alone_s
     cycle_s = (total_s + sqrt(total_s**2 - 4 * gap_s * others_s)) / 2
     return cycle_s, others_s / cycle_s
+
+
+def estimate_all(
+    spec: ModelSpec, load: Load, hardware: Iterable[Hardware], *, num_gpus: int | None, min_tokens_s: float
+) -> list[Estimate]:
+    """With `num_gpus` of each, or with as few as keep up; with the most, if not even they do."""
+    counts = [num_gpus] if num_gpus else [count for count in _COUNTS if not spec.num_kv_heads % count]
+    if spec.num_kv_heads % counts[-1]:
+        raise ConfigError(f"{spec.num_kv_heads} heads of keys and values cannot be split over {num_gpus} GPUs")
+    tried = [[estimate(spec, each.several(count), load) for count in counts] for each in hardware]
+    return [next((one for one in each if one.keeps_up(min_tokens_s)), each[-1]) for each in tried]
+
+
+def cheapest(estimates: Sequence[Estimate], min_tokens_s: float) -> Estimate | None:
+    """For 1,000 turns, of those that keep up and that hotloop runs on."""
+    able = [each for each in estimates if each.hardware.is_supported and each.keeps_up(min_tokens_s)]
+    return min(able, key=lambda each: each.cost_1000_turns or 0.0, default=None)

@@ -35,11 +35,8 @@ class Content:
             span = replace(span, error=self._blot(span.error))
         if not any(name.startswith(names.CONTENT) for name in span.attributes):
             return span
-        kept = {name: self._clean(name, value) for name, value in span.attributes.items() if self._may_pass(name)}
-        return replace(span, attributes=kept)
-
-    def _may_pass(self, name: str) -> bool:
-        return self.is_kept or not name.startswith(names.CONTENT)
+        may_pass = (name for name in span.attributes if self.is_kept or not name.startswith(names.CONTENT))
+        return replace(span, attributes={name: self._clean(name, span.attributes[name]) for name in may_pass})
 
     def _clean(self, name: str, value: Any) -> Any:
         if not self.redact or not name.startswith(names.CONTENT):

@@ -1,9 +1,8 @@
 """The account of a run, drawn from its spans: where the time went, what the tokens were, what it cost, what it waited
-for. Pure: the same spans give the same ledger, whatever process recorded them and in whatever order.
+for. Pure: the same spans give the same ledger, in whatever order.
 
-Invariant: the parts of a turn, and of a run, make up its wall-clock time. Tokens are those the server counted, where
-one of ours tells; else those the client was told of. What was told to the client, what was read ahead and what was done
-for an answer that was not delivered are told apart; together they are all that the engines did.
+Invariant: the parts of a turn, and of a run, make up its wall-clock time; what was delivered, prefilled ahead and lost
+make up all that the engines did. Tokens are those the server counted, where one of ours tells; else the client's.
 """
 
 import re
@@ -92,8 +91,7 @@ class TurnLedger:
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
     read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
-    lost: TokenCounts
-    """What was read and written for answers that failed or were broken off, or that others came before."""
+    lost: TokenCounts  # for answers that failed, were broken off, or came second
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
     num_wasted: int  # of those foreseen
@@ -148,6 +146,7 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     run = next((node for node in roots if node.name == names.RUN), None)
     calls = [call for node in nodes if node.parent is None or node.name in _ASKERS for call in node.calls()]
     models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
+    tokens, read_ahead, lost = _account(calls)
     return RunLedger(
         trace_id=spans[0].trace_id,
         session=next((node.span.session for node in nodes if node.span.session), ""),
@@ -159,9 +158,9 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
         wall_s=(end - begin) / 1e9,
         parts=_add_up(segments),
         turns=turns,
-        tokens=_sum(map(_tokens, calls)),
-        read_ahead=_sum(map(_read_ahead, calls)),
-        lost=_sum(map(_lost, calls)),
+        tokens=tokens,
+        read_ahead=read_ahead,
+        lost=lost,
         money=sum(_money(call, prices) for call in calls) or (run.amount(names.MONEY) if run else 0.0),
         critical_path=_path(segments),
         model_idle_s=(end - begin - length_of(models)) / 1e9,
@@ -187,6 +186,7 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     segments = sweep([turn], turn.begin, turn.end)
     within = [node for call in asked for node in call.walk()]
     guesses = [node for node in turn.children if node.name == names.FORESEEN]
+    tokens, read_ahead, lost = _account(calls)
     return TurnLedger(
         span_id=turn.span.span_id,
         run_span_id=turn.span.parent_id or "",
@@ -196,9 +196,9 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
         wall_s=(turn.end - turn.begin) / 1e9,
         first_token_s=_first_token_s(asked[0]) if asked else None,
         parts=_add_up(segments),
-        tokens=_sum(map(_tokens, calls)),
-        read_ahead=_sum(map(_read_ahead, calls)),
-        lost=_sum(map(_lost, calls)),
+        tokens=tokens,
+        read_ahead=read_ahead,
+        lost=lost,
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
@@ -227,12 +227,24 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
     )
 
 
-def _tokens(call: SpanNode) -> TokenCounts:
-    """Of an answer that was given, as the server counted them."""
-    if call.is_reading or call.span.error:
+def _account(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
+    """What was delivered by these, prefilled ahead, and lost."""
+    tokens = ahead = lost = TokenCounts()
+    for call in calls:
+        requests = [node for node in call.walk() if node.name == names.REQUEST]
+        if call.is_reading:
+            ahead += _sum(map(_counted, requests))
+            continue
+        givers = _givers(call, requests)
+        tokens += _sum(map(_counted, givers)) if givers else _told(call)
+        lost += _sum(_counted(each) for each in requests if not any(each is giver for giver in givers))
+    return tokens, ahead, lost
+
+
+def _told(call: SpanNode) -> TokenCounts:
+    """Of an answer that no server of ours counted: as its client was told."""
+    if call.span.error:
         return TokenCounts()
-    if givers := _givers(call):
-        return _sum(map(_counted, givers))
     told = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
     teller = next(told, call)
     num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
@@ -242,24 +254,11 @@ def _tokens(call: SpanNode) -> TokenCounts:
     )
 
 
-def _read_ahead(call: SpanNode) -> TokenCounts:
-    return _sum(map(_counted, _requests(call))) if call.is_reading else TokenCounts()
-
-
-def _lost(call: SpanNode) -> TokenCounts:
-    if call.is_reading:
-        return TokenCounts()
-    givers = {id(request) for request in _givers(call)}
-    return _sum(_counted(request) for request in _requests(call) if id(request) not in givers)
-
-
-def _givers(call: SpanNode) -> list[SpanNode]:
-    """Of the requests that were made for an answer, those that gave it: by its id, else all that went well. There may
-    be none: another's model answered, after one of ours was asked what kind of a task it is, or answered badly.
-    """
+def _givers(call: SpanNode, requests: Sequence[SpanNode]) -> list[SpanNode]:
+    """Those of an answer's requests that gave it: by its id, else all that went well; none if another's model did."""
     if call.span.error:
         return []
-    requests, stem = _requests(call), _stem(call)
+    stem = _stem(call)
     named = [request for request in requests if stem and _stem(request) == stem]
     return named or [request for request in requests if not request.span.error and not _is_other(request, call)]
 
@@ -273,10 +272,6 @@ def _is_other(request: SpanNode, call: SpanNode) -> bool:
 def _stem(node: SpanNode) -> str:
     """An answer's id without what its API begins ids with: a router that translates changes no more than that."""
     return re.sub(r"^[a-z]+[-_]", "", _word(node, names.ANSWER_ID))
-
-
-def _requests(call: SpanNode) -> list[SpanNode]:
-    return [node for node in call.walk() if node.name == names.REQUEST]
 
 
 def _counted(request: SpanNode) -> TokenCounts:
@@ -316,7 +311,7 @@ def _first_token_s(call: SpanNode) -> float | None:
 
 def _money(call: SpanNode, prices: PriceTable) -> float:
     """As the agent reckoned, or by the table."""
-    tokens, model = _tokens(call), _first_word(list(call.walk()), names.MODEL)
+    (tokens, _, _), model = _account([call]), _first_word(list(call.walk()), names.MODEL)
     return call.amount(names.MONEY) or prices.cost(
         model, num_prompt=tokens.prompt, num_cached=tokens.cached, num_output=tokens.output
     )

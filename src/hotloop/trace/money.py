@@ -42,9 +42,8 @@ class PriceTable:
 
     @classmethod
     def read(cls, path: Path) -> "PriceTable":
-        """From a TOML file with a table a pattern: `["my-model*"]`, `prompt = 1.0`, `cached = 0.1`, `output = 4.0`.
-
-        Raises ConfigError.
+        """From a TOML file of tables: `["my-model*"]`, `prompt = 1.0`, `cached = 0.1`, `output = 4.0`. Raises
+        ConfigError.
         """
         return cls.parse(read_toml(path), str(path))
 

@@ -1,11 +1,9 @@
 """The vocabulary: what spans and their attributes are called. No other module spells a name out.
 
-    agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
-    router              │                └ route ─ attempt
-    server              │                          └ request ┬ queue ┬ prefill ┬ decode
-                        └ (what is only read ahead is a chat, too: `IS_READING`)
-
-A process that is not there leaves its floor out: a plain client's request is a trace of its own.
+agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
+router              │                └ route ─ attempt
+server              │                          └ request ┬ queue ┬ prefill ┬ decode
+                    └ (what is only prefilled ahead is a chat, too: `IS_READING`)
 """
 
 from typing import Final
@@ -13,13 +11,11 @@ from typing import Final
 RUN: Final = "run"  # one run of an agent
 TURN: Final = "turn"  # from asking the model to the results of its calls being there
 CHAT: Final = "chat"  # one question to a model, as the client saw it
-TOOL: Final = "tool"
-"""A call, from when its arguments were whole (or, foreseen, from when it was begun) to its result."""
+TOOL: Final = "tool"  # a call, from when its arguments were whole (or it was begun, foreseen) to its result
 FORESEEN: Final = "foreseen"  # a tool that was begun before the model asked for it
 ROUTE: Final = "route"  # a request on its way through the router
 ATTEMPT: Final = "attempt"  # one try of one replica
-REQUEST: Final = "request"
-"""A request of the engine's; its three children are the parts of it that follow one another."""
+REQUEST: Final = "request"  # a request of the engine's, in three parts that follow one another
 QUEUE: Final = "queue"  # from arriving to being scheduled first
 PREFILL: Final = "prefill"  # from there to the first token
 DECODE: Final = "decode"  # from the first token to the last
@@ -69,10 +65,8 @@ PRIORITY: Final = "priority"
 FINISH_REASON: Final = "finish_reason"
 NUM_NEW: Final = "num_new"
 NUM_AGAIN: Final = "num_again"
-CAUSES: Final = "causes"
-"""Why tokens were recomputed: a list of {reason, num_tokens, token_index?, kind?, index?}."""
-NUM_SAMPLED: Final = "num_sampled"
-"""Output tokens that were sampled, be it as drafted: with `NUM_FORCED` they make the output."""
+CAUSES: Final = "causes"  # why tokens were recomputed: a list of {reason, num_tokens, token_index?, kind?, index?}
+NUM_SAMPLED: Final = "num_sampled"  # as drafted or not; with `NUM_FORCED` they make the output
 NUM_FORCED: Final = "num_forced"
 NUM_DRAFTED: Final = "num_drafted"
 NUM_ACCEPTED: Final = "num_accepted"
@@ -81,8 +75,7 @@ NUM_RESTORED: Final = "num_restored"
 NUM_FROM_HOST: Final = "num_from_host"
 NUM_PREEMPTIONS: Final = "num_preemptions"
 WAITS: Final = "waits"  # what was waited for before anything was read: a list of {reason, wait_s}
-IS_READING: Final = "is_reading"
-"""Whether the prompt was only prefilled ahead, here and in a question: its one output token is discarded."""
+IS_READING: Final = "is_reading"  # whether the prompt is only prefilled ahead; its one output token is discarded
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."
@@ -91,5 +84,4 @@ CONTENT_ANSWER: Final = "content.answer"
 CONTENT_PROMPT: Final = "content.prompt"  # of a run: what it was asked
 CONTENT_ARGUMENTS: Final = "content.arguments"
 CONTENT_RESULT: Final = "content.result"
-CONTENT_WORDS: Final = "content.words"
-"""For each of `CAUSES`, the words where the prompts part, {before, previous, current}, or null."""
+CONTENT_WORDS: Final = "content.words"  # for each of `CAUSES`: {before, previous, current} where prompts part, or null

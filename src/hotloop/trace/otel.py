@@ -51,21 +51,15 @@ class OtelTracer:
     """Sends spans to a collector in batches, from a thread of its own; one that is not there loses them."""
 
     is_on = True
+    losses = Losses()  # what the exporter loses it does not tell
 
     def __init__(self, endpoint: str, *, content: Content | None = None, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._content = content or Content()
+        self.keeps_content = self._content.is_kept
         processor = BatchSpanProcessor(_exporter(endpoint))
         self._end: Callable[[ReadableSpan], None] = processor.on_end
         self._stop: Callable[[], None] = processor.shutdown
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._content.is_kept
-
-    @property
-    def losses(self) -> Losses:
-        return Losses()  # what the exporter loses it does not tell
 
     def record(self, span: Span) -> None:
         if not is_open(span):  # a collector takes a span once

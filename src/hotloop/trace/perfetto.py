@@ -24,8 +24,7 @@ _GROUPS = {
     names.FORESEEN: "foreseen",
 }
 _OTHER_GROUP = "requests"
-_DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)
-"""What tells spans of a name apart, the first that a span has."""
+_DETAILS = (names.AGENT, names.TOOL_NAME, names.REPLICA, names.INDEX)  # what tells spans of a name apart
 
 
 @dataclass(slots=True)
@@ -35,8 +34,7 @@ class _Lane:
     pid: int
     tid: int
     group: str = ""
-    open_until: list[int] = field(default_factory=list)
-    """Ends of the spans that enclose the present, the innermost last."""
+    open_until: list[int] = field(default_factory=list)  # ends of the spans around now, the innermost last
 
     def take(self, span: Span) -> bool:
         """Takes spans in the order of their starts; False if this one would stick out of the one it begins in."""

@@ -1,7 +1,6 @@
 """Which trace a client's turns belong to that sends no trace context: those of one session, while it goes on, are one.
 
-Bounded: of the sessions seen lately the longest unused is forgotten, and begins a new trace if it comes back; and one
-that never ends, such as one that all users share, begins another after so many requests.
+Bounded: the longest unused session is forgotten, and one that never ends begins another trace after so many requests.
 """
 
 import time

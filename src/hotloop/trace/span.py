@@ -1,18 +1,21 @@
-"""A span: one thing that took time, in one process, as part of one trace. And how a trace is passed on over HTTP.
+"""A span: one thing that took time, in one process, as part of one trace. How it is written to a file, and how a trace
+is passed on over HTTP.
 
-Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are values: they are made when what
-they tell of is over, and never change. Only a run is told of twice, when it begins and when it is over; of two spans of
-one id the one that ends later counts. Which names and attributes there are is in `names`; nothing here knows any.
+Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are made when what they tell of is
+over, and never change; only a run is told of twice, when it begins and when it is over: of two spans of one id the one
+that ends later counts. Which names and attributes there are is in `names`.
 """
 
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+
+from hotloop.core.errors import ConfigError
 
 TRACEPARENT = "traceparent"  # the header
 
@@ -59,9 +62,7 @@ class TraceContext:
 
 
 class Clock:
-    """Turns moments of `time.monotonic` into unix time. One for all spans of a request keeps them consistent with each
-    other; one made anew for the next follows a wall clock that was set.
-    """
+    """Moments of `time.monotonic` in unix time. One for all spans of a request keeps them consistent."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -94,3 +95,24 @@ def parse_traceparent(header: str | None) -> TraceContext | None:
 
 def render_traceparent(context: TraceContext) -> str:
     return f"00-{context.trace_id}-{context.span_id}-{'01' if context.is_sampled else '00'}"
+
+
+_decoder = msgspec.json.Decoder(Span)
+
+
+def render_line(span: Span) -> bytes:
+    """As a line of JSON, with the fields of `Span` by their names."""
+    return msgspec.json.encode(span) + b"\n"
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Span]:
+    """Raises ConfigError with the number of the line that is none; empty ones are passed over."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                span = _decoder.decode(line)
+                if span.end_ns < span.start_ns:
+                    raise ValueError(f"it lasts from {span.start_ns} to {span.end_ns}")
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+                raise ConfigError(f"line {number} is not a span: {error}") from None
+            yield span

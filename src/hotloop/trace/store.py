@@ -2,9 +2,8 @@
 
     record()  ──append──> deque (bounded: the oldest go, and are counted) ──a thread──> one transaction a batch
 
-What was committed survives the process being killed at any moment; after a power cut the last moments may be missing
-(WAL, synchronous = NORMAL), and the file opens all the same. A store holds no more than it was told to, in bytes and in
-days: the oldest runs go first, whole.
+What was committed survives the process being killed; after a power cut the last moments may be missing (WAL). A store
+holds no more than it was told to, in bytes and in days: the oldest runs go first, whole.
 """
 
 import logging
@@ -58,6 +57,7 @@ class StoreTracer:
         self._num_dropped = 0
         self._num_failed = 0
         self._content = content or Content()
+        self.keeps_content = self._content.is_kept
         self._bounds = bounds or Bounds()
         self._connection = open_to_write(self.path)
         self._pending: deque[Span] = deque(maxlen=MAX_PENDING)
@@ -69,10 +69,6 @@ class StoreTracer:
         self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="hotloop-trace", daemon=True)
         self._thread.start()
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._content.is_kept
 
     @property
     def losses(self) -> Losses:
@@ -226,19 +222,13 @@ class TraceStore:
         *,
         before: str | None = None,
         session: str | None = None,
-        agent: str | None = None,
-        model: str | None = None,
         since_ns: int | None = None,
-        until_ns: int | None = None,
         has_errors: bool | None = None,
     ) -> list[RunSummary]:
         """The newest first. `before` is a run's id: those older than it, for the next page."""
         conditions: list[tuple[str, Any]] = [
             ("session = ?", session),
-            ("agent = ?", agent),
-            ("model = ?", model),
             ("start_ns >= ?", since_ns),
-            ("start_ns < ?", until_ns),
             ("(num_errors > 0) = ?", has_errors),
             ("(start_ns, trace_id) < (SELECT start_ns, trace_id FROM runs WHERE trace_id = ?)", before),
         ]

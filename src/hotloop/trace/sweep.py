@@ -3,20 +3,19 @@
     turn   ├───────────────────────────────────┤
     chat     ├────────────────┤
     request    ├──────────────┤
-    queue       ├──┤
     prefill        ├────┤
     decode              ├─────┤
     tools                  ├───────────┤ ├──┤
-    part   r n p q  read   dec  tools   r tools r
+    part   r n p q  pre    dec  tools   r tools r
 
 Top down: of what runs within a span, the model counts before tools, tools before what nothing waits for, and of several
-alike the one that ends last, since that is the one waited for. Every moment is counted once, so that the parts make up
-the whole exactly; what this follows is the critical path.
+alike the one that ends last. Every moment is counted once; what this follows is the critical path.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from hotloop.trace import names
 from hotloop.trace.tree import SpanNode
@@ -78,10 +77,6 @@ class _Claim:
     rank: int
     node: SpanNode
 
-    @property
-    def order(self) -> tuple[int, int, int, str]:
-        return self.rank, self.end, -self.begin, self.node.span.span_id
-
 
 def sweep(roots: Sequence[SpanNode], begin: int, end: int) -> list[Segment]:
     """The time from begin to end without a gap or an overlap, in order."""
@@ -97,26 +92,23 @@ def sweep(roots: Sequence[SpanNode], begin: int, end: int) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.begin)
 
 
-def _winners(children: Sequence[SpanNode], begin: int, end: int) -> Iterator[tuple[SpanNode | None, int, int]]:
+def _winners(children: Sequence[SpanNode], begin: int, end: int) -> list[tuple[SpanNode | None, int, int]]:
     """Who has which piece of this time; None where nobody claims it."""
     claims = [each for child in children for each in _claims(child) if each.end > begin and each.begin < end]
     starting = sorted(claims, key=lambda claim: claim.begin, reverse=True)
-    points = sorted({begin, end, *(each.begin for each in claims), *(each.end for each in claims)})
+    inner = (at for claim in claims for at in (claim.begin, claim.end) if begin < at < end)
     active: list[_Claim] = []
-    held: tuple[SpanNode | None, int] | None = None
-    for at in points:
-        if not begin <= at < end:
-            continue
-        while starting and starting[-1].begin <= at:
+    pieces: list[tuple[SpanNode | None, int, int]] = []
+    for since, until in pairwise(sorted({begin, end, *inner})):
+        while starting and starting[-1].begin <= since:
             active.append(starting.pop())
-        active = [each for each in active if each.end > at]
-        winner = max(active, key=lambda claim: claim.order).node if active else None
-        if held is None or held[0] is not winner:
-            if held is not None:
-                yield held[0], held[1], at
-            held = winner, at
-    if held is not None:
-        yield held[0], held[1], end
+        active = [each for each in active if each.end > since]
+        first = max(active, key=lambda each: (each.rank, each.end, -each.begin, each.node.span.span_id), default=None)
+        winner = first.node if first else None
+        if pieces and pieces[-1][0] is winner:
+            since = pieces.pop()[1]
+        pieces.append((winner, since, until))
+    return pieces
 
 
 def _claims(node: SpanNode) -> Iterator[_Claim]:
@@ -166,10 +158,8 @@ def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
         case names.CHAT | names.ROUTE:
             yield TimePart.ROUTER_QUEUE, node.begin + node.count(names.QUEUE_NS)
             if not node.is_served:
-                yield (
-                    TimePart.HOSTED_PREFILL,
-                    node.moment(names.FIRST_TOKEN_NS) or node.moment(names.FIRST_BYTE_NS) or end,
-                )
+                first_ns = node.moment(names.FIRST_TOKEN_NS) or node.moment(names.FIRST_BYTE_NS)
+                yield TimePart.HOSTED_PREFILL, first_ns or end
                 yield TimePart.HOSTED_DECODE, end
             yield TimePart.NETWORK, end
         case _:
@@ -178,11 +168,13 @@ def _stages(node: SpanNode) -> Iterator[tuple[TimePart, int]]:
 
 def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int]]:
     """In proportion to the tokens that were computed for each; what was cached took no time."""
+    request = node.parent or node
     if node.name == names.PREFILL:
-        shares = dict(zip((TimePart.PREFILL_NEW, TimePart.PREFILL_AGAIN), prompt_shares(node.parent), strict=True))
+        new, again = request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)
+        shares = {TimePart.PREFILL_NEW: new, TimePart.PREFILL_AGAIN: again}
     else:
         kinds = (TimePart.DECODE_SAMPLED, TimePart.DECODE_FORCED, TimePart.DECODE_DRAFTED)
-        shares = dict(zip(kinds, output_shares(node.parent), strict=True))
+        shares = dict(zip(kinds, output_shares(request), strict=True))
     left, num_left = segment.end - segment.begin, sum(shares.values())
     first, *others = shares
     for part in others:
@@ -192,15 +184,8 @@ def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int
     yield first, left
 
 
-def prompt_shares(request: SpanNode | None) -> tuple[int, int]:
-    """Of what was computed of a prompt: new, and recomputed."""
-    return (request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)) if request else (0, 0)
-
-
-def output_shares(request: SpanNode | None) -> tuple[int, int, int]:
+def output_shares(request: SpanNode) -> tuple[int, int, int]:
     """Of the output: sampled one by one, forced, as drafted. A draft of what was forced anyway is not counted twice."""
-    if request is None:
-        return 0, 0, 0
     num_output = request.count(names.NUM_OUTPUT)
     num_forced = min(request.count(names.NUM_FORCED), num_output)
     num_drafted = min(request.count(names.NUM_ACCEPTED), num_output - num_forced)

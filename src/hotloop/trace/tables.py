@@ -1,8 +1,8 @@
-"""The tables of a store, and each statement that touches them. A span is a row; what a list of runs shows is summed up
-beside it, in the same transaction, so that a list of many thousands is read without reading their spans.
+"""The tables of a store, and each statement that touches them.
 
-    spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
-    runs    one row a trace; tokens are summed by floor, since agent, router and server each tell of the same ones
+spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
+runs    one row a trace, summed up in the same transaction, so that a list is read without the spans; tokens by
+        floor, since agent, router and server each tell of the same ones
 """
 
 import sqlite3

@@ -1,5 +1,4 @@
-"""The seam spans go through. Whoever times something is handed a `Tracer` and tells it; what becomes of it is not
-their business.
+"""Whoever times something is handed a `Tracer` and tells it; what becomes of it is not their business.
 
 A tracer never blocks, never raises and may be called from any thread: nothing may go wrong because it was recorded.
 """
@@ -14,8 +13,7 @@ from hotloop.trace.span import Span
 class Losses:
     """What a tracer could not do, so far."""
 
-    num_dropped: int = 0
-    """Spans that could not be written in time: the oldest go where too many wait, and all that wait at the end."""
+    num_dropped: int = 0  # spans that could not be written in time: the oldest go
     num_failed: int = 0  # times that writing failed; what was to be written is kept and tried again
 
     def __add__(self, other: "Losses") -> "Losses":
@@ -43,20 +41,6 @@ class Tracer(Protocol):
         ...
 
 
-class NullTracer:
-    """Nobody listens."""
-
-    is_on = False
-    keeps_content = False
-    losses = Losses()
-
-    def record(self, span: Span) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class TeeTracer:
     """Several at once, such as a store and a collector."""
 
@@ -82,6 +66,13 @@ class TeeTracer:
     def close(self) -> None:
         for each in self.tracers:
             each.close()
+
+
+class NullTracer(TeeTracer):
+    """Records nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class ListTracer:

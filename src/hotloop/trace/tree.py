@@ -1,8 +1,7 @@
 """The spans of one trace as a tree, on one clock.
 
-Whose parent is not here is a root; while a run goes on, what has ended of it is there before its turns are, and is the
-run's. Where a span's process has another clock than its parent's, so that it would begin
-outside of it, it is moved into the middle of it, with all below; lengths are never changed.
+Whose parent is not here is a root or, while a run goes on, a child of that run. A span whose process has another clock
+than its parent's, so that it would begin outside of it, is moved into the middle of it, with all below.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

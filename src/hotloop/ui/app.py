@@ -61,7 +61,7 @@ def create_ui(source: StoreSource, *, api_key: str | None = None, host: str = ""
         Route(f"{_API}/runs/{{id}}/lint", api.lint),
     ]
     guarded = Mount("", routes=routes, middleware=[Middleware(_Guard, api_key=api_key, host=host)])
-    return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _fail})
+    return Starlette(routes=[guarded], exception_handlers={HTTPException: _refuse, HotloopError: _refuse})
 
 
 class _Guard:
@@ -151,10 +151,6 @@ def _answer(value: object = None, status: int = 200, **headers: str) -> Response
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _answer({"error": {"message": error.detail}}, error.status_code)
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    """The store cannot be read, or the engine does not answer."""
-    return _answer({"error": {"message": str(error)}}, 503)
+    """Of ours: the store cannot be read, or the engine does not answer."""
+    status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (503, str(error))
+    return _answer({"error": {"message": message}}, status)

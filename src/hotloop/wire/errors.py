@@ -39,18 +39,8 @@ _CHAT_CODES = {
     503: ("server_error", "overloaded"),
 }
 # An error inside a stream has no status of its own.
-_STATUSES = {
-    "invalid_request_error": 400,
-    "BadRequestError": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "overloaded_error": 529,
-    "timeout_error": 504,
-}
+_STATUSES = {kind: status for status, kind in _MESSAGE_TYPES.items()}
+_STATUSES |= {"invalid_request_error": 400, "BadRequestError": 400}
 
 
 def read_failure(status: int, body: bytes) -> RemoteError:
@@ -71,7 +61,6 @@ def read_event_failure(error: Any) -> RemoteError:
 
 
 def bad_answer(what: object) -> RemoteError:
-    """The server answered, and it makes no sense."""
     return RemoteError(f"the answer makes no sense: {what}"[:_MAX_CHARS], status=_BAD_ANSWER)
 
 
@@ -93,7 +82,6 @@ def render_message_failure(error: RemoteError) -> tuple[int, Json]:
 
 
 def message_error_type(status: int) -> str:
-    """What Anthropic's clients tell failures apart by."""
     return _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
@@ -108,7 +96,6 @@ def render_chat_failure(error: RemoteError) -> tuple[int, Json]:
 
 
 def _read_message(value: Any) -> str:
-    """The line for a person, wherever it is."""
     match value:
         case {"error": {"message": str(message)}} | {"error": str(message)} | {"message": str(message)}:
             return message[:_MAX_CHARS]

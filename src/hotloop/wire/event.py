@@ -6,12 +6,13 @@ The pieces of several calls may be interleaved; `in_order` brings them one after
 that. A call that was cut off is never closed. What goes wrong raises a RemoteError instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
+from hotloop.wire.part import Call, Text
 from hotloop.wire.usage import Usage
 
 EndReason = Literal["stop", "calls", "length", "window", "refusal"]
@@ -77,3 +78,62 @@ class CallOrder:
         held, self._held = self._held, []
         for event in held:
             yield from self.push(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. Its parts are in the order in which they began; texts that follow each other are one."""
+
+    id: str = ""
+    model: str = ""
+    parts: tuple[Text | Thought | Call, ...] = ()
+    ended: Ended = field(default_factory=Ended)
+    cut: frozenset[str] = frozenset()
+    """The ids of calls that were cut off."""
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
+
+    @property
+    def thoughts(self) -> list[Thought]:
+        return [part for part in self.parts if isinstance(part, Thought)]
+
+
+def gather(events: Iterable[Event]) -> Answer:
+    begun, ended = Begun(), Ended()
+    parts: list[Thought | CallOpened | list[str]] = []  # a list is a text
+    arguments: dict[int, list[str]] = {}
+    open_calls: dict[int, str] = {}
+    for event in events:
+        match event:
+            case Begun():
+                begun = event
+            case Ended():
+                ended = event
+            case TextDelta():
+                if not parts or not isinstance(parts[-1], list):
+                    parts.append([])
+                last = parts[-1]
+                assert isinstance(last, list)
+                last.append(event.text)
+            case ThoughtClosed():
+                parts.append(event.thought)
+            case CallOpened():
+                parts.append(event)
+                open_calls[event.index] = event.id
+            case CallDelta():
+                arguments.setdefault(event.index, []).append(event.arguments)
+            case CallClosed():
+                open_calls.pop(event.index, None)
+    whole: list[Text | Thought | Call] = []
+    for part in parts:
+        if isinstance(part, CallOpened):
+            whole.append(Call(part.id, part.name, "".join(arguments.get(part.index, ()))))
+        else:
+            whole.append(Text("".join(part)) if isinstance(part, list) else part)
+    return Answer(begun.id, begun.model, tuple(whole), ended, frozenset(open_calls.values()))

@@ -4,13 +4,15 @@ Bodies are untrusted and only partly known, so they are walked rather than parse
 `null` always means "not given".
 """
 
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import Any, TypeVar
 
 import msgspec
 
 from hotloop.core.errors import RequestError
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +36,6 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return f"{around}.{self.name}" if around else self.name
 
     def get(self, name: str) -> "Field | None":
-        """One of its fields, if it is given."""
         value = (self.value if type(self.value) is dict else self.object()).get(name)
         return None if value is None else Field(value, self, name)
 
@@ -55,14 +56,8 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         found = self.get(name)
         return found.each() if found else []
 
-    def optional_number(self, name: str) -> float | None:
-        found = self.get(name)
-        return None if found is None else found.number()
-
     def each(self) -> "list[Field]":
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        return [Field(value, self, i) for i, value in enumerate(self.value)]
+        return [Field(value, self, i) for i, value in enumerate(self._expect(list, "a list"))]
 
     def object(self) -> Json:
         if not isinstance(self.value, dict):
@@ -70,32 +65,30 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return self.value
 
     def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("a text")
-        return self.value
+        return self._expect(str, "a text")
 
     def flag(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
-        return self.value
+        return self._expect(bool, "true or false")
 
-    def count(self) -> int:
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 0:
-            raise self.wrong("a whole number that is not negative")
+    def count(self, least: int = 0) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or not least <= self.value < 2**31:
+            raise self.refuse(f"expected a whole number from {least} to {2**31 - 1}")
         return self.value
 
     def number(self) -> float:
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise self.wrong("a number")
-        return self.value
+        return self.value if type(self.value) is int else self._expect(float, "a number")
 
     @property
     def is_text(self) -> bool:
         return isinstance(self.value, str)
 
     def kind(self) -> str:
-        """What it says it is."""
         return self.need_text("type")
+
+    def _expect(self, kind: type[T], expected: str) -> T:
+        if not isinstance(self.value, kind):
+            raise self.wrong(expected)
+        return self.value
 
     def wrong(self, expected: str) -> RequestError:
         what = type(self.value).__name__
@@ -105,11 +98,44 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return RequestError(f"{self.place}: {reason}", param=self.place)
 
 
-def read_text(body: Field, name: str) -> str | None:
-    value = body.object().get(name)
+def read_text(body: Field | None, name: str) -> str | None:
+    value = body.object().get(name) if body else None
     return value if value is None or type(value) is str else Field(value, body, name).text()
 
 
-def read_flag(body: Field, name: str) -> bool:
+def read_number(body: Field, name: str) -> float | None:
     found = body.get(name)
-    return found is not None and found.flag()
+    return found.number() if found else None
+
+
+def read_object(body: Field, name: str) -> Json | None:
+    found = body.get(name)
+    return found.object() if found else None
+
+
+def read_flag(body: Field, name: str) -> bool | None:
+    found = body.get(name)
+    return found.flag() if found else None
+
+
+def present(**fields: Any) -> Json:
+    """Those that are given."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Body(dict[str, Any]):
+    """The fields of a body. It knows which of them were asked for, and so which are left."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._read.add(name)
+        return super().get(name, default)
+
+    def split_rest(self, own: Set[str]) -> tuple[Json, Json]:
+        """What nobody asked for: the fields that mean something to the body's own API only, and those not known."""
+        rest = {name: value for name, value in self.items() if value is not None and name not in self._read}
+        unknown = {name: value for name, value in rest.items() if name not in own}
+        return {name: value for name, value in rest.items() if name in own}, unknown

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hotloop.core.errors import RemoteError
-from hotloop.wire.calls import NameCall
 from hotloop.wire.chat import parse as chat_parse
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.chat.render import render_request as render_chat
@@ -19,33 +18,12 @@ from hotloop.wire.messages.render import render_request as render_messages
 from hotloop.wire.messages.writer import MessagesWriter
 from hotloop.wire.part import Api
 from hotloop.wire.policy import Notes, Target
+from hotloop.wire.reader import NameCall, Reader
 from hotloop.wire.request import Request
 from hotloop.wire.responses import parse as responses_parse
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
 from hotloop.wire.responses.writer import ResponsesWriter, render_head
-from hotloop.wire.sse import ServerEvent
-from hotloop.wire.usage import Usage
-
-
-class Reader(Protocol):
-    """An answer as events. It raises RemoteError for what makes no sense, and for failures."""
-
-    is_over: bool
-    """Whether the last word has been said."""
-
-    @property
-    def usage(self) -> Usage | None:
-        """As far as it was told."""
-        ...
-
-    def push(self, event: ServerEvent) -> Iterator[Event]: ...
-
-    def finish(self) -> Iterator[Event]:
-        """There are no more events; raises RemoteError if the answer is not whole."""
-        ...
-
-    def whole(self, data: bytes) -> Iterator[Event]: ...
 
 
 class Writer(Protocol):

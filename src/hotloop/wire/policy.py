@@ -88,20 +88,15 @@ def offer_tools(request: Request, target: Target) -> list[Tool]:
             target.lose_mark(tool.mark)
         else:
             raise tool.refuse(f"a tool of type {tool.kind!r:.60} cannot be carried to this replica")
-    if choice.allowed is not None and tools:
-        tools = _allow(tools, choice.allowed, target)
+    if choice.allowed is not None and tools:  # other APIs have no tools that are shown and not allowed
+        kept = [tool for tool in tools if tool.name in choice.allowed]
+        if not kept:
+            raise RequestError("tool_choice: none of the allowed tools is given", param="tool_choice")
+        if len(kept) < len(tools):
+            target.notes.add("tool_choice: tools that are not allowed are left out, which changes the prompt")
+        tools = kept
     if not tools and choice.mode == "required":
         raise RequestError("tool_choice: there is no tool to call", param="tool_choice")
     if choice.name is not None and choice.name not in [tool.name for tool in tools]:
         raise RequestError(f"tool_choice: there is no tool {choice.name!r:.100}", param="tool_choice")
     return tools
-
-
-def _allow(tools: list[Tool], allowed: tuple[str, ...], target: Target) -> list[Tool]:
-    """Other APIs have no tools that are shown and not allowed; what may not be called is not shown."""
-    kept = [tool for tool in tools if tool.name in allowed]
-    if not kept:
-        raise RequestError("tool_choice: none of the allowed tools is given", param="tool_choice")
-    if len(kept) < len(tools):
-        target.notes.add("tool_choice: tools that are not allowed are left out, which changes the prompt")
-    return kept

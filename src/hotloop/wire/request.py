@@ -1,10 +1,10 @@
 """A request of any API: what is asked of which model, and how the answer should be given."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hotloop.wire.field import Field, Json
+from hotloop.wire.field import Body, Field, Json
 from hotloop.wire.part import Api, Opaque, Turn, flat_name
 
 ChoiceMode = Literal["auto", "none", "required"]
@@ -105,7 +105,11 @@ class Request:
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are not known here, as they came."""
 
+    def with_rest(self, body: Body, own: Set[str]) -> "Request":
+        """With what was not read of the body; `own` are the names that mean something to its own API only."""
+        own_fields, unknown = body.split_rest(own)
+        return replace(self, own={**self.own, **own_fields}, fields=unknown)
+
     @property
     def turns_param(self) -> str:
-        """Where in the body the turns are."""
         return "input" if self.api == "responses" else "messages"

@@ -38,8 +38,6 @@ class ServerEvent:
 
 
 class EventReader:
-    """Told bytes, gives events."""
-
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # of a line that has not ended
         self._num_bytes = 0  # of the event so far
@@ -48,7 +46,6 @@ class EventReader:
         self._is_first = True
 
     def push(self, data: bytes) -> Iterator[ServerEvent]:
-        """Take more bytes; gives each event that they end."""
         self._num_bytes += len(data)
         if self._num_bytes > MAX_BYTES:
             raise RemoteError("the server sent an event that is too large")
@@ -97,5 +94,9 @@ def write_data(value: Any) -> bytes:
 
 
 def write_event(kind: str, **fields: Any) -> bytes:
+    return write_typed({"type": kind, **fields})
+
+
+def write_typed(event: dict[str, Any]) -> bytes:
     """An event whose name is also the type of its data."""
-    return b"event: " + kind.encode() + b"\n" + write_data({"type": kind, **fields})
+    return b"event: " + str(event["type"]).encode() + b"\n" + write_data(event)

@@ -5,11 +5,10 @@ responses  input_tokens                                      the same
 messages   input_tokens | cache_creation... | cache_read...  each token of the prompt is in one of them
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.wire.field import Json
+from hotloop.wire.field import Json, present
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,13 @@ class Usage:
         return self.num_prompt + self.num_output
 
     def render_chat(self) -> Json:
-        thought = {"completion_tokens_details": {"reasoning_tokens": self.num_thought}} if self.num_thought else {}
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_tokens,
             "prompt_tokens_details": self._prompt_details,
-            **thought,
-            **self._own,
+            **self._thoughts("completion_tokens_details", "reasoning_tokens"),
+            **present(hotloop=self.hotloop),
         }
 
     def render_response(self) -> Json:
@@ -56,48 +54,44 @@ class Usage:
             "output_tokens": self.num_output,
             "output_tokens_details": {"reasoning_tokens": self.num_thought},
             "total_tokens": self.num_tokens,
-            **self._own,
+            **present(hotloop=self.hotloop),
         }
 
     def render_message(self) -> Json:
-        thought = {"output_tokens_details": {"thinking_tokens": self.num_thought}} if self.num_thought else {}
         num_cached = self.num_cached or 0
         return {
             "input_tokens": max(self.num_prompt - num_cached - self.num_written, 0),
             "cache_creation_input_tokens": self.num_written,
             "cache_read_input_tokens": num_cached,
             "output_tokens": self.num_output,
-            **thought,
-            **self._own,
+            **self._thoughts("output_tokens_details", "thinking_tokens"),
+            **present(hotloop=self.hotloop),
         }
 
     @property
     def _prompt_details(self) -> Json:
         return {"cached_tokens": self.num_cached or 0, "cache_write_tokens": self.num_written}
 
-    @property
-    def _own(self) -> Json:
-        return {} if self.hotloop is None else {"hotloop": self.hotloop}
+    def _thoughts(self, details: str, name: str) -> Json:
+        return {details: {name: self.num_thought}} if self.num_thought else {}
 
 
 def read_usage(given: object) -> Usage | None:
     """The usage of an answer of any API; None if it tells nothing. What has the wrong type was not told."""
-    usage = _mapping(given)
-    if _count(usage.get("prompt_tokens")) is not None or _count(usage.get("completion_tokens")) is not None:
-        return _read_parts(usage, "prompt", "completion")
-    if _count(usage.get("input_tokens")) is None and _count(usage.get("output_tokens")) is None:
+    usage, counts = _mapping(given), _counts(given)
+    is_chat = not counts.keys().isdisjoint(("prompt_tokens", "completion_tokens"))
+    prompt, output = ("prompt", "completion") if is_chat else ("input", "output")
+    if not counts.keys() & {f"{prompt}_tokens", f"{output}_tokens"}:
         return None
-    if "input_tokens_details" in usage:
-        return _read_parts(usage, "input", "output")
-    num_cached, num_written = (_count(usage.get(f"cache_{name}_input_tokens")) for name in ("read", "creation"))
-    return Usage(
-        (_count(usage.get("input_tokens")) or 0) + (num_cached or 0) + (num_written or 0),
-        num_cached,
-        _count(usage.get("output_tokens")) or 0,
-        num_written or 0,
-        _count(_mapping(usage.get("output_tokens_details")).get("thinking_tokens")) or 0,
-        usage.get("hotloop"),
-    )
+    of_prompt, of_output = (_counts(usage.get(f"{part}_tokens_details")) for part in (prompt, output))
+    num_cached, num_written = of_prompt.get("cached_tokens"), of_prompt.get("cache_write_tokens", 0)
+    num_prompt = counts.get(f"{prompt}_tokens", 0)
+    if prompt == "input" and "input_tokens_details" not in usage:  # Anthropic's
+        num_cached, num_written = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens", 0)
+        num_prompt += (num_cached or 0) + num_written
+    num_thought = of_output.get("reasoning_tokens") or of_output.get("thinking_tokens") or 0
+    num_output = counts.get(f"{output}_tokens", 0)
+    return Usage(num_prompt, num_cached, num_output, num_written, num_thought, usage.get("hotloop"))
 
 
 def merge_usage(earlier: Json, later: object) -> Json:
@@ -105,21 +99,9 @@ def merge_usage(earlier: Json, later: object) -> Json:
     return {**earlier, **{name: value for name, value in _mapping(later).items() if value is not None}}
 
 
-def _read_parts(usage: Mapping[str, Any], prompt: str, output: str) -> Usage:
-    given, written = _mapping(usage.get(f"{prompt}_tokens_details")), _mapping(usage.get(f"{output}_tokens_details"))
-    return Usage(
-        _count(usage.get(f"{prompt}_tokens")) or 0,
-        _count(given.get("cached_tokens")),
-        _count(usage.get(f"{output}_tokens")) or 0,
-        _count(given.get("cache_write_tokens")) or 0,
-        _count(written.get("reasoning_tokens")) or 0,
-        usage.get("hotloop"),
-    )
-
-
 def _mapping(value: object) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _counts(value: object) -> dict[str, int]:
+    return {name: count for name, count in _mapping(value).items() if type(count) is int}

@@ -32,8 +32,8 @@ from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.formats import Reader
 from hotloop.wire.messages.reader import MessagesReader
+from hotloop.wire.reader import Reader
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.sse import EventReader, ServerEvent
 from hotloop.wire.usage import Usage

@@ -25,10 +25,10 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.limits import Spent
-from hotloop.cli.agent.timeline import BAR_CELLS, Timeline, draw_bar
+from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
-from hotloop.cli.text import shorten
+from hotloop.cli.output import Bar, draw_bar, shorten
 from hotloop.wire.usage import Usage
 
 WEATHER = """
@@ -297,9 +297,9 @@ def test_a_turn_can_be_drawn_at_any_moment_and_ends_in_a_line():
 
 
 def test_bars_stay_within_their_cells():
-    assert draw_bar([(0.0, 99.0, "━", "")], 0.0, 1.0).plain == "━" * BAR_CELLS
-    assert draw_bar([(5.0, 6.0, "━", "")], 0.0, 1.0).plain.strip() == "━"
-    assert draw_bar([(0.0, 0.0, "━", "")], 0.0, 0.0).plain.strip() == ""
+    assert draw_bar([Bar(0.0, 99.0, ("━", ""))], 0.0, 1.0, 30).plain == "━" * 30
+    assert draw_bar([Bar(5.0, 6.0, ("━", ""))], 0.0, 1.0, 30).plain.strip() == "━"
+    assert draw_bar([], 0.0, 0.0, 30).plain.strip() == ""
 
 
 def test_long_lines_are_shortened():

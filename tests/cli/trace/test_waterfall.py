@@ -3,7 +3,8 @@
 import pytest
 from tests.cli.trace.spans import Trace, clerk, plain
 
-from hotloop.cli.trace.waterfall import CRITICAL, DECODE, PREFILL, Bar, draw, draw_bar, duration
+from hotloop.cli.output import Bar, draw_bar
+from hotloop.cli.trace.waterfall import BEGINS, CRITICAL, DECODE, PREFILL, draw, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span
@@ -61,8 +62,8 @@ def test_agents_within_agents_go_to_the_right_until_there_is_no_room():
 
 def test_whatever_took_time_takes_a_cell():
     pieces = [Bar(0, 1000, PREFILL), Bar(999, 1000, DECODE)]
-    assert draw_bar(pieces, [], 0, 1000, 10).plain == "▒▒▒▒▒▒▒▒▒█"
-    assert draw_bar(pieces[1:], [1000], 1000, 1000, 3).plain == "▼  "
+    assert draw_bar(pieces, 0, 1000, 10).plain == "▒▒▒▒▒▒▒▒▒█"
+    assert draw_bar([*pieces[1:], Bar(1000, 1000, BEGINS)], 1000, 1000, 3).plain == "▼  "
 
 
 @pytest.mark.parametrize(

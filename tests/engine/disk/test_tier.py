@@ -162,8 +162,8 @@ def test_files_that_vanish(filled: Path, alone: tuple[int, ...]) -> None:
 def test_a_full_disk_fails_no_request(tmp_path: Path, alone: tuple[int, ...]) -> None:
     with disk_engine(FullFolder(tmp_path)) as engine:
         assert say(engine) == (alone, 0, 0)
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert say(engine, [9, *PROMPT])[1:] == (0, 0)
         assert engine.stats().disk.num_dropped == 14
         assert not engine.failure
@@ -252,8 +252,8 @@ def test_what_failed_leaves_the_disk_as_well(filled: Path, alone: tuple[int, ...
         with pytest.raises(BackendError, match="not numbers"):
             engine.generate(PROMPT, greedy())
         backend.is_broken = False
-        assert engine._core._disk is not None
-        assert engine._core._disk.store.flush()
+        assert engine._core.disk is not None
+        assert engine._core.disk.store.flush()
         assert len(list(filled.glob("*.kv"))) == 1, "the answer's own, which nothing leads to any more"
         assert say(engine) == (alone, 0, 0)
 
@@ -307,7 +307,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(filled: Path, caplog: pyt
     fourth = Request("d", PROMPT, greedy())
     rig.tier.add(fourth)
     assert rig.loading == [fourth], "now that it has answered"
-    rig.tier.close()
+    rig.tier.store.close()
 
 
 def test_the_urgent_are_read_for_first(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_the_urgent_are_read_for_first(tmp_path: Path) -> None:
         rig.hear()
         loaded += [each.id for each in loading if not each.is_loading]
     assert loaded == ["u", "a", "b"]
-    rig.tier.close()
+    rig.tier.store.close()
 
 
 def test_a_prefix_lost_while_it_is_read_is_let_go(filled: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_prefix_lost_while_it_is_read_is_let_go(filled: Path) -> None:
         rig.hear()
     assert list(rig.scheduler.waiting.values()) == [request]
     assert rig.scheduler.pool.num_used == 0
-    rig.tier.close()
+    rig.tier.store.close()
 
 
 @pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
@@ -355,7 +355,7 @@ def test_room_of_more_urgent_sessions_in_a_tool_gap_is_left_alone(filled: Path, 
         rig.hear()
     num_restored = NUM_STORED if priority is Priority.INTERACTIVE else 0
     assert (request.num_restored, tree.num_evicted * BLOCK_SIZE) == (num_restored, num_restored)
-    rig.tier.close()
+    rig.tier.store.close()
 
 
 def test_too_small_a_folder_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TOKENIZER, VOCAB_SIZE, make_request
 
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.history import PastDrafter, SuffixHistory
-from hotloop.engine.drafting.lookup import MAX_MATCH
+from hotloop.engine.drafting.history import MAX_MATCH, PastDrafter, SuffixHistory
 
 
 def learn(history: SuffixHistory | PastDrafter, token_ids: list[int], num_cached: int = 0, **changes: Any) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny import EOS_ID, TOKENIZER, VOCAB_SIZE
 
 from hotloop.engine.drafting.drafter import Guess
-from hotloop.engine.drafting.lookup import MAX_MATCH, MAX_SCAN, PromptLookup, token_classes
+from hotloop.engine.drafting.history import MAX_MATCH, MAX_SCAN, PromptLookup, token_classes
 
 LOOKUP = PromptLookup(np.arange(100, dtype=np.int32))
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Prompt, Ticket
 from hotloop.router.placement.policy import (
+    NUM_DELAYED,
     POLICIES,
-    READERS,
     Choice,
     Placing,
     View,
@@ -21,6 +21,7 @@ from hotloop.router.placement.policy import (
     session,
 )
 from hotloop.router.simulation.simulate import SIMULATED
+from hotloop.router.summary import AnswerSummary
 
 views = st.lists(
     st.builds(
@@ -58,7 +59,7 @@ def placing(num_tokens: int = 1000) -> Placing:
 def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
     warm, idle = View("warm", matched_tokens=900), View("idle")
     assert prefix([idle, warm], placing()).name == "warm"
-    warm.work_tokens = READERS * 900
+    warm.work_tokens = NUM_DELAYED * 900
     assert prefix([idle, warm], placing()).reason == "warm"
     warm.work_tokens += 1
     assert prefix([idle, warm], placing()) == Choice("idle", "moved, warm is busy")
@@ -67,7 +68,7 @@ def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_read
 
 
 def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
-    warm, idle = View("warm", matched_tokens=900, returning_tokens=READERS * 900 + 1), View("idle")
+    warm, idle = View("warm", matched_tokens=900, returning_tokens=NUM_DELAYED * 900 + 1), View("idle")
     assert prefix([idle, warm], placing()).name == "idle"
 
 
@@ -123,7 +124,7 @@ def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
             placement.begin(ticket)
             placement.correct(ticket, ticket.choice.matched_tokens * (i % 2))
         if i % 4 == 0:
-            placement.finish(tickets.pop(i % len(tickets)), num_output=20, has_tool_call=True, now=float(i))
+            placement.finish(tickets.pop(i % len(tickets)), AnswerSummary(num_output=20, has_calls=True), now=float(i))
         placement.check()
     placement.forget_replica("a")
     placement.check()
@@ -211,7 +212,7 @@ def test_a_prompt_that_was_read_is_not_waited_for() -> None:
     assert view.work_tokens == 640 + OUTPUT_COST * 5
     placement.begin(ticket)
     assert view.work_tokens == OUTPUT_COST * 5
-    placement.finish(ticket, num_output=7)
+    placement.finish(ticket, AnswerSummary(num_output=7))
     assert (view.work_tokens, view.recent_tokens) == (0, 640 + OUTPUT_COST * 7)
 
 
@@ -219,7 +220,7 @@ def test_a_session_is_awaited_back_from_its_tool_for_a_while() -> None:
     placement = fleet_of("a")
     view = placement._views["a"]
     for come_back in (lambda: ask(placement, blocks(9), now=3.0), lambda: ask(placement, b"", "t", now=TOOL_GAP_S + 2)):
-        placement.finish(ask(placement, blocks(9), now=1.0), num_output=7, has_tool_call=True, now=2.0)
+        placement.finish(ask(placement, blocks(9), now=1.0), AnswerSummary(num_output=7, has_calls=True), now=2.0)
         assert view.returning_tokens == OUTPUT_COST * 7
         come_back()
         assert view.returning_tokens == 0

@@ -62,7 +62,7 @@ def test_a_try_that_tells_nothing_makes_room_for_another():
     breaker = Breaker()
     fail_often(breaker, 0.0)
     breaker.ask()
-    breaker.give_up()
+    breaker.is_probing = False
     assert breaker.can_ask(FIRST_PAUSE_S)
 
 

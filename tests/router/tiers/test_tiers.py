@@ -7,8 +7,7 @@ import pytest
 from hotloop.router.tiers.classify import MAX_CHARS, Centres, embed, labels_body, read_scores
 from hotloop.router.tiers.config import Route, Rule, Tier, parse_tiers
 from hotloop.router.tiers.features import Features
-from hotloop.router.tiers.rules import can_need_task, decide
-from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers, can_need_task, decide
 from hotloop.wire.usage import Usage
 
 FAST = {"name": "fast", "model": "small", "input_price": 0.2, "cached_price": 0.02, "output_price": 0.8}

@@ -30,7 +30,7 @@ FULL: Json = {
 FULL_CHAT: Json = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "strict": False}}],
     "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}]}},
-    "response_format": {"type": "json_schema", "json_schema": {"schema": {}}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
     "stream_options": {"include_usage": True},
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "stop": ["a"],

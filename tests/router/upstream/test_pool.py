@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.upstream.pool import Pool
+from hotloop.router.upstream.connection import Pool
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Spare:
 
 
 async def test_the_last_used_is_used_next() -> None:
-    pool: Pool[Spare] = Pool(2)
+    pool = Pool(2)
     first, second = Spare(), Spare()
     assert [await pool.take(), await pool.take()] == [None, None]
     pool.put(first)
@@ -33,7 +33,7 @@ async def test_the_last_used_is_used_next() -> None:
 
 
 async def test_who_waited_longest_is_next() -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     spare = Spare()
     await pool.take()
     waiting = [asyncio.create_task(pool.take()) for _ in range(3)]
@@ -48,7 +48,7 @@ async def test_who_waited_longest_is_next() -> None:
 
 
 async def test_a_place_that_comes_as_its_taker_goes_is_passed_on() -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     spare = Spare()
     await pool.take()
     gone, waits = asyncio.create_task(pool.take()), asyncio.create_task(pool.take())
@@ -61,7 +61,7 @@ async def test_a_place_that_comes_as_its_taker_goes_is_passed_on() -> None:
 
 
 async def test_what_is_idle_too_long_is_closed() -> None:
-    pool: Pool[Spare] = Pool(3, max_idle_s=0.02)
+    pool = Pool(3, max_idle_s=0.02)
     spares = [Spare() for _ in range(3)]
     for _ in spares:
         await pool.take()
@@ -80,7 +80,7 @@ def test_places_add_up(seed: int, max_open: int, num_steps: int) -> None:
     asyncio.run(_wander(random.Random(seed), Pool(max_open), num_steps))
 
 
-async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> None:
+async def _wander(chance: random.Random, pool: Pool, num_steps: int) -> None:
     """Callers come, hold a place, give it back one way or another, or lose patience."""
 
     async def call() -> None:
@@ -121,7 +121,7 @@ async def _wander(chance: random.Random, pool: Pool[Spare], num_steps: int) -> N
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 async def test_a_lost_connection_is_not_kept(is_loaded: bool) -> None:
-    pool: Pool[Spare] = Pool(1)
+    pool = Pool(1)
     await pool.take()
     waiting = [asyncio.create_task(pool.take())] if is_loaded else []
     await asyncio.sleep(0)

@@ -16,8 +16,8 @@ from hotloop.trace.span import TRACEPARENT, render_traceparent
 from hotloop.wire import request as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
-from hotloop.wire.formats import Reader
 from hotloop.wire.part import Call, Result, Text, Turn
+from hotloop.wire.reader import Reader
 
 SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64

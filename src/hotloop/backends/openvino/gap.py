@@ -1,7 +1,4 @@
-"""Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves.
-
-`AmxBackend` and `PortableBackend` differ in the kernel and in how the graph is compiled.
-"""
+"""Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,11 +113,10 @@ class AmxBackend(GapBackend):
 class PortableBackend(GapBackend):
     """On any CPU, with matmuls as ARM does them best.
 
-    Every row is computed alike whatever else is in the step, so `exact` holds: in float32, batching, chunking and
-    caching change no bit. `fast` leaves int8 and int4 weights packed and rounds the other side of a matmul to int8 as
-    well, a row at a time: a quarter of the memory, and nearly four times the speed of float32 where a step has one
-    token. The plugin's own choice would be float16, a tenth quicker for long steps, half as quick for short ones, and
-    numbers can outgrow it.
+    Every row is computed alike whatever else is in the step, so in float32 (`exact`) batching, chunking and caching
+    change no bit. `fast` leaves int8 and int4 weights packed and rounds the other side of a matmul to int8, a row at a
+    time: a quarter of the memory, and nearly four times the speed where a step has one token. The plugin's own choice,
+    float16, is half as quick for such steps, and numbers can outgrow it.
     """
 
     def __init__(

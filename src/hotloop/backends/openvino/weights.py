@@ -1,7 +1,7 @@
 """Weights as OpenVINO constants: int8 a row, int4 a group, bf16 or float32.
 
 Compressed matrices are written as Constant -> Convert -> Multiply, which the CPU plugin keeps compressed in memory and
-unpacks inside the matmul.
+unpacks inside the matmul. A constant must not share memory with its tensor, which only borrows that of an array.
 """
 
 import numpy as np
@@ -52,16 +52,11 @@ def _u4(values: NDArray[np.float32]) -> ov.Node:
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))
     packed = flat[0::2] | (flat[1::2] << 4)
-    return _own(ov.Tensor(packed, ov.Shape(values.shape), ov.Type.u4))
+    return op.constant(ov.Tensor(packed, ov.Shape(values.shape), ov.Type.u4), shared_memory=False)
 
 
 def _bf16(matrix: NDArray[np.float32]) -> ov.Node:
     """Rounded to nearest even by hand: numpy has no bfloat16."""
     bits = matrix.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return _own(ov.Tensor(rounded, ov.Shape(matrix.shape), ov.Type.bf16))
-
-
-def _own(tensor: ov.Tensor) -> ov.Node:
-    """A constant with memory of its own: a tensor only borrows that of the array it was made from."""
-    return op.constant(tensor, shared_memory=False)
+    return op.constant(ov.Tensor(rounded, ov.Shape(matrix.shape), ov.Type.bf16), shared_memory=False)

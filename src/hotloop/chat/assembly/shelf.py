@@ -13,9 +13,10 @@ _ENTRY_COST = 16  # what an entry costs beside its item, so that empty ones are 
 class Shelf(Generic[Key, Item]):
     """Items by key, each with a cost; the one that was not asked for the longest makes room."""
 
-    def __init__(self, max_cost: int) -> None:
+    def __init__(self, max_cost: int, max_items: int | None = None) -> None:
         self.cost = 0
         self._max_cost = max_cost
+        self._max_items = max_items
         self._items: OrderedDict[Key, tuple[Item, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -30,13 +31,13 @@ class Shelf(Generic[Key, Item]):
 
     def put(self, key: Key, item: Item, cost: int) -> None:
         """Keep an item, in place of what had its key."""
-        self._drop(key)
+        self.drop(key)
         self._items[key] = item, cost + _ENTRY_COST
         self.cost += cost + _ENTRY_COST
-        while self._items and self.cost > self._max_cost:
-            self._drop(next(iter(self._items)))
+        while self.cost > self._max_cost or (self._max_items and len(self._items) > self._max_items):
+            self.drop(next(iter(self._items)))
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
         if entry := self._items.pop(key, None):
             self.cost -= entry[1]
 

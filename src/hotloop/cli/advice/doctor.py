@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveFloat
 
+from hotloop.cli.loading import console
 from hotloop.cli.output import show
 from hotloop.cli.settings import ApiKey, Json
 from hotloop.core.config import ServerConfig
@@ -38,8 +39,7 @@ def doctor(
     timeout
         Seconds that one check may take.
     """
-    from hotloop.doctor.examine import TimeLimits
-    from hotloop.doctor.report import examination_json, examination_table
+    from hotloop.doctor.examine import TimeLimits, examination_json, examination_table
 
     pace = TimeLimits(idle_s=idle, check_s=timeout)
     examination = asyncio.run(_examine(url or default_url(), model, api_key, pace))
@@ -54,9 +54,8 @@ def default_url() -> str:
 
 
 async def _examine(url: str, model: str | None, api_key: str | None, pace: "TimeLimits") -> "Examination":
-    from hotloop.cli.loading import console
+    from hotloop.doctor.deployment import Deployment
     from hotloop.doctor.examine import examine
-    from hotloop.doctor.wire.deployment import Deployment
 
     with console.status(f"meeting {url} ...") as status:
         async with Deployment(url, model=model, api_key=api_key) as deployment:

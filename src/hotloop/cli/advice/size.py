@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
+from rich.console import Group
+from rich.table import Table
 
+from hotloop.cli.loading import console
 from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.config import parse_bytes
@@ -15,8 +18,6 @@ from hotloop.size.load import Load
 
 if TYPE_CHECKING:
     from hotloop.size.roofline import Estimate
-
-_LOAD = Load()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +42,16 @@ class ShapeFlags:
     """Tokens of the longest context."""
 
 
-_SHAPE = ShapeFlags()
-
-
 def size(
     model: str = "llama-3.1-8b",
     *,
     gpu: str | None = None,
     gpus: PositiveInt | None = None,
-    load: Annotated[Load, Parameter(name="*")] = _LOAD,
+    load: Annotated[Load, Parameter(name="*")] = Load(),
     host_memory: str | None = None,
     price: NonNegativeFloat | None = None,
     min_speed: NonNegativeFloat = 20.0,
-    shape: Annotated[ShapeFlags, Parameter(name="*", group="Shape")] = _SHAPE,
+    shape: Annotated[ShapeFlags, Parameter(name="*", group="Shape")] = ShapeFlags(),
     as_json: Json = False,
 ) -> None:
     """Estimate which hardware a load needs and what it will feel like: memory, TTFT, tokens/s, cost. Runs no model.
@@ -74,7 +72,7 @@ def size(
         Tokens/s that a user must see for hardware to be enough.
     """
     from hotloop.models.layout import check_spec
-    from hotloop.size.choose import cheapest, estimate_all
+    from hotloop.size.roofline import cheapest, estimate_all
     from hotloop.size.shapes import find_shape
 
     name, spec = find_shape(model)
@@ -94,7 +92,6 @@ def size(
 def _hardware(gpu: str | None, price: float | None, host_memory: str | None) -> list[Hardware]:
     found = [find_gpu(gpu)] if gpu and gpu != "this" else list(GPUS.values())
     if gpu == "this":
-        from hotloop.cli.loading import console
         from hotloop.size.machine import measure_machine
 
         with console.status("measuring this machine ..."):
@@ -114,36 +111,18 @@ def _as_json(each: "Estimate", is_cheapest: bool) -> dict[str, Any]:
     return values | verdict | {"cost_1000_turns": each.cost_1000_turns}
 
 
-def _titled(name: str, first: "Estimate", table: Any) -> Any:
-    from rich.console import Group
-
+def _titled(name: str, first: "Estimate", table: Any) -> Group:
     load, room = first.load, first.room
     turn = f"{load.tokens_in:,} in, {load.tokens_out:,} out, {load.gap_s:g} s between turns"
     sizes = f"weights {load.weights} {_size(room.weights_bytes)}, KV {load.kv} {_size(room.session_bytes)} a session"
-    return Group(
-        f"{name}: {sizes}",
-        f"{load.sessions:,} sessions of {load.context:,} tokens: {turn}\n",
-        table,
-    )
+    return Group(f"{name}: {sizes}", f"{load.sessions:,} sessions of {load.context:,} tokens: {turn}\n", table)
 
 
-def _comparison(estimates: "list[Estimate]", best: "Estimate | None", min_speed: float) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-
+def _comparison(estimates: "list[Estimate]", best: "Estimate | None", min_speed: float) -> Group:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("\nGPU", no_wrap=True)
-    parts = (
-        "SESSIONS\nDEVICE",
-        "HOT\nHOST",
-        "TTFT\nCOLD",
-        "\nWARM",
-        "\nLOADED",
-        "TOKENS/S\nALONE",
-        "\nLOADED",
-        "\nALL",
-    )
-    for title in (*parts, "1,000\nTURNS"):
+    waits, rates = ("TTFT\nCOLD", "\nWARM", "\nLOADED"), ("TOKENS/S\nALONE", "\nLOADED", "\nALL")
+    for title in ("SESSIONS\nDEVICE", "HOT\nHOST", *waits, *rates, "1,000\nTURNS"):
         table.add_column(title, justify="right", no_wrap=True)
     for each in estimates:
         mark = "> " if each is best else "  "
@@ -163,9 +142,7 @@ def _cells(each: "Estimate") -> list[str]:
     return [f"{room.num_device:,}", f"{room.num_host:,}", *waits, *rates, _cost(each)]
 
 
-def _details(each: "Estimate") -> Any:
-    from rich.table import Table
-
+def _details(each: "Estimate") -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     hardware, room, feel = each.hardware, each.room, each.feel
     source = "measured" if hardware.is_measured else "datasheet"

@@ -4,23 +4,17 @@ import asyncio
 import os
 import sys
 import termios
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from hotloop.agent.tools.dispatch import Approve
+    from hotloop.cli.agent.view import View
     from hotloop.core.message import ToolCall
 
 Approval = Literal["ask", "all", "none"]
 
 
-class Pausable(Protocol):
-    """Whoever has the terminal, and can let go of it for a while."""
-
-    def pause(self) -> AbstractContextManager[None]: ...
-
-
-def choose_approval(approval: Approval | None, view: Pausable, *, has_own: bool) -> "Approve | None":
+def choose_approval(approval: Approval | None, view: "View", *, has_own: bool) -> "Approve | None":
     """What to put in place of an agent's own way; None leaves that. One that has none asks, if somebody is there."""
     if approval is None and (has_own or not sys.stdin.isatty()):
         return None
@@ -39,7 +33,7 @@ async def _refuse(call: "ToolCall") -> bool:
 class _Asking:
     """Asks about one call at a time. Words that are neither yes nor no are told to the model."""
 
-    def __init__(self, view: Pausable) -> None:
+    def __init__(self, view: "View") -> None:
         self._view = view
         self._turn = asyncio.Lock()
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from hotloop.cli.agent.approval import Approval, choose_approval
+from hotloop.cli.loading import lend_server
 from hotloop.cli.settings import TRACED, ApiKey, Json, TraceFlags
 from hotloop.cli.tracing import trace_flags, tracing
-from hotloop.core.config import DEFAULT_MODEL, ServerConfig, TraceConfig
+from hotloop.core.config import ServerConfig, TraceConfig
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.files import named_errors
 
 if TYPE_CHECKING:
     from hotloop.agent.agent import Agent
@@ -62,7 +64,6 @@ def run_agent(
 
     if record and replay:
         raise ConfigError("--record and --replay exclude each other")
-    stopping = Stopping()
     found = load_agent_file(file, agent)
     conversation = _load_conversation(resume)
     prompts = _prompts(prompt)
@@ -74,7 +75,7 @@ def run_agent(
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
-        talk = Talk(replace(found, agent=running), conversation, view, stopping, save=save, is_json=json)
+        talk = Talk(replace(found, agent=running), conversation, view, Stopping(), save, is_json=json)
         talk.run(prompts, is_interactive=prompt is None and sys.stdin.isatty())
 
 
@@ -99,29 +100,20 @@ class Stopping:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
+@dataclass(frozen=True, slots=True)
 class Talk:
     """One prompt after another, in one conversation."""
 
-    def __init__(
-        self,
-        found: "AgentFile",
-        conversation: "Conversation",
-        view: "View",
-        stopping: Stopping,
-        *,
-        save: Path | None,
-        is_json: bool,
-    ) -> None:
-        self._found = found
-        self._conversation = conversation
-        self._view = view
-        self._stopping = stopping
-        self._save = save
-        self._is_json = is_json
+    found: "AgentFile"
+    conversation: "Conversation"
+    view: "View"
+    stopping: Stopping
+    save: Path | None
+    is_json: bool
 
     def run(self, prompts: Iterator[str], *, is_interactive: bool) -> None:
         """Until there are no more. Alone with a person a run that fails, or is interrupted, is not the end."""
-        agent = self._found.agent
+        agent = self.found.agent
         with asyncio.Runner() as runner:
             runner.run(agent.__aenter__())
             try:
@@ -131,11 +123,14 @@ class Talk:
                 runner.run(agent.__aexit__())
 
     def _one(self, runner: asyncio.Runner, prompt: str, is_interactive: bool) -> None:
+        from hotloop.cli.agent.view import print_output
+
         try:
             ended = runner.run(self._watch(prompt))
             if ended.error:
                 raise ended.error
-            self._print(ended.output)
+            if not self.is_json:  # the last event has it
+                print_output(ended.output)
         except asyncio.CancelledError:
             sys.exit(128 + signal.SIGTERM)
         except KeyboardInterrupt:
@@ -146,31 +141,26 @@ class Talk:
                 raise
             print(f"hotloop: {error}", file=sys.stderr)
         finally:
-            if self._save:
-                _save_conversation(self._conversation, self._save)
+            if self.save:
+                with named_errors("write", self.save):
+                    self.conversation.save(self.save)
 
     async def _watch(self, prompt: str) -> "RunEnded":
         from hotloop.agent.events import RunEnded
 
         ended: RunEnded | None = None
-        events = self._found.agent.stream(prompt, conversation=self._conversation, context=self._found.context)
-        with self._view, self._stopping.ending_this():
+        events = self.found.agent.stream(prompt, conversation=self.conversation, context=self.found.context)
+        with self.view, self.stopping.ending_this():
             try:
                 async with contextlib.aclosing(events):
                     async for event in events:
-                        self._view.push(event)
+                        self.view.push(event)
                         ended = event if isinstance(event, RunEnded) else None
             except asyncio.CancelledError:
-                self._view.cancel()
+                self.view.cancel()
                 raise
         assert ended, "a run did not end"
         return ended
-
-    def _print(self, output: Any) -> None:
-        from hotloop.cli.agent.view import print_output
-
-        if not self._is_json:  # the last event has it
-            print_output(output)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
@@ -202,23 +192,15 @@ def _model(
     from hotloop.agent.open_model import open_model
 
     if url is not None:
-        _set_model(agent, open_model(f"{url}#{model}" if model else url, api_key=api_key))
+        agent.settings = replace(agent.settings, model=open_model(f"{url}#{model}" if model else url, api_key=api_key))
         yield
     elif model is None and not _is_usual_and_absent(agent.address):
         if agent.address and api_key:
-            _set_model(agent, open_model(agent.address, api_key=api_key))
+            agent.settings = replace(agent.settings, model=open_model(agent.address, api_key=api_key))
         yield
     else:
-        from hotloop.bench.serving import ChildServer
-        from hotloop.cli.loading import console, pull_model
-
-        name = model or urlsplit(agent.address).fragment or DEFAULT_MODEL
-        if not Path(name).exists():
-            pull_model(name)
-        with contextlib.ExitStack() as stack:
-            with console.status(f"starting {name} ..."):
-                server = stack.enter_context(ChildServer(("--model", name, *trace_flags(trace))))
-            _set_model(agent, open_model(f"{server.url}/v1"))
+        with lend_server(None, model or urlsplit(agent.address).fragment, trace_flags(trace)) as address:
+            agent.settings = replace(agent.settings, model=open_model(f"{address}/v1"))
             yield
 
 
@@ -236,17 +218,9 @@ def _is_usual_and_absent(address: str) -> bool:
 
 
 def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
-    """What the agent's own file asks for stands."""
     settings = agent.settings
-    agent.settings = replace(
-        settings,
-        name=settings.name or file.stem,
-        tracer=settings.tracer if settings.tracer.is_on else tracer,
-    )
-
-
-def _set_model(agent: "Agent[Any]", model: Any) -> None:
-    agent.settings = replace(agent.settings, model=model)
+    tracer = settings.tracer if settings.tracer.is_on else tracer
+    agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
 
 
 def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[Any]":
@@ -260,14 +234,7 @@ def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[
 def _load_conversation(path: Path | None) -> "Conversation":
     from hotloop.agent.conversation import Conversation
 
-    try:
-        return Conversation.load(path) if path else Conversation()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _save_conversation(conversation: "Conversation", path: Path) -> None:
-    try:
-        conversation.save(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    if path is None:
+        return Conversation()
+    with named_errors("read", path):
+        return Conversation.load(path)

@@ -23,7 +23,7 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
-from hotloop.cli.text import count, shorten
+from hotloop.cli.output import Bar, count, draw_bar, shorten
 from hotloop.wire.usage import Usage
 
 BAR_CELLS = 30
@@ -75,20 +75,19 @@ class TurnRow:
         for justify in ("left", "left", "left", "right", "left"):
             grid.add_column(justify=justify, no_wrap=True)
         end = self.ended_at or time.monotonic()
-        self._add(grid, f"turn {self.number}", "model", [(self.began_at, self.said_at, "━", "cyan")], self.note, end)
+        self._add(
+            grid, f"turn {self.number}", "model", [Bar(self.began_at, self.said_at, ("━", "cyan"))], self.note, end
+        )
         for call in list(self.calls.values()):  # drawn by another thread than the one that tells
             began_at = call.began_at or end
-            color = "red" if call.is_error else "green"
-            spans = [(call.opened_at, began_at, "·", "dim"), (began_at, call.ended_at or end, "━", color)]
-            self._add(grid, "", call.label, spans, call.note, end)
+            waited = Bar(call.opened_at, began_at, ("·", "dim"))
+            ran = Bar(began_at, call.ended_at or end, ("━", "red" if call.is_error else "green"))
+            self._add(grid, "", call.label, [waited, ran], call.note, end)
         return grid
 
-    def _add(
-        self, grid: Table, title: str, label: str, spans: list[tuple[float, float, str, str]], note: str, end: float
-    ) -> None:
-        _, last, _, _ = spans[-1]
-        length_s = last - spans[-1][0]
-        bar = draw_bar(spans, self.began_at, end)
+    def _add(self, grid: Table, title: str, label: str, bars: list[Bar], note: str, end: float) -> None:
+        length_s = bars[-1].end - bars[-1].begin
+        bar = draw_bar((each for each in bars if each.end > each.begin), self.began_at, end, BAR_CELLS)
         grid.add_row(Text(title, "bold"), Text(label), bar, f"{length_s:.1f} s", Text(note, "dim"))
 
 
@@ -153,19 +152,6 @@ class Timeline:
         self.num_errors += event.is_error
         call.began_at, call.ended_at = event.at - event.duration_s, event.at
         call.result, call.is_error = event.result, event.is_error
-
-
-def draw_bar(spans: list[tuple[float, float, str, str]], begin: float, end: float) -> Text:
-    """Spans of time as runs of characters; whatever took time at all takes a cell."""
-    cell_s = max(end - begin, 1e-6) / BAR_CELLS
-    cells = [(" ", "")] * BAR_CELLS
-    for first, last, character, style in spans:
-        if last <= first:
-            continue
-        left = min(max(int((first - begin) / cell_s), 0), BAR_CELLS - 1)
-        right = max(left + 1, min(round((last - begin) / cell_s), BAR_CELLS))
-        cells[left:right] = [(character, style)] * (right - left)
-    return Text.assemble(*cells)
 
 
 def describe_usage(usage: Usage) -> str:

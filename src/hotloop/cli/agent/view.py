@@ -6,38 +6,41 @@ All but the JSON goes to stderr. A view may be paused, so that a person can be a
 import dataclasses
 import json
 import re
-import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, Self
+from contextlib import contextmanager
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
-from hotloop.cli.agent.timeline import Timeline, TurnRow, describe_usage
-from hotloop.cli.text import shorten
+from hotloop.cli.agent.timeline import Timeline, describe_usage
+from hotloop.cli.output import shorten
 
 _REFRESH_PER_S = 10
 _RESULT_CHARS = 100
 
 
-class View(Protocol):
+class View(ABC):
     """Told every event of a run, in order."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None: ...  # noqa: B027 - most hold nothing of the terminal
 
+    @abstractmethod
     def push(self, event: Event) -> None: ...
 
+    @abstractmethod
     def cancel(self) -> None:
         """The run was given up."""
-        ...
 
-    def pause(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """A context in which the terminal belongs to somebody else."""
-        ...
+        yield
 
 
 def make_view(*, is_json: bool) -> View:
@@ -47,7 +50,7 @@ def make_view(*, is_json: bool) -> View:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-class LiveView:
+class LiveView(View):
     """The turn that is under way is drawn again and again; those that are over stay above it."""
 
     def __init__(self, console: Console) -> None:
@@ -86,25 +89,10 @@ class LiveView:
             self._live.start()
 
     def _draw(self) -> RenderableType:
-        turn: TurnRow | None = self._timeline.turn
-        return turn or ""
+        return self._timeline.turn or ""
 
 
-class _Lines:
-    """A view that only writes: it holds nothing of the terminal that it would have to give back."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        yield
-
-
-class PlainView(_Lines):
+class PlainView(View):
     """A line for what begins and ends, with the seconds since the run began."""
 
     def __init__(self, console: Console) -> None:
@@ -139,7 +127,7 @@ class PlainView(_Lines):
         self._console.print(f"{at - self._began_at:7.2f} s  {text}", markup=False, soft_wrap=True)
 
 
-class JsonView(_Lines):
+class JsonView(View):
     """An object a line on stdout: `event` says which, `at_s` when since the run began, the rest as `events.py` does."""
 
     def __init__(self) -> None:
@@ -171,7 +159,6 @@ def render_event(event: Event, began_at: float) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of any type a final answer may have, in JSON's words."""
     import pydantic_core
 
     return pydantic_core.to_jsonable_python(value, fallback=str)
@@ -180,10 +167,6 @@ def plain(value: Any) -> Any:
 def print_output(output: Any) -> None:
     text = output if isinstance(output, str) else json.dumps(plain(output), ensure_ascii=False, indent=2)
     print(text, flush=True)
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _describe_compacted(event: Compacted) -> str:

@@ -1,12 +1,12 @@
 """`hotloop fleet`: engines on Ray Serve, as many as there is work for."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from hotloop.cli.output import show
 from hotloop.cli.settings import Json
 from hotloop.core.errors import ConfigError
 
@@ -48,10 +48,7 @@ def status(*, address: Address = "auto", as_json: Json = False) -> int:
     cluster = _cluster()
     with cluster.connected(address):
         found: Status | None = cluster.read_status()
-    if as_json:
-        print(json.dumps(asdict(found) if found else None))
-    else:
-        print(_words(found) if found else "there is no fleet")
+    show(asdict(found) if found else None, _words(found) if found else "there is no fleet", as_json)
     return 0 if found and found.num_running else 1
 
 

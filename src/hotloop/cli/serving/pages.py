@@ -6,20 +6,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from hotloop.cli.advice.lint import lint_spans
+from starlette.types import ASGIApp
+
+from hotloop.cli.advice.linting import lint_spans
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError, Overloaded
+from hotloop.core.request import Priority, Request
+from hotloop.trace.store import TraceStore
+from hotloop.ui.app import create_ui
+from hotloop.ui.source import KvUse, Live, LiveReplica, LiveRequest, SessionBlocks
+from hotloop.ui.store_source import StoreSource
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from hotloop.core.request import Request
     from hotloop.engine.engine import Engine
     from hotloop.engine.snapshot import EngineSnapshot
     from hotloop.router.app import RouterApp
-    from hotloop.trace.store import TraceStore
-    from hotloop.ui.source import KvUse, Live, LiveRequest
 
 _MAX_LISTED = 200
 """How many requests are listed, and how many sessions; those that have the most of the memory."""
@@ -28,10 +30,8 @@ _PATIENCE_S = 10.0
 
 
 @contextmanager
-def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
+def opened_store(config: TraceConfig) -> Iterator[TraceStore | None]:
     """What is recorded, to be looked at; None where nothing is."""
-    from hotloop.trace.store import TraceStore
-
     path, prices = store_path(config), load_prices(None)
     try:
         store = TraceStore(path, prices=prices) if path else None
@@ -42,25 +42,20 @@ def opened_store(config: TraceConfig) -> "Iterator[TraceStore | None]":
 
 
 def page_of(
-    store: "TraceStore",
+    store: TraceStore,
     title: str,
-    live: "Callable[[], Awaitable[Live]]",
+    live: Callable[[], Awaitable[Live]],
     *,
     model: str = "",
     api_key: str | None = None,
     host: str = "",
-) -> "ASGIApp":
+) -> ASGIApp:
     """`host` is the name it is served at."""
-    from hotloop.ui.app import create_ui
-    from hotloop.ui.store_source import StoreSource
-
     source = StoreSource(store, title=title, model=model, live=live, lint=lint_spans, prices=load_prices(None))
     return create_ui(source, api_key=api_key, host=host)
 
 
-async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> "Live":
-    from hotloop.ui.source import Live
-
+async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: float = _PATIENCE_S) -> Live:
     seen = asyncio.shield(asyncio.wrap_future(engine.snapshot()))  # others may wait for the same
     try:
         snapshot = await asyncio.wait_for(seen, patience_s)
@@ -78,9 +73,7 @@ async def live_of_engine(engine: "Engine", max_running: int, *, patience_s: floa
     )
 
 
-def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
-    from hotloop.ui.source import KvUse, SessionBlocks
-
+def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> KvUse:
     sessions = sorted(
         (
             SessionBlocks(session=name, num_used=each.num_used, num_cached=each.num_kept)
@@ -97,10 +90,7 @@ def _kv_use(snapshot: "EngineSnapshot", block_size: int) -> "KvUse":
     )
 
 
-async def live_of_router(app: "RouterApp") -> "Live":
-    from hotloop.core.request import Priority
-    from hotloop.ui.source import Live, LiveReplica
-
+async def live_of_router(app: "RouterApp") -> Live:
     fleet = app.fleet
     replicas = tuple(
         LiveReplica(
@@ -122,9 +112,7 @@ async def live_of_router(app: "RouterApp") -> "Live":
     )
 
 
-def _live_request(request: "Request") -> "LiveRequest":
-    from hotloop.ui.source import LiveRequest
-
+def _live_request(request: Request) -> LiveRequest:
     is_prefilling = request.first_token_at is None
     return LiveRequest(
         session=request.session_id,

@@ -1,21 +1,36 @@
-"""`hotloop serve`."""
+"""`hotloop serve` and `hotloop route`: a model, or many replicas, behind one address."""
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
-from hotloop.cli.settings import TRACED, ConfigFile, EngineFlags, ModelFlags, ServerFlags, TraceFlags
+from hotloop.cli.loading import load_engine
+from hotloop.cli.output import count
+from hotloop.cli.settings import (
+    CONFIG_FILE,
+    TRACED,
+    ConfigFile,
+    EngineFlags,
+    ModelFlags,
+    RouterFlags,
+    ServerFlags,
+    TraceFlags,
+)
 from hotloop.cli.tracing import tracing
-from hotloop.core.config import EngineConfig, ModelConfig, ServerConfig
+from hotloop.core.config import EngineConfig, ModelConfig, RouterConfig, ServerConfig
 from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
+    from hotloop.border.page import Application
     from hotloop.engine.engine import Engine
+    from hotloop.router.app import RouterApp
+    from hotloop.router.config import FleetConfig
     from hotloop.ui.source import Live
 
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MIN_LIFE_S = 60.0
 
 
@@ -31,12 +46,10 @@ def serve(
 
     For the loop everybody starts with, no reuse and one request at a time: --no-prefix-cache --max-running 1
     """
-    import logging
-
-    from hotloop.cli.loading import load_engine
+    from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 
     began_at = time.monotonic()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format=_LOG_FORMAT)
     with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import HttpServer
 
@@ -46,8 +59,8 @@ def serve(
             look = f"\nlook: {url}/ui" if store else ""
             print(f"{name} is at {url}\n{_summary(loaded, model)}{look}\ntry: {curl}", flush=True)
 
-        def show() -> "Awaitable[Live]":
-            return live_of_engine(loaded, engine.max_running)
+        async def show() -> "Live":
+            return await live_of_engine(loaded, engine.max_running)
 
         page = None
         if store:
@@ -76,3 +89,38 @@ def _summary(loaded: "Engine", model: ModelConfig) -> str:
 def _say_draining(num_running: int) -> None:
     if num_running:
         print(f"still running: {num_running}; once more to abort", file=sys.stderr)
+
+
+def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, config: ConfigFile = None) -> None:
+    """Put one address in front of many replicas: each request goes where its prefix is warm.
+
+    Replicas may be hotloop, vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp, Ollama, or hosted APIs; what they are is found
+    out. A file (--config fleet.toml) can say more about each; SIGHUP reads it again, and no stream is dropped.
+    """
+    from hotloop.cli.serving.pages import live_of_router, opened_store, page_of
+    from hotloop.router.config import read_fleet
+    from hotloop.router.serve import RouterServer
+
+    logging.basicConfig(format=_LOG_FORMAT)
+    path = config or (Path(CONFIG_FILE) if Path(CONFIG_FILE).exists() else None)
+
+    def read() -> "FleetConfig":
+        return read_fleet(router, path, os.environ)
+
+    def announce(url: str) -> None:
+        names = ", ".join(each.name for each in fleet.replicas)
+        look = f"\nlook: {url}/ui" if store else ""
+        print(
+            f"the fleet is at {url}\n{count(len(fleet.replicas), 'replica')}, policy {router.policy}: {names}{look}",
+            flush=True,
+        )
+
+    def make_page(app: "RouterApp") -> "Application":
+        assert store
+        return page_of(store, "hotloop route", lambda: live_of_router(app), api_key=router.api_key, host=router.host)
+
+    fleet = read()
+    with tracing(trace) as tracer, opened_store(trace) as store:
+        page = make_page if store else None
+        RouterServer(fleet, tracer=tracer, page=page, read_again=read, on_ready=announce).run()
+    print("drained", file=sys.stderr)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
+from rich.progress import Progress, TaskID
+from rich.table import Table
 
 from hotloop.cli.output import progress, show
-from hotloop.cli.settings import Json
-from hotloop.core.errors import ConfigError
+from hotloop.cli.settings import Json, pick_names
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from hotloop.router.simulation.simulate import Figures
 
 
@@ -42,13 +41,10 @@ class SimulateFlags:
     """Where to put a picture of it."""
 
 
-_DEFAULTS = SimulateFlags()
-
-
 def simulate(
     trace: Annotated[Path, Parameter(help="Recorded traffic, .jsonl or .jsonl.gz: sessions of agents, or requests.")],
     *,
-    flags: Annotated[SimulateFlags, Parameter(name="*")] = _DEFAULTS,
+    flags: Annotated[SimulateFlags, Parameter(name="*")] = SimulateFlags(),
     as_json: Json = False,
 ) -> None:
     """Play recorded traffic against many replicas that exist only on paper, and compare ways to place requests."""
@@ -56,17 +52,14 @@ def simulate(
     from hotloop.router.simulation.simulate import SIMULATED, Fleet, Simulation
     from hotloop.router.simulation.trace import read_trace
 
-    policies = [name.strip() for name in flags.policy.split(",") if name.strip()]
-    for name in policies or [""]:
-        if name not in SIMULATED:
-            raise ConfigError(f"there is no policy {name!r}; there are {', '.join(SIMULATED)}")
+    policies = pick_names(flags.policy, SIMULATED, "policy")
     recorded = read_trace(trace)
     num_requests = flags.requests or recorded.num_requests
     fleet = Fleet(
         num_replicas=flags.replicas,
         capacity_tokens=flags.capacity,
-        read_tokens_per_s=flags.read_speed,
-        write_tokens_per_s=flags.write_speed,
+        prefill_tokens_per_s=flags.read_speed,
+        decode_tokens_per_s=flags.write_speed,
         sessions_per_s=flags.sessions_per_s,
     )
     figures: list[Figures] = []
@@ -80,7 +73,7 @@ def simulate(
     show({"policies": [_as_json(each) for each in figures]}, _table(figures), as_json)
 
 
-def _advance(bar: "Progress", task: "TaskID", num_done: int) -> None:
+def _advance(bar: Progress, task: TaskID, num_done: int) -> None:
     bar.update(task, completed=num_done)
 
 
@@ -97,9 +90,7 @@ def _as_json(figures: "Figures") -> dict[str, Any]:
     }
 
 
-def _table(figures: "list[Figures]") -> Any:
-    from rich.table import Table
-
+def _table(figures: "list[Figures]") -> Table:
     table = Table("policy", "hit rate", "ideal", "busiest / mean", "TTFT p50", "TTFT p95", "why", box=None)
     for each in figures:
         total = max(1, each.num_requests)

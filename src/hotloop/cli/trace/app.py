@@ -5,8 +5,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 
+from hotloop.cli.output import count
 from hotloop.cli.settings import Json, Sources
 from hotloop.cli.tracing import load_prices, store_path
 from hotloop.core.config import TraceConfig
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import named_errors
 
 if TYPE_CHECKING:
     from hotloop.trace.ledger import RunLedger
@@ -144,8 +145,7 @@ def import_file(
 
     spans = _read_file(path)
     num_new = add_spans(_path(store), spans)
-    num_runs = len({span.trace_id for span in spans})
-    runs = f"{num_runs:,} run{'' if num_runs == 1 else 's'}"
+    runs = count(len({span.trace_id for span in spans}), "run")
     print(f"{runs}: {num_new:,} spans are new, {len(spans) - num_new:,} were here")
 
 
@@ -176,7 +176,6 @@ def _announce(address: str, in_browser: bool) -> None:
 
 
 def _serve(opened: "TraceStore", flags: StoreFlags, port: int, on_ready: Callable[[str], None]) -> None:
-    """Until interrupted, on loopback."""
     import uvicorn
 
     from hotloop.border.listen import bind, url_of
@@ -204,8 +203,8 @@ def _send(spans: "Sequence[Span]", endpoint: str) -> None:
 
 
 def _render(spans: "Sequence[Span]", wanted: Format) -> bytes:
-    from hotloop.trace.jsonl import render_line
     from hotloop.trace.perfetto import render_perfetto
+    from hotloop.trace.span import render_line
 
     if wanted == "perfetto":
         return json.dumps(render_perfetto(spans)).encode() + b"\n"
@@ -216,22 +215,18 @@ def _write(data: bytes, path: Path | None) -> None:
     if path is None:
         sys.stdout.buffer.write(data)
         return
-    try:
+    with named_errors("write", path):
         path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> "list[Span]":
-    from hotloop.trace.jsonl import parse_lines
+    from hotloop.trace.span import parse_lines
 
-    try:
-        with path.open("rb") as file:
+    with named_errors("read", path), path.open("rb") as file:
+        try:
             return list(parse_lines(file))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
 
 def _path(flags: StoreFlags) -> Path:
@@ -241,12 +236,10 @@ def _path(flags: StoreFlags) -> Path:
     return path
 
 
-@contextmanager
-def _open(flags: StoreFlags) -> "Iterator[TraceStore]":
+def _open(flags: StoreFlags) -> "TraceStore":
     from hotloop.trace.store import TraceStore
 
-    with TraceStore(_path(flags), prices=load_prices(flags.prices)) as opened:
-        yield opened
+    return TraceStore(_path(flags), prices=load_prices(flags.prices))
 
 
 def _read(opened: "TraceStore", run: str, flags: StoreFlags) -> "tuple[list[Span], RunLedger]":

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.text import shorten
-from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, make_table, money
+from hotloop.cli.output import make_table, shorten
+from hotloop.cli.trace.view import ID_CHARS, PART_WORDS, compact, money
 from hotloop.cli.trace.waterfall import duration
 from hotloop.trace.ledger import RunLedger, TurnLedger
 from hotloop.trace.sweep import TimePart
 
-_COUNTS = ("prompt", "cached", "again", "output")
+_FIGURES: Mapping[str, Callable[[float], str]] = {
+    **dict.fromkeys(("prompt", "cached", "again", "output"), compact),
+    "wall_s": duration,
+}
+"""How each is written."""
 _REASON_CHARS = 20
 _MIN_CHANGE_S = 0.00005
 _IS_GOOD = {"cached": True, "again": False, "wall_s": False}
@@ -38,23 +42,14 @@ def compare(old: RunLedger, new: RunLedger) -> dict[str, Any]:
 
 
 def show_diff(old: RunLedger, new: RunLedger) -> Group:
-    return Group(*_sections(old, new))
-
-
-def _sections(old: RunLedger, new: RunLedger) -> Iterator[RenderableType]:
-    yield Text(f"from run {old.trace_id[:ID_CHARS]} to run {new.trace_id[:ID_CHARS]}", style="bold")
-    yield Text()
-    yield _turn_table(old, new)
+    title = Text(f"from run {old.trace_id[:ID_CHARS]} to run {new.trace_id[:ID_CHARS]}", style="bold")
     reasons = list(_describe_causes(old, new))
-    if reasons:
-        yield Text("\nrecomputed", style="bold")
-        yield from reasons
-    yield Text()
-    yield _part_table(old, new)
+    recomputed = [Text("\nrecomputed", style="bold"), *reasons] if reasons else []
+    return Group(title, "", _turn_table(old, new), *recomputed, "", _part_table(old, new))
 
 
 def _pair(old: RunLedger | TurnLedger | None, new: RunLedger | TurnLedger | None) -> dict[str, list[Any]]:
-    pairs = {name: [_figure(old, name), _figure(new, name)] for name in (*_COUNTS, "wall_s")}
+    pairs = {name: [_figure(old, name), _figure(new, name)] for name in _FIGURES}
     return {**pairs, "causes": [dict(each.tokens.causes) if each else None for each in (old, new)]}
 
 
@@ -66,7 +61,7 @@ def _figure(ledger: RunLedger | TurnLedger | None, name: str) -> float | None:
 
 
 def _turn_table(old: RunLedger, new: RunLedger) -> Table:
-    table = make_table("TURN", *(name.upper() for name in _COUNTS), "WALL")
+    table = make_table("TURN", *(name.removesuffix("_s").upper() for name in _FIGURES), words=())
     for number, (one, other) in enumerate(zip_longest(old.turns, new.turns), start=1):
         note = "gone" if other is None else "new" if one is None else ""
         table.add_row(Text.assemble((f"{note} ", "dim"), str(number)), *_cells(one, other))
@@ -75,9 +70,8 @@ def _turn_table(old: RunLedger, new: RunLedger) -> Table:
 
 
 def _cells(old: RunLedger | TurnLedger | None, new: RunLedger | TurnLedger | None) -> Iterator[Text]:
-    for name in _COUNTS:
-        yield _cell(_figure(old, name), _figure(new, name), name, compact)
-    yield _cell(_figure(old, "wall_s"), _figure(new, "wall_s"), "wall_s", duration)
+    for name, words in _FIGURES.items():
+        yield _cell(_figure(old, name), _figure(new, name), name, words)
 
 
 def _cell(old: float | None, new: float | None, name: str, words: Callable[[float], str]) -> Text:
@@ -101,7 +95,7 @@ def _describe_causes(old: RunLedger, new: RunLedger) -> Iterator[Text]:
 
 def _part_table(old: RunLedger, new: RunLedger) -> Table:
     title = "WHERE THE TIME WENT"
-    table = make_table(title, "WAS", "IS", "CHANGE", words=title)
+    table = make_table(title, "WAS", "IS", "CHANGE", words=(title,))
     for part, (was, now) in _paired_parts(old, new).items():
         table.add_row(PART_WORDS[part][0], duration(was), duration(now), _signed(now - was))
     table.add_row("all", duration(old.wall_s), duration(new.wall_s), _signed(new.wall_s - old.wall_s), style="bold")

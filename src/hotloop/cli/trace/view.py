@@ -4,15 +4,14 @@ What comes from a run (names, words of a prompt) is put there as text, never as 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.text import count, shorten
+from hotloop.cli.output import count, make_table, shorten
 from hotloop.cli.trace.waterfall import MIN_SHARE, draw, draw_legend, duration
 from hotloop.trace import names
 from hotloop.trace.ledger import PathStep, RunLedger, TokenCounts, TurnLedger
@@ -49,36 +48,15 @@ _PARTS = "WHERE THE TIME WENT"
 _PART_CELLS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """Tokens that were recomputed: why, and what is known of where."""
-
-    reason: str
-    num_tokens: int
-    place: str
-    words: str
-
-
 def make_console() -> Console:
     console = Console(highlight=False, markup=False)
     console.width = min(console.width, MAX_WIDTH)
     return console
 
 
-def make_table(*titles: str, words: str = "", width: int | None = None) -> Table:
-    """Columns of numbers, and one of words; with a width, that one takes what the others leave."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
-    for title in titles:
-        is_words = title == words
-        ratio = 1 if is_words and width else None
-        justify: Literal["left", "right"] = "left" if is_words else "right"
-        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)
-    return table
-
-
 def list_runs(runs: Iterable[RunSummary], width: int) -> Table:
     titles = ("RUN", "WHEN", _WHO, "TURNS", "WALL", "TOKENS", "CACHED", "MONEY")
-    table = make_table(*titles, words=_WHO, width=min(width, _LIST_WIDTH))
+    table = make_table(*titles, words=(_WHO,), width=min(width, _LIST_WIDTH))
     for run in runs:
         words = ", ".join(word for word in (run.agent, run.session) if word) or run.model
         ill = run.end if run.end in ("failed", "limit", "cancelled") else "errors" if run.num_errors else ""
@@ -162,9 +140,8 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
 
 
 def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
-    table = make_table(
-        "TURN", "PROMPT", "CACHED", "NEW", "AGAIN", "OUTPUT", "FORCED", "DRAFTED", "TTFT", "WALL"
-    )  # fmt: skip
+    titles = ("TURN", "PROMPT", "CACHED", "NEW", "AGAIN", "OUTPUT", "FORCED", "DRAFTED", "TTFT", "WALL")
+    table = make_table(*titles, words=())
     for turn in turns:
         first = duration(turn.first_token_s) if turn.first_token_s is not None else ""
         table.add_row(str(turn.index), *_token_cells(turn.tokens), first, duration(turn.wall_s))
@@ -184,19 +161,13 @@ def _token_cells(tokens: TokenCounts) -> list[Text]:
 
 
 def _describe_recomputed(turn: TurnLedger, node: SpanNode) -> Iterator[Text]:
-    for each in _recomputed(node):
-        place, words = each.place and f", {each.place}", each.words and f": {each.words}"
-        yield Text(f"turn {turn.index}  {each.reason}: {each.num_tokens:,} tokens{place}{words}")
-
-
-def _recomputed(turn: SpanNode) -> Iterator[Recomputed]:
     """What the server told of the turn's answers."""
-    for call in turn.calls():
-        for node in call.walk():
-            for cause, words in node.causes():
-                if cause["reason"] != "cold":
-                    reason = shorten(cause["reason"], _NAME_CHARS)
-                    yield Recomputed(reason, cause["num_tokens"], _place(cause), _quote(words))
+    told = (cause for call in node.calls() for below in call.walk() for cause in below.causes())
+    for cause, words in told:
+        if cause["reason"] != "cold":
+            reason, place, quoted = shorten(cause["reason"], _NAME_CHARS), _place(cause), _quote(words)
+            line = f"turn {turn.index}  {reason}: {cause['num_tokens']:,} tokens"
+            yield Text(line + (f", {place}" if place else "") + (f": {quoted}" if quoted else ""))
 
 
 def _place(cause: Mapping[str, Any]) -> str:
@@ -214,7 +185,7 @@ def _quote(words: Any) -> str:
 
 
 def _part_table(parts: Mapping[TimePart, float]) -> Table:
-    table = make_table(_PARTS, "TIME", "SHARE", words=_PARTS)
+    table = make_table(_PARTS, "TIME", "SHARE", words=(_PARTS,))
     table.add_column()
     total_s = sum(parts.values())
     for part, words, style in ((part, *PART_WORDS[part]) for part in TimePart if parts.get(part)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from hotloop.cli.text import shorten
+from hotloop.cli.output import Bar, draw_bar, shorten
 from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger
 from hotloop.trace.tree import SpanNode
@@ -40,24 +40,13 @@ _SERVED = {names.QUEUE: QUEUE, names.PREFILL: PREFILL, names.DECODE: DECODE}
 _CALLS = (names.CHAT, names.ROUTE, names.REQUEST)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A stretch of time, and what it is drawn with."""
-
-    begin: int
-    end: int
-    glyph: tuple[str, str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallRow:
-    """The first of its pieces is as long as the span."""
+    """The first of its pieces is as long as the span; the last are moments at which tools began."""
 
     depth: int
     label: str
     pieces: tuple[Bar, ...]
-    moments: tuple[int, ...]
-    """When tools began."""
     span_ids: AbstractSet[str]
     """Whose time it is: the span's, and that of those drawn into it."""
     is_heading: bool
@@ -74,7 +63,7 @@ def draw(roots: Sequence[SpanNode], ledger: RunLedger, width: int) -> Iterator[T
     num_cells = max(width - _LABEL_CELLS - _TIME_CELLS - _MARK_CELLS - 1, 10)
     for row in _rows(roots, {turn.span_id: turn.index for turn in ledger.turns}):
         label = set_cell_size(" " * row.depth + row.label, _LABEL_CELLS)
-        bar = draw_bar(row.pieces, row.moments, begin, end, num_cells)
+        bar = draw_bar(row.pieces, begin, end, num_cells)
         mark = CRITICAL if row.span_ids & path_ids else (" ", "")
         style = "bold" if row.is_heading else ""
         yield Text.assemble((label, style), " ", bar, f"{duration(row.length_s):>{_TIME_CELLS}} ", mark)
@@ -86,19 +75,6 @@ def _path_ids(ledger: RunLedger) -> AbstractSet[str]:
     for step in ledger.critical_path:
         sums[step.span_id] += step.end_ns - step.start_ns
     return {span_id for span_id, num_ns in sums.items() if num_ns >= MIN_SHARE * ledger.wall_s * 1e9}
-
-
-def draw_bar(pieces: Sequence[Bar], moments: Sequence[int], begin: int, end: int, num_cells: int) -> Text:
-    """Pieces over one another, the last on top; whatever took time at all takes a cell."""
-    cells = [(" ", "")] * num_cells
-    scale = num_cells / max(end - begin, 1)
-    for piece in pieces:
-        left = min(max(int((piece.begin - begin) * scale), 0), num_cells - 1)
-        right = max(left + 1, min(round((piece.end - begin) * scale), num_cells))
-        cells[left:right] = [piece.glyph] * (right - left)
-    for moment in moments:
-        cells[min(max(int((moment - begin) * scale), 0), num_cells - 1)] = BEGINS
-    return Text.assemble(*cells)
 
 
 def draw_legend() -> Text:
@@ -167,9 +143,9 @@ def _call_rows(call: SpanNode, depth: int, numbers: Mapping[str, int]) -> Iterat
     replica = next((word for each in below if (word := each.span.attributes.get(names.REPLICA))), "")
     siblings = call.parent.children if call.parent else ()
     begun = [_asked_at(each) for each in siblings if each.name == names.TOOL]
-    moments = [] if call.is_reading else [at for at in begun if call.begin <= at < call.end]
+    marks = [Bar(at, at, BEGINS) for at in begun if call.begin <= at < call.end and not call.is_reading]
     label = f"{label} @{replica}" if replica else label
-    yield _make(call, depth, label, *_call_pieces(call, below), moments=moments, within=below)
+    yield _make(call, depth, label, *_call_pieces(call, below), *marks, within=below)
     attempts = [each for each in below if each.name == names.ATTEMPT]
     for attempt in attempts if len(attempts) > 1 else ():
         frame = Bar(attempt.begin, attempt.end, FAILED if attempt.span.error else FRAME)
@@ -190,19 +166,11 @@ def _call_pieces(call: SpanNode, below: Sequence[SpanNode]) -> Iterator[Bar]:
             yield Bar(node.begin, node.end, _SERVED[node.name])
 
 
-def _make(
-    node: SpanNode,
-    depth: int,
-    label: str,
-    *pieces: Bar,
-    moments: Sequence[int] = (),
-    within: Sequence[SpanNode] = (),
-) -> WaterfallRow:
+def _make(node: SpanNode, depth: int, label: str, *pieces: Bar, within: Sequence[SpanNode] = ()) -> WaterfallRow:
     return WaterfallRow(
         depth=depth,
         label=shorten(label, max(_LABEL_CELLS - depth, 4)),
         pieces=pieces,
-        moments=tuple(moments),
         span_ids={each.span.span_id for each in within or (node,)},
         is_heading=node.name in (names.RUN, names.TURN),
     )

@@ -2,9 +2,8 @@
 
     [ magic | version | key | checksum ][ data ......... ]
 
-A file is named after its key, written under another name first and then renamed, and only its owner may read it. Other
-processes may write and delete here at any time; files that are not ours are left alone. A file's time is that of its
-last use. Knows no thread, no token and no block.
+A file is named after its key, written under another name first and then renamed, and only its owner may read it; its
+time is that of its last use. Other processes may write and delete here; files that are not ours are left alone.
 """
 
 import os

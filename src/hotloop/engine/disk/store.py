@@ -1,11 +1,9 @@
 """Which KV segments are on disk, and the two threads that write them behind and read them ahead.
 
 A segment is the KV of a fixed run of tokens at an aligned position. Its key is a digest of all that its numbers depend
-on: the layout (model, precision, kernel), the salt, and every token up to its end. So a segment never changes, and what
-two tenants or two models store under the same folder never meets. Neither tokens nor text are on disk.
-
-Nothing that happens to the folder is an error here: what cannot be read was never there, what cannot be written is
-dropped, and the log says so. Knows bytes only: no block and no request.
+on: the layout (model, precision, kernel), the salt, and every token up to its end, so it never changes, and tenants
+and models never meet. Neither tokens nor text are on disk. Nothing that happens to the folder is an error here: what
+cannot be read was never there, what cannot be written is dropped, and the log says so.
 """
 
 import hashlib
@@ -135,11 +133,11 @@ class KvStore:
             self._used_at.pop(key, None)
         self._writer.put(lambda: self._delete(keys))
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def flush(self) -> bool:
         """Wait until all that was asked for so far is written; whether it was, in time."""
         is_done = threading.Event()
         self._writer.put(is_done.set)
-        return is_done.wait(timeout_s)
+        return is_done.wait(_FLUSH_S)
 
     def close(self) -> None:
         """Write what is queued, if that does not take long."""

@@ -1,16 +1,11 @@
 """KV blocks on their way to disk and back, on the engine's thread, a few segments a step.
 
 Out: whatever a step completed is copied and written behind. In: a request whose prefix the disk knows further than the
-tree does is not scheduled (`is_loading`) until the tree has it:
+tree does is not scheduled (`is_loading`) until the tree has it; of those who want the same segments one reads and the
+others follow. Whatever goes wrong, it computes what it did not get, at the latest when the disk says nothing for long.
 
     tokens   [ known to the tree ...... | read from disk ......................... | computed ]
     segments [ 0           | 1          | begin       | ...         |
-
-What the tree has in host memory comes back from there (`HostTier`). What the disk alone has beyond that cannot be on
-the device without it, so it is worth reading only if it is more: then all that is not on the device is read.
-
-Of those who want the same segments one reads and the others follow. Whatever goes wrong, a request that waits here is
-handed to the scheduler, at the latest when the disk says nothing for a while: then it computes what it did not get.
 """
 
 import logging
@@ -132,9 +127,6 @@ class DiskTier:
     def stats(self) -> DiskStats:
         stats = self.store.stats()
         return replace(stats, num_dropped=stats.num_dropped + self._num_skipped)
-
-    def close(self) -> None:
-        self.store.close()
 
     def check(self) -> None:
         assert set(self._loading.values()) <= set(self._loads)

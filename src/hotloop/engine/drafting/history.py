@@ -1,14 +1,12 @@
-"""Guessing that a request goes on as an earlier one did: what past requests read and wrote, found by its last tokens.
+"""Guessing that a request goes on as it or an earlier one did: what was read and written, found by the last tokens.
 
 Memory is set aside once and never grows: a ring of tokens, and a table from the hash of a few tokens to where they were
-last seen in the ring. What the ring has overwritten the table still points to, and two hashes may share a place in it;
-so what is found is compared token by token before it is believed, and neither does more harm than a guess not made.
-Where things are depends on nothing but what was learned: the same requests have the same guesses in every process.
+last seen in the ring. What is found there is compared token by token before it is believed. The same requests have the
+same guesses in every process.
 
-One store serves everybody, a session's own past first, then that of all with the same salt: the tokens in the ring are
-masked by their salt, so that under another one they are not the same tokens. Every guess is verified by
-the model, so no text passes from one session to another; how fast an answer comes can tell those who share a salt that
-something like it was seen before.
+A session's own past comes first, then that of all with the same salt: tokens in the ring are masked by their salt.
+Every guess is verified by the model, so no text passes from one session to another; timing may tell those who share a
+salt that something was seen before.
 """
 
 import hashlib
@@ -21,8 +19,13 @@ from numpy.typing import NDArray
 
 from hotloop.core.request import Request
 from hotloop.engine.drafting.drafter import Guess, Want
-from hotloop.engine.drafting.lookup import MAX_MATCH, PromptLookup, token_classes
 from hotloop.models.tokenizer import Tokenizer
+
+Classes = NDArray[np.int32]
+
+MAX_MATCH = 16
+MAX_SCAN = 1 << 14  # tokens looked through, the latest
+_MAX_PLACES = 1024  # where the last token was seen that are looked at, the latest
 
 _NOTHING = -1  # stands between the pieces of the ring: no match and no guess runs across it
 _SIZES = (2, 4, 8)  # of the runs of tokens that are looked up; each is twice the one before
@@ -73,6 +76,44 @@ class SuffixHistory:
         return token_ids[: token_ids.index(_NOTHING)] if _NOTHING in token_ids else token_ids
 
 
+def token_classes(tokenizer: Tokenizer, vocab_size: int) -> Classes:
+    """For each token id the least id of the tokens that differ from it in one leading space and (ASCII) case only."""
+    classes = np.arange(vocab_size, dtype=np.int32)
+    first_ids: dict[bytes, int] = {}
+    for token_id in range(min(vocab_size, tokenizer.vocab_size)):
+        letters = tokenizer.token_bytes(token_id).removeprefix(b" ").lower()
+        if letters:
+            classes[token_id] = first_ids.setdefault(letters, token_id)
+    return classes
+
+
+class PromptLookup:
+    """Finds the longest repetition among a request's own tokens, and of equally long ones the latest.
+
+    They are compared by class: a value in JSON begins `"San` where the question had ` San`. What is proposed are the
+    tokens that stood there, never their classes.
+    """
+
+    def __init__(self, classes: Classes) -> None:
+        self._classes = classes
+
+    def guess(self, token_ids: "array[int]", max_tokens: int) -> Guess:
+        tokens = np.frombuffer(token_ids, np.int32)[-MAX_SCAN:]
+        classes = self._classes[tokens]
+        ends = np.flatnonzero(classes[:-1] == classes[-1])[-_MAX_PLACES:]
+        if not len(ends):
+            return Guess()
+        match = 1
+        while match < MAX_MATCH:
+            longer = ends[ends >= match]
+            longer = longer[classes[longer - match] == classes[-1 - match]]
+            if not len(longer):
+                break
+            ends, match = longer, match + 1
+        begin = int(ends[-1]) + 1
+        return Guess(tokens[begin : begin + max_tokens].tolist(), match)
+
+
 class PastDrafter:
     """Guesses from what was read and written before: by this request itself, or by those before it."""
 
@@ -93,9 +134,7 @@ class PastDrafter:
         """There is nothing to give back but memory."""
 
     def _guess(self, want: Want) -> Guess:
-        """The longer match wins, the request's own past if they are equal. The shorter it is, the sooner a guess goes
-        wrong: twice its length keeps most of what is right and half as much of what is not.
-        """
+        """The longer match wins. Beyond twice its length a guess is more often wrong than right."""
         own = self._lookup.guess(want.token_ids, want.max_tokens)
         past = self._history.guess(want.token_ids, want.max_tokens, want.request.session_id, want.request.salt)
         best = past if past.match > own.match else own

@@ -1,11 +1,9 @@
 """Guessing with a second, smaller model of the same vocabulary, which writes a few tokens ahead of the real one.
 
 Each request has a shadow in the draft model's own blocks: a copy of its tokens, kept as far as the two still agree. All
-shadows take each small step together. One that is far behind, because its request has just prefilled a long prompt,
-prefills a bounded piece a call and guesses nothing meanwhile, so that the real model never waits long. Shadows share
-through a prefix tree what they have computed, and only what is settled: no block of the tree ever holds a guess.
-
-Whatever goes wrong here costs guesses, never an answer.
+shadows take each small step together; one that is far behind prefills a bounded piece a call and guesses nothing
+meanwhile. They share what is settled through a prefix tree: no block of it ever holds a guess. Whatever goes wrong here
+costs guesses, never an answer.
 """
 
 import logging
@@ -36,10 +34,7 @@ _LIKELIEST = SamplingParams(temperature=0, logprobs=0)
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """A guess is made of token ids, so both models must mean the same by each. Raises ModelError.
-
-    One may have a few more at the end: those are never guessed, and a request that has one is not guessed for.
-    """
+    """Raises ModelError unless both mean the same by each token id; one may have a few more at the end."""
     sizes = target.vocab_size, draft.vocab_size
     if abs(sizes[0] - sizes[1]) > MAX_TAIL:
         raise ModelError(f"the draft model has {sizes[1]} tokens and the model {sizes[0]}: they must be the same")
@@ -64,11 +59,6 @@ class _Shadow:
     @property
     def num_missing(self) -> int:
         return self.copy.num_tokens - self.copy.num_computed
-
-
-def _shadow(want: Want) -> _Shadow:
-    request = want.request
-    return _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
 
 
 class ModelDrafter:
@@ -131,7 +121,9 @@ class ModelDrafter:
         if max_length > self._backend.max_context or largest_id >= self._backend.vocab_size:
             return None
         request = want.request
-        shadow = self._shadows.pop(request, None) or _shadow(want)
+        shadow = self._shadows.pop(request, None)
+        if shadow is None:
+            shadow = _Shadow(Request(request.id, want.token_ids, _LIKELIEST, salt=request.salt))
         self._shadows[request] = shadow
         shadow.max_length, shadow.wanted_at = max_length, self._num_calls
         _level(shadow.copy, want.token_ids)
@@ -184,24 +176,15 @@ class ModelDrafter:
         )
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:
-        num_missing = -(-num_tokens // self._block_size) - len(copy.block_ids)
-        if num_missing > 0:
-            block_ids = self._allocate(num_missing)
-            if block_ids is None:
-                return False
-            copy.block_ids.extend(block_ids)
-        return True
-
-    def _allocate(self, count: int) -> list[int] | None:
-        """Blocks that are free, or idle in the tree, or held by shadows not asked for now."""
-        while count > self._pool.num_free:
-            if self._tree.evict(count - self._pool.num_free):
-                continue
+        """With blocks that are free, or idle in the tree, or held by shadows not asked for now."""
+        num_missing = max(0, -(-num_tokens // self._block_size) - len(copy.block_ids))
+        while (block_ids := self._tree.allocate(num_missing)) is None:
             request, shadow = next(iter(self._shadows.items()))
             if shadow.wanted_at == self._num_calls:
-                return None
+                return False
             self._drop(request)
-        return self._pool.allocate(count)
+        copy.block_ids.extend(block_ids)
+        return True
 
     def _adopt(self, copy: Request) -> None:
         """Use what the tree has beyond what this one has computed; the last token is always left, for its logits."""

@@ -1,11 +1,9 @@
 """How much to guess, and for whom: as long as a guess is likely to save more time than it costs.
 
-A step of n tokens takes about `fixed + n * each` seconds; both are learned from the steps themselves. A guess at depth
-i is right if all before it were, so it brings p^i tokens, p being how often guesses of its kind were right lately.
-The likeliest guesses of all requests are added while the tokens a second of the step go up: with one request running
-many are nearly free, in a full batch only near-certainties pay, and no request is slowed by another's drafts.
-
-Under a grammar a guess is cut at the first token it forbids, and what it forces is added in between.
+A step of n tokens takes about `fixed + n * each` seconds, learned from the steps themselves. A guess at depth i brings
+p^i tokens, p being how often guesses of its kind were right lately. The likeliest guesses of all requests are added
+while the tokens a second of the step go up. Under a grammar a guess is cut at the first token it forbids, and what it
+forces is added in between.
 """
 
 import heapq
@@ -15,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.config import MAX_DRAFTED_CERTAIN
-from hotloop.core.request import Request
 from hotloop.engine.decode import Decoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
 from hotloop.engine.grammar.matcher import Matcher
@@ -177,17 +174,8 @@ class Speculator:
                     self._odds.observe(kind, is_right=i < part.num_accepted)
         self._look_ahead([part for part in step.slices if part.wants_token])
 
-    def forget(self, request: Request) -> None:
-        """The request has ended: what it read and wrote may be what others write next."""
-        self._drafter.learn(request)
-
-    def close(self) -> None:
-        self._drafter.close()
-
     def _look_ahead(self, level: Sequence[Slice]) -> None:
-        """Requests that run ahead of their values are never level, so nothing is guessed for them. Where one repeats
-        something, and few run, it is better to wait for its values and guess.
-        """
+        """Where few run, and one repeats something, it is better to wait for its values and guess than to run ahead."""
         running = (part.request for part in level if not part.request.is_finished)
         ahead = [request for request in running if request.num_pending and request.sampling.shortcuts]
         if not ahead or len(level) > _MAX_AHEAD:

@@ -1,9 +1,8 @@
 """Which tokens may come next: grammars compiled and kept, and one matcher a request that walks through its own.
 
 Invariant: what a matcher allows depends on its grammar and on the tokens it has taken, never on which questions were
-asked in between, nor on what was taken and rolled back. A run of forced tokens is settled where it begins and stays as
-it is while it is walked, so that the tokens are the same whether a run is appended at once or sampled one by one.
-Knows nothing of requests, of what a logit means, or of what a tool call looks like.
+asked in between, nor on what was rolled back. A run of forced tokens is settled where it begins, so that the tokens are
+the same whether a run is appended at once or sampled one by one.
 """
 
 import threading
@@ -33,27 +32,18 @@ class Matcher:
         self._inner = inner
         self._compiler = compiler
         self._forget = forget
-        self._has_ended = False
+        self.eos_id = compiler.eos_id
+        self.has_ended = False
         # The forced tokens from here on are run[at:]; None: not looked up yet. `past` has both for each token taken.
         self._run: list[int] | None = None
         self._at = 0
         self._past: list[tuple[list[int], int]] = []
-        self.error: str | None = None
-        """What went wrong inside, once something has: a limit, most likely. From then on nothing is allowed."""
-
-    @property
-    def eos_id(self) -> int:
-        """The token that ends an answer where one is to be ended."""
-        return self._compiler.eos_id
-
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended
+        self.error: str | None = None  # a limit, most likely; from then on nothing is allowed
 
     @property
     def is_complete(self) -> bool:
         """Whether the answer could end here, or has."""
-        return self._has_ended or self._inner.is_accepting()
+        return self.has_ended or self._inner.is_accepting()
 
     def mask(self) -> Mask:
         known = self._known_mask()
@@ -62,7 +52,7 @@ class Matcher:
     def _known_mask(self) -> Mask | None:
         """The mask, if no look at the vocabulary is needed for it."""
         run = self._forced_run()
-        if self.error or self._has_ended:
+        if self.error or self.has_ended:
             return self._only()
         return self._only(run[self._at]) if run else None
 
@@ -72,7 +62,7 @@ class Matcher:
     def allows(self, token_id: int) -> bool:
         """Whether this token may come next; quicker than a mask."""
         run = self._forced_run()
-        if self.error or self._has_ended or not 0 <= token_id < self._compiler.vocab_size:
+        if self.error or self.has_ended or not 0 <= token_id < self._compiler.vocab_size:
             return False
         if run:
             return token_id == run[self._at]
@@ -90,7 +80,7 @@ class Matcher:
             self._has_failed()
             return False
         self._past.append((run, at))
-        self._has_ended = is_end
+        self.has_ended = is_end
         self._run, self._at = (run, at + 1) if at + 1 < len(run) else (None, 0)
         return True
 
@@ -100,15 +90,14 @@ class Matcher:
         assert 0 < num_tokens <= len(self._past), "more rolled back than was taken"
         self._run, self._at = self._past[-num_tokens]
         del self._past[-num_tokens:]
-        if not self._inner.rollback(num_tokens - self._has_ended):
+        if not self._inner.rollback(num_tokens - self.has_ended):
             self._has_failed()
-        self._has_ended = False
+        self.has_ended = False
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as the model itself would spell them; takes none of them.
-
-        Where a longer token could go on past the end of what is forced, the choice is left open. If nothing but the end
-        may follow, the last of them ends the answer.
+        """The tokens that must come next, as the model itself would spell them; takes none of them. Where a longer
+        token could go on past their end, the choice is left open; if nothing but the end may follow, it is the last of
+        them.
         """
         return self._forced_run()[self._at :]
 
@@ -119,8 +108,8 @@ class Matcher:
 
     def ending(self, max_tokens: int) -> list[int] | None:
         """A short way from here to a complete answer, its end not included; None if none was found."""
-        if self._has_ended or self.error:
-            return [] if self._has_ended else None
+        if self.has_ended or self.error:
+            return [] if self.has_ended else None
         copy = Matcher(self._inner.deep_copy(), self._compiler, self._forget)
         copy._run, copy._at = self._run, self._at
         return self._compiler.endings.find(copy, max_tokens)
@@ -131,7 +120,7 @@ class Matcher:
         return self._run
 
     def _look_up_run(self) -> list[int]:
-        if self._has_ended or self.error:
+        if self.has_ended or self.error:
             return []
         run = [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
         num_taken = self._inner.try_consume_tokens(run) if run else 0
@@ -178,8 +167,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
-    is_fresh: bool = True
-    """Whether it has not been used since it was compiled: its first user counts as the miss."""
+    is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
 class Grammars:
@@ -197,10 +185,7 @@ class Grammars:
         self._kept: OrderedDict[Grammar, _Shape] = OrderedDict()
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar on the calling thread, if it is new, so that a matcher is quickly made.
-
-        Raises `RequestError` if it is wrong, too large, or uses what is not supported.
-        """
+        """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:

@@ -1,9 +1,8 @@
 """Building llguidance's parser, and trying that first in a process that can be killed.
 
-llguidance bounds a step of matching, but not every compilation: a few intersected patterns can keep it busy for minutes
-while its memory grows, and a thread cannot be stopped. A grammar that could do so is compiled in a child first, under
-limits of the operating system; only if the child lives is it compiled here. The child has a vocabulary of bytes, since
-what is slow does not depend on the words. It imports little, being started for each trial.
+llguidance bounds a step of matching, but not every compilation: a few intersected patterns can keep it busy for
+minutes, and a thread cannot be stopped. A grammar that could do so is compiled in a child first, under limits of the
+operating system, with a vocabulary of bytes. The child imports little, being started for each trial.
 """
 
 import contextlib

@@ -13,13 +13,12 @@ _NEARLY = 0.75
 _HOSTED = ("claude", "gpt", "o1", "o3", "o4", "chatgpt")
 
 
-@rule(
-    "HL015",
-    "missing-cache-control",
-    "Requests of a conversation have no cache_control, so that nothing of them is cached.",
-    mend="Mark the last block of the system text and the last block of the newest message with cache_control.",
-)
+@rule("HL015", "missing-cache-control")
 def missing_breakpoint(run: LintedRun) -> Iterator[Found]:
+    """Requests of a conversation have no cache_control, so that nothing of them is cached.
+
+    Mark the last block of the system text and the last block of the newest message with cache_control.
+    """
     if not _needs_breakpoints(run):
         return
     for step in run.steps:
@@ -47,13 +46,12 @@ def _has_breakpoints(asked: LintedRequest) -> bool:
     return "cache_control" in asked.body or any(part.has_breakpoint for part in asked.parts)
 
 
-@rule(
-    "HL016",
-    "misplaced-cache-control",
-    "cache_control stands behind what changes, before too little, or does not move along.",
-    mend="Keep the first four breakpoints.",
-)
+@rule("HL016", "misplaced-cache-control")
 def misplaced_breakpoint(run: LintedRun) -> Iterator[Found]:
+    """cache_control stands behind what changes, before too little, or does not move along.
+
+    Keep the first four breakpoints.
+    """
     for step in run.steps:
         spots = [i for i, part in enumerate(step.asked.parts) if part.has_breakpoint]
         if not spots or "cache_control" in step.asked.body:
@@ -72,7 +70,7 @@ def _too_early(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     if num_tokens < _MIN_CACHEABLE <= step.scale.total(step.asked.parts):
         words = f"the last breakpoint is behind about {num_tokens:,d} tokens: "
         words += f"fewer than {_MIN_CACHEABLE:,d} are not cached"
-        yield _at_breakpoint(step, spots[-1], words, mend="Put it further back, where enough stands before it.")
+        yield _at_breakpoint(step, spots[-1], words, fix="Put it further back, where enough stands before it.")
 
 
 def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
@@ -81,8 +79,8 @@ def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     num_stable = step.scale.total(step.asked.parts[:first])
     if spots[0] >= first and num_stable >= _MIN_CACHEABLE:
         words = f"the breakpoint lies behind what changes; {num_stable:,d} tokens before that have none"
-        mend = "Put a breakpoint on the last block that stays the same."
-        yield _at_breakpoint(step, spots[0], words, num_stable, mend=mend)
+        fix = "Put a breakpoint on the last block that stays the same."
+        yield _at_breakpoint(step, spots[0], words, num_stable, fix=fix)
 
 
 def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
@@ -91,26 +89,24 @@ def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     num_tokens = step.scale.total(step.asked.parts[spots[-1] + 1 : len(step.before.parts)])
     if num_tokens >= _MIN_CACHEABLE:
         words = f"{num_tokens:,d} tokens of history behind the last breakpoint are recomputed"
-        mend = "Move one breakpoint along: onto the last block of the newest message of every request."
-        yield _at_breakpoint(step, spots[-1], words, num_tokens, mend=mend)
+        fix = "Move one breakpoint along: onto the last block of the newest message of every request."
+        yield _at_breakpoint(step, spots[-1], words, num_tokens, fix=fix)
 
 
 def _at_breakpoint(
-    step: LintedStep, spot: int, words: str, num_lost: int = 0, *, severity: Severity | None = None, mend: str = ""
+    step: LintedStep, spot: int, words: str, num_lost: int = 0, *, severity: Severity | None = None, fix: str = ""
 ) -> Found:
     place = step.place(step.asked.parts[spot], 0, 0)
-    return Found(place, words, Waste(num_recomputed=num_lost), severity, mend)
+    return Found(place, words, Waste(num_recomputed=num_lost), severity, fix)
 
 
-@rule(
-    "HL018",
-    "just-under-cacheable",
-    "A prefix that is sent again is a little shorter than what a hosted API caches.",
-    mend="Put what is needed later anyway, such as examples or more of the instructions, into the prefix.",
-    severity=Severity.NOTE,
-)
+@rule("HL018", "just-under-cacheable", severity=Severity.NOTE)
 def under_minimum(run: LintedRun) -> Iterator[Found]:
-    """Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost."""
+    """A prefix that is sent again is a little shorter than what a hosted API caches.
+
+    Put what is needed later anyway, such as examples or more of the instructions, into the prefix.
+    """
+    # Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost.
     for step in run.steps[1:]:
         if step.changes or not step.before or not step.asked.model.rpartition("/")[2].startswith(_HOSTED):
             continue

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from hotloop.lint.finding import Severity, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, rule
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -42,15 +42,13 @@ class CallTurn:
 CanJoin = Callable[[Sequence[CallTurn], CallTurn], bool]
 
 
-@rule(
-    "HL013",
-    "independent-calls-chained",
-    "Calls of a tool are made one a turn although none needs another's result.",
-    mend="Allow parallel tool calls and ask for them in the prompt, or offer a tool that takes a list.",
-    severity=Severity.NOTE,
-)
+@rule("HL013", "independent-calls-chained", severity=Severity.NOTE)
 def independent_calls(run: LintedRun) -> Iterator[Found]:
-    """Calls of one tool that only reads: of others it is not known whether the one must come before the other."""
+    """Calls of a tool are made one a turn although none needs another's result.
+
+    Allow parallel tool calls and ask for them in the prompt, or offer a tool that takes a list.
+    """
+    # Calls of one tool that only reads: of others it is not known whether the one must come before the other.
     for group in _groups(run.last, _is_independent, min_turns=2):
         names = ", ".join(dict.fromkeys(turn.call.label for turn in group))
         words = f"{len(group)} calls of {names}, one a turn, whose arguments were all known before the first"
@@ -64,14 +62,12 @@ def _is_independent(group: Sequence[CallTurn], turn: CallTurn) -> bool:
     return is_same_tool and turn.call.text != first.call.text and is_known
 
 
-@rule(
-    "HL014",
-    "sequential-calls-mergeable",
-    "Several turns of the model do nothing but hand one call's result to the next call.",
-    mend="Let the model write a plan whose steps refer to results (docs/plans.md), or join the tools into one.",
-    severity=Severity.NOTE,
-)
+@rule("HL014", "sequential-calls-mergeable", severity=Severity.NOTE)
 def mergeable_calls(run: LintedRun) -> Iterator[Found]:
+    """Several turns of the model do nothing but hand one call's result to the next call.
+
+    Let the model write a plan whose steps refer to results (docs/plans.md), or join the tools into one.
+    """
     for group in _groups(run.last, _is_carried, min_turns=_MIN_CARRIED):
         names = " → ".join(turn.call.label for turn in group[:5])
         yield _found(run.last, group, f"{names}: in {len(group)} turns the model said nothing and passed results on")

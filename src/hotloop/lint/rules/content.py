@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from hotloop.lint.finding import Severity, TextPlace, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, quote, rule
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -22,14 +22,13 @@ _LARGE = re.compile(
 _MAX_PROMPT, _MAX_OUTPUT = 500, 32  # tokens of a small task
 
 
-@rule(
-    "HL011",
-    "duplicated-context",
-    "The same long text stands in a prompt twice.",
-    mend="Say it once, as early as it is needed, and refer to it.",
-)
+@rule("HL011", "duplicated-context")
 def duplicated(run: LintedRun) -> Iterator[Found]:
-    """In the longest prompt, which has all that the others had."""
+    """The same long text stands in a prompt twice.
+
+    Say it once, as early as it is needed, and refer to it.
+    """
+    # In the longest prompt, which has all that the others had.
     step = max(run.steps, key=lambda step: sum(len(part.text) for part in step.asked.parts))
     first: dict[str, Part] = {}
     for part in (*step.asked.system, *step.asked.history):
@@ -60,14 +59,13 @@ def _paragraphs(text: str) -> Iterator[tuple[str, int]]:
         begin += len(paragraph) + 2
 
 
-@rule(
-    "HL012",
-    "oversized-result-resent",
-    "A very large result of a tool stays in the prompt for many turns.",
-    mend="Let the tool give back less: a page, a summary, or a handle to ask for the rest with.",
-)
+@rule("HL012", "oversized-result-resent")
 def oversized_result(run: LintedRun) -> Iterator[Found]:
-    """Seen in the last request: how often a result was sent is how often the assistant has spoken since."""
+    """A very large result of a tool stays in the prompt for many turns.
+
+    Let the tool give back less: a page, a summary, or a handle to ask for the rest with.
+    """
+    # Seen in the last request: how often a result was sent is how often the assistant has spoken since.
     step = run.last
     turns = [part.message for part in step.asked.history if part.role == "assistant"]
     for part in step.asked.history:
@@ -80,15 +78,13 @@ def oversized_result(run: LintedRun) -> Iterator[Found]:
             yield Found(step.place(part), words, Waste(num_carried=num_tokens * (num_sent - 1)), severity)
 
 
-@rule(
-    "HL017",
-    "large-model-small-task",
-    "A large model is asked for a few tokens from a short prompt, as in sorting or naming things.",
-    mend="Ask a small model, or let a router choose by task (docs/tiers.md).",
-    severity=Severity.NOTE,
-)
+@rule("HL017", "large-model-small-task", severity=Severity.NOTE)
 def large_model(run: LintedRun) -> Iterator[Found]:
-    """A question and a short answer, without tools and without a past."""
+    """A large model is asked for a few tokens from a short prompt, as in sorting or naming things.
+
+    Ask a small model, or let a router choose by task (docs/tiers.md).
+    """
+    # A question and a short answer, without tools and without a past.
     step = run.last
     num_prompt, num_output = step.scale.total(step.asked.parts), _most_output(step)
     is_small = num_prompt <= _MAX_PROMPT and num_output is not None and num_output <= _MAX_OUTPUT

@@ -6,7 +6,7 @@ from math import gcd
 from hotloop.lint.cause import LossCause
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Severity, Waste
-from hotloop.lint.part import Part
+from hotloop.lint.parts import Part
 from hotloop.lint.rules.rule import Found, at_change, quote, rule
 from hotloop.lint.run import LintedRun, LintedStep
 
@@ -16,15 +16,12 @@ _MAX_BLOCK = 256
 _SLACK = 8  # tokens that end a turn are the template's to write
 
 
-@rule(
-    "HL006",
-    "history-rewritten",
-    "A message that was sent before has other words now.",
-    mend="Let history stand and append; where it must shrink, shrink it seldom and much, not a little every turn.",
-    min_recomputed=64,
-    is_habit=True,
-)
+@rule("HL006", "history-rewritten", min_recomputed=64, is_habit=True)
 def history_rewritten(run: LintedRun) -> Iterator[Found]:
+    """A message that was sent before has other words now.
+
+    Let history stand and append; where it must shrink, shrink it seldom and much, not a little every turn.
+    """
     for step, change in run.changes_by(LossCause.REWRITTEN):
         if change.kind == "edited":
             words = f"{quote(change.old_words)} became {quote(change.new_words)}"
@@ -33,16 +30,13 @@ def history_rewritten(run: LintedRun) -> Iterator[Found]:
         yield at_change(step, change, words, severity=_if_shrunk(step))
 
 
-@rule(
-    "HL007",
-    "history-trimmed",
-    "Messages are left out at the front or in the middle while later ones stay.",
-    mend="Keep the history until it must be cut, then cut much at once; or let a summary replace all of it.",
-    min_recomputed=64,
-    is_habit=True,
-)
+@rule("HL007", "history-trimmed", min_recomputed=64, is_habit=True)
 def history_trimmed(run: LintedRun) -> Iterator[Found]:
-    """Parts that are gone from one place are one finding."""
+    """Messages are left out at the front or in the middle while later ones stay.
+
+    Keep the history until it must be cut, then cut much at once; or let a summary replace all of it.
+    """
+    # Parts that are gone from one place are one finding.
     trimmed: dict[tuple[int, int], list[tuple[LintedStep, Change]]] = {}
     for step, change in run.changes_by(LossCause.TRIMMED):
         trimmed.setdefault((step.asked.index, change.position), []).append((step, change))
@@ -58,14 +52,12 @@ def _if_shrunk(step: LintedStep) -> Severity | None:
     return Severity.NOTE if step.has_shrunk else None
 
 
-@rule(
-    "HL008",
-    "thinking-dropped",
-    "Thinking is left out when its answer is sent back with the results of its calls.",
-    mend="Send the blocks of an answer back as they came, thinking and signatures too, until the user speaks again.",
-    is_habit=True,
-)
+@rule("HL008", "thinking-dropped", is_habit=True)
 def thinking_dropped(run: LintedRun) -> Iterator[Found]:
+    """Thinking is left out when its answer is sent back with the results of its calls.
+
+    Send the blocks of an answer back as they came, thinking and signatures too, until the user speaks again.
+    """
     for step, change in run.changes_by(LossCause.THINKING):
         words = f"thinking that began with {quote(change.old_words)} was not sent back"
         yield at_change(step, change, words, severity=None if _is_in_loop(step, change) else Severity.NOTE)
@@ -78,15 +70,12 @@ def _is_in_loop(step: LintedStep, change: Change) -> bool:
     return bool(with_results) and all(part.message in with_results for part in behind if part.kind == "text")
 
 
-@rule(
-    "HL010",
-    "retokenised-turn",
-    "What the model wrote comes back in another spelling, or is cut into other tokens.",
-    mend="Keep answers and the arguments of calls as text, exactly as they came; parse a copy.",
-    min_recomputed=64,
-    is_habit=True,
-)
+@rule("HL010", "retokenised-turn", min_recomputed=64, is_habit=True)
 def retokenised(run: LintedRun) -> Iterator[Found]:
+    """What the model wrote comes back in another spelling, or is cut into other tokens.
+
+    Keep answers and the arguments of calls as text, exactly as they came; parse a copy.
+    """
     for step, change in run.changes_by(LossCause.REWORDED):
         assert change.old and change.new
         what = "arguments" if change.part.kind == "call" else "words"

@@ -2,26 +2,23 @@
 
 from collections.abc import Iterator
 
-from hotloop.lint.cause import LossCause, is_volatile
+from hotloop.lint.cause import LossCause, find_suspects, is_volatile, widen
 from hotloop.lint.change import Change
+from hotloop.lint.conversations import Texts
 from hotloop.lint.finding import Severity
-from hotloop.lint.likeness import Texts
 from hotloop.lint.rules.rule import Found, at_change, quote, rule
 from hotloop.lint.run import LintedRun
-from hotloop.lint.volatile import find_suspects, widen
 
 _MIN_KEPT = 0.2  # of a system text that is still the same agent's
 _DONE = {"inserted": "was added", "removed": "is gone", "edited": "was changed", "moved": "was moved"}
 
 
-@rule(
-    "HL001",
-    "volatile-before-stable",
-    "Text at the beginning of the prompt changes from request to request.",
-    mend="Put what changes behind what does not: into the newest message, or a message of its own at the end.",
-    min_recomputed=64,
-)
+@rule("HL001", "volatile-before-stable", min_recomputed=64)
 def volatile_first(run: LintedRun) -> Iterator[Found]:
+    """Text at the beginning of the prompt changes from request to request.
+
+    Put what changes behind what does not: into the newest message, or a message of its own at the end.
+    """
     for step, change in run.changes_by(LossCause.UNSTABLE):
         if change.kind == "removed":
             words = f"the prompt began with {quote(change.old_words)} before, and no longer does"
@@ -44,14 +41,12 @@ def _is_another(change: Change) -> bool:
     return Texts([change.old]).share(Texts([change.new])) < _MIN_KEPT
 
 
-@rule(
-    "HL002",
-    "clock-in-prefix",
-    "A time, an id or a counter stands in the prefix, so that no two prompts begin alike.",
-    mend="Drop it, round it so that it seldom changes, or say it in the newest message.",
-    min_recomputed=64,
-)
+@rule("HL002", "clock-in-prefix", min_recomputed=64)
 def clock_in_prefix(run: LintedRun) -> Iterator[Found]:
+    """A time, an id or a counter stands in the prefix, so that no two prompts begin alike.
+
+    Drop it, round it so that it seldom changes, or say it in the newest message.
+    """
     for step, change in run.changes_by(LossCause.VOLATILE):
         assert change.old and change.new
         begin, end = widen(change.new.text, change.begin, change.end)
@@ -75,14 +70,12 @@ def _suspect(run: LintedRun) -> Iterator[Found]:
             yield Found(step.place(part, *spot), words, severity=Severity.NOTE)
 
 
-@rule(
-    "HL003",
-    "unstable-tool-order",
-    "The same tools are listed in another order than before.",
-    mend="Sort tools by name before they are sent; sets and parallel discovery have no order.",
-    min_recomputed=64,
-)
+@rule("HL003", "unstable-tool-order", min_recomputed=64)
 def tool_order(run: LintedRun) -> Iterator[Found]:
+    """The same tools are listed in another order than before.
+
+    Sort tools by name before they are sent; sets and parallel discovery have no order.
+    """
     for step, change in run.changes_by(LossCause.TOOL_ORDER):
         assert step.before
         index = step.asked.tools.index(change.part)
@@ -90,41 +83,36 @@ def tool_order(run: LintedRun) -> Iterator[Found]:
         yield at_change(step, change, f"tool {index} is {change.part.label!r} where {was!r} was before")
 
 
-@rule(
-    "HL004",
-    "unstable-key-order",
-    "A tool's schema is the same by value, but its keys stand in another order.",
-    mend="Write schemas once and keep the text, or write them with sorted keys.",
-    min_recomputed=64,
-)
+@rule("HL004", "unstable-key-order", min_recomputed=64)
 def key_order(run: LintedRun) -> Iterator[Found]:
+    """A tool's schema is the same by value, but its keys stand in another order.
+
+    Write schemas once and keep the text, or write them with sorted keys.
+    """
     for step, change in run.changes_by(LossCause.KEY_ORDER):
         words = f"tool {change.part.label!r} means what it did before, but is written otherwise: "
         yield at_change(step, change, words + f"{quote(change.old_words)} became {quote(change.new_words)}")
 
 
-@rule(
-    "HL005",
-    "tools-changed",
-    "Tools were added, removed or reworded in the middle of a conversation.",
-    mend="Offer all tools from the start and say with tool_choice which may be called now.",
-    min_recomputed=64,
-)
+@rule("HL005", "tools-changed", min_recomputed=64)
 def tools_changed(run: LintedRun) -> Iterator[Found]:
-    """Another conversation may well have other tools."""
+    """Tools were added, removed or reworded in the middle of a conversation.
+
+    Offer all tools from the start and say with tool_choice which may be called now.
+    """
+    # Another conversation may well have other tools.
     for step, change in run.changes_by(LossCause.TOOLS_CHANGED):
         if not step.is_first:
             words = f"tool {change.part.label!r} {_DONE[change.kind]} since the request before"
             yield at_change(step, change, words)
 
 
-@rule(
-    "HL009",
-    "system-turn-hoisted",
-    "Instructions that came late stand, or will be put, before everything else.",
-    mend="Say it where it happens, in the user's turn or with a tool's result, marked as the system's words.",
-)
+@rule("HL009", "system-turn-hoisted")
 def system_hoisted(run: LintedRun) -> Iterator[Found]:
+    """Instructions that came late stand, or will be put, before everything else.
+
+    Say it where it happens, in the user's turn or with a tool's result, marked as the system's words.
+    """
     for step, change in run.changes_by(LossCause.HOISTED):
         yield at_change(step, change, f"{quote(change.new_words)} was put in front of what had been said before")
     yield from _late(run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from inspect import getdoc
 
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
@@ -12,19 +13,19 @@ _MAX_QUOTED = 60
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check tells. Severity and mend are the rule's where it does not say."""
+    """What a check tells. Severity and fix are the rule's where it does not say."""
 
     place: TextPlace
     words: str
     waste: Waste = field(default_factory=Waste)
     severity: Severity | None = None
-    mend: str = ""
+    fix: str = ""
 
 
 Check = Callable[[LintedRun], Iterator[Found]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """`min_recomputed`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to
     one message it does to all of them, so that all it does in a run is one finding.
@@ -33,7 +34,7 @@ class Rule:
     id: str
     name: str
     summary: str
-    mend: str
+    fix: str
     severity: Severity
     min_recomputed: int
     is_habit: bool
@@ -41,33 +42,27 @@ class Rule:
 
     def findings(self, run: LintedRun) -> Iterator[Finding]:
         for found in self.check(run):
-            severity, mend = found.severity or self.severity, found.mend or self.mend
+            severity, fix = found.severity or self.severity, found.fix or self.fix
             yield Finding(
-                rule=self.id, severity=severity, place=found.place, words=found.words, mend=mend, waste=found.waste
+                rule=self.id, severity=severity, place=found.place, words=found.words, fix=fix, waste=found.waste
             )
 
 
 def rule(
     id_: str,
     name: str,
-    summary: str,
     *,
-    mend: str,
     severity: Severity = Severity.WARNING,
     min_recomputed: int = 0,
     is_habit: bool = False,
 ) -> Callable[[Check], Rule]:
-    """Decorates the rule's check."""
-    return lambda check: Rule(
-        id=id_,
-        name=name,
-        summary=summary,
-        mend=mend,
-        severity=severity,
-        min_recomputed=min_recomputed,
-        is_habit=is_habit,
-        check=check,
-    )
+    """Decorates the rule's check, whose docstring says in its first line what is wrong, and below how to fix it."""
+
+    def make(check: Check) -> Rule:
+        summary, _, fix = (getdoc(check) or "").partition("\n\n")
+        return Rule(id_, name, summary, " ".join(fix.split()), severity, min_recomputed, is_habit, check)
+
+    return make
 
 
 def at_change(step: LintedStep, change: Change, words: str, *, severity: Severity | None = None) -> Found:

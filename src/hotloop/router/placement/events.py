@@ -3,9 +3,8 @@
     PUB     [topic, number, [time, [event, ...], ...]]          numbers count up from 0
     replay  number ->  [..., number, batch] for each that is still there, then the number -1
 
-An event is `[kind, field, ...]` or `{"type": kind, field: ...}`, by the age of the engine. A batch that is missing is
-asked for again; where that fails, or the replica was started anew, what is known of it is forgotten, and what it says
-from then on is a beginning. Knows no prompt and no policy. What it cannot read it skips.
+An event is `[kind, field, ...]` or `{"type": kind, field: ...}`, by the age of the engine; what cannot be read is
+skipped. A missing batch is asked for again; where that fails, or the replica was restarted, all is forgotten.
 """
 
 import asyncio

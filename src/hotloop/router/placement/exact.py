@@ -1,12 +1,10 @@
 """What a replica holds for certain, as it publishes it: which prompts, down to the block. Bytes and integers only.
 
-Engines name blocks by hashes of their own making. Here a block is named by its tokens and all before them, so replicas
-of any kind can be compared, and a prompt is hashed once for all that cut it alike:
-
     name  = hash(name of what comes before, tokens of this run)      a run is a block, or as many as make 16 tokens
 
-Invariant: a replica counts as holding a run only if it said so and has not taken it back. What it said before anybody
-listened is unknown until it says everything again (`complete`).
+Engines name blocks by hashes of their own making; these names make replicas of any kind comparable, and a prompt is
+hashed once for all that cut it alike. Invariant: a replica counts as holding a run only if it said so and has not taken
+it back. What it said before anybody listened is unknown until it says everything again (`complete`).
 """
 
 from array import array
@@ -18,7 +16,6 @@ from hashlib import blake2b
 MIN_RUN_TOKENS = 16
 """Some engines have blocks of one token: too many to be looked up one by one."""
 MAX_BLOCKS = 1 << 20
-"""How many blocks of one replica are remembered."""
 
 _TOKEN_BYTES = array("i").itemsize
 _NAME_BYTES = 8

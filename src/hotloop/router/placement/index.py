@@ -5,7 +5,7 @@
 
 A hash stands for its block and all before it, so a run of them is compared by one memcmp. Invariants: who holds a node
 holds those above it; siblings differ in their first hash; of what one replica holds, a node is used no longer ago than
-those below it. So a replica that holds too much loses its leaves first, as its own cache would. Bytes only.
+those below it, so that its leaves are evicted first, as by its own cache.
 """
 
 from bisect import bisect
@@ -69,8 +69,13 @@ class PrefixIndex:
         """A replica can hold so many blocks after all."""
         shelf = self._shelves[replica]
         shelf.max_blocks = max_blocks
-        while shelf.num_blocks > shelf.max_blocks:
-            self._trim_oldest(replica, shelf)
+        while (num_excess := shelf.num_blocks - max_blocks) > 0:
+            oldest = next(iter(shelf.nodes))
+            if num_excess < oldest.num_blocks and not oldest.children and len(oldest.holders) == 1:
+                oldest.key = oldest.key[: -num_excess * HASH_BYTES]  # its end is enough, and nobody else has it
+                shelf.num_blocks = max_blocks
+            else:
+                self._drop(replica, shelf, oldest)
 
     def match(self, key: bytes) -> Match:
         """How many leading blocks of a prompt each replica holds; one that holds none is left out."""
@@ -155,16 +160,6 @@ class PrefixIndex:
             nodes[node] = None
             nodes.move_to_end(node)
             node = node.parent
-
-    def _trim_oldest(self, replica: str, shelf: _Shelf) -> None:
-        """Give up what was used longest ago, from its end if that is enough and nobody else minds."""
-        node = next(iter(shelf.nodes))
-        num_excess = shelf.num_blocks - shelf.max_blocks
-        if num_excess < node.num_blocks and not node.children and len(node.holders) == 1:
-            node.key = node.key[: -num_excess * HASH_BYTES]
-            shelf.num_blocks -= num_excess
-        else:
-            self._drop(replica, shelf, node)
 
     def _drop(self, replica: str, shelf: _Shelf, node: _Node) -> None:
         del shelf.nodes[node]

@@ -1,4 +1,4 @@
-"""Keeps what the policies look at: who holds which prefix, where each session was, how much everybody has to do.
+"""Keeps what the policies look at: which replica holds which prefix, where each session was, how much each has to do.
 
 Used by the router for real requests and by the simulator for recorded ones; time comes from outside. Bounded.
 """
@@ -6,21 +6,22 @@ Used by the router for real requests and by the simulator for recorded ones; tim
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
 from hotloop.router.placement.policy import Choice, Placing, Policy, View
+from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
 """How many common beginnings of prompts are counted."""
 MAX_SESSIONS = 100_000
 OUTPUT_COST = 8.0
-"""What a token written costs, in tokens read."""
+"""What a token to decode costs, in tokens to prefill."""
 LATELY = 1_000
 """After so many requests a replica, what was given before them counts by 1/e."""
+_NOTHING_KNOWN = AnswerSummary()
 _FADED = math.exp(-1 / LATELY)
 TOOL_GAP_S = 60.0
 """A session that left to run a tool and is not back by then is not counted on."""
@@ -51,8 +52,8 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Past:
-    """Where a session was last, and all the work it has been; and its last prompt, which its home has read to the end,
-    while keys end with the last whole block."""
+    """Where a session was last, and all the work it has been; and its last prompt, which its home has cached to the
+    end, while keys end with the last whole block."""
 
     home: str = ""
     work_tokens: float = 0.0
@@ -85,7 +86,7 @@ class Placement:
         self._num_placed = 0
 
     def add_replica(self, name: str, *, capacity_tokens: int, weight: float = 1.0) -> None:
-        """A replica that has read nothing yet. It counts as no less busy than the rest, or all would go there."""
+        """A replica that has nothing cached yet. It counts as no less busy than the rest, or all would go there."""
         self.remove_replica(name)
         loads = [view.load for view in self._views.values()]
         recent_tokens = weight * sum(loads) / max(1, len(loads))
@@ -101,7 +102,7 @@ class Placement:
             del self._gaps[session]
 
     def forget_replica(self, name: str) -> None:
-        """It has lost all it had read, as by a restart; what it is asked to do is not over for that."""
+        """It has lost its cache, as by a restart; its requests are not over for that."""
         view = self._views.get(name)
         if view:
             self._index.remove_replica(name)
@@ -136,8 +137,8 @@ class Placement:
         else:
             placing.num_alike = self._count_alike(prompt.key, match)
             placing.past_tokens = prompt.num_tokens if prompt.session or placing.num_alike else 0.0
-        with self._seen(match, prompt.num_tokens, past, known or {}):
-            choice = self._policy(views, placing)
+        self._look(views, match, prompt, known or {})
+        choice = self._policy(views, placing)
         work_tokens = prompt.num_tokens - choice.matched_tokens + OUTPUT_COST * prompt.num_output
         ticket = Ticket(choice, prompt, work_tokens)
         self._count(ticket)
@@ -164,14 +165,14 @@ class Placement:
         self._views[name].elsewhere_tokens = num_requests * mean_tokens
 
     def begin(self, ticket: Ticket) -> None:
-        """The first word of an answer is there, so the prompt has been read: nobody waits for that any more."""
+        """The first token of an answer is there, so the prompt is prefilled: nobody waits for that any more."""
         self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.prompt.num_output))
 
     def correct(self, ticket: Ticket, num_cached: int) -> None:
-        """A replica says how much of a prompt it need not read.
+        """A replica says how much of a prompt it had cached.
 
-        It has the prompt now, whatever it had before. But where it had lost half of what we counted on, all that was
-        used longer ago is lost as well: it has less room than we thought. Room comes back as it keeps its promises.
+        It has the prompt now, whatever it had before. But where it had evicted half of what we counted on, all that was
+        used longer ago is gone as well: it has less room than we thought. Room comes back as it keeps its promises.
         """
         view = self._views.get(ticket.choice.name)
         num_believed = ticket.choice.matched_tokens
@@ -186,10 +187,8 @@ class Placement:
         self._index.resize(view.name, self._to_blocks(view.capacity_tokens))
         self._update_held(view)
 
-    def finish(
-        self, ticket: Ticket, *, num_output: int | None = None, has_tool_call: bool = False, now: float = 0.0
-    ) -> None:
-        """A request that was placed is over, however it ended; what is known of its answer is told.
+    def finish(self, ticket: Ticket, answer: AnswerSummary = _NOTHING_KNOWN, *, now: float = 0.0) -> None:
+        """A request that was placed is over, however it ended.
 
         After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
         was: what it wrote is about what the next one will.
@@ -197,11 +196,13 @@ class Placement:
         view = self._views.get(ticket.choice.name)
         if view is None:
             return
+        if (share := answer.cached_share) is not None:
+            self.correct(ticket, int(share * ticket.prompt.num_tokens))
         view.num_running = max(0, view.num_running - 1)
         self._reduce(ticket, 0.0)
-        num_written = ticket.prompt.num_output if num_output is None else num_output
+        num_written = ticket.prompt.num_output if answer.num_output is None else answer.num_output
         view.recent_tokens = max(0.0, view.recent_tokens + OUTPUT_COST * (num_written - ticket.prompt.num_output))
-        if has_tool_call and ticket.prompt.session:
+        if answer.has_calls and ticket.prompt.session:
             gap = _Gap(view.name, OUTPUT_COST * num_written, now + TOOL_GAP_S)
             self._end_gap(ticket.prompt.session)
             self._gaps[ticket.prompt.session] = gap
@@ -211,7 +212,7 @@ class Placement:
         self._index.check()
         assert len(self._pasts) <= MAX_SESSIONS
         for view in self._views.values():
-            assert view.work_tokens >= 0 and not view.matched_tokens
+            assert view.work_tokens >= 0
             assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens
             awaited = sum(gap.work_tokens for gap in self._gaps.values() if gap.home == view.name)
             assert math.isclose(view.returning_tokens, awaited, abs_tol=1e-3)
@@ -235,23 +236,17 @@ class Placement:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
         ticket.work_tokens = work_tokens
 
-    @contextmanager
-    def _seen(self, match: Match, num_tokens: int, past: _Past | None, known: Mapping[str, int]) -> Iterator[None]:
-        """While the body runs, the views know what they have of this prompt, and whose session it is."""
+    def _look(self, views: Iterable[View], match: Match, prompt: Prompt, known: Mapping[str, int]) -> None:
+        """Tell the views how much they have of this prompt, and whose session it is."""
         matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
+        past = self._pasts.get(prompt.session)
         home = past.home if past else ""
         if past and home in matched and match.blocks[home] >= past.num_blocks:
             matched[home] = max(matched[home], past.num_tokens)
         matched.update(known)
-        touched = [view for name in {*matched, home} if (view := self._views.get(name))]
-        for view in touched:
-            view.matched_tokens = min(matched.get(view.name, 0), num_tokens)
+        for view in views:
+            view.matched_tokens = min(matched.get(view.name, 0), prompt.num_tokens)
             view.is_home = view.name == home
-        try:
-            yield
-        finally:
-            for view in touched:
-                view.matched_tokens, view.is_home = 0, False
 
     def _end_gap(self, session: str) -> None:
         gap = self._gaps.pop(session, None)

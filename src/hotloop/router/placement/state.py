@@ -20,7 +20,6 @@ from hotloop.router.placement.exact import HeldBlocks, match
 DEADLINE_S = 0.05
 """How long a request waits for its tokens."""
 MAX_PROMPTS = 128
-"""How many prompts' tokens are remembered."""
 
 _TOKENIZED = ("model", "messages", "tools", "chat_template_kwargs")
 

@@ -49,10 +49,6 @@ class Breaker:
             self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
         self.is_probing = False
 
-    def give_up(self) -> None:
-        """The request ended without telling anything: its client has gone."""
-        self.is_probing = False
-
 
 @dataclass(slots=True)
 class RetryBudget:

@@ -6,7 +6,7 @@ that is taken out finishes what it has. Owns health, breakers, placement and the
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from hotloop.core.recent import RecentDict
 from hotloop.router.config import FleetConfig, ReplicaConfig
 from hotloop.router.errors import RouteError
-from hotloop.router.kinds import Api
 from hotloop.router.placement.placement import Placement, Ticket
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.placement.state import ExactState
@@ -24,6 +23,7 @@ from hotloop.router.replicas.queue import WaitingRoom
 from hotloop.router.replicas.replica import Replica, open_replica, open_requests, tokenize
 from hotloop.router.request import BLOCK_TOKENS, RoutedRequest
 from hotloop.router.summary import AnswerSummary
+from hotloop.router.translate import can_translate
 
 MAX_ANSWERS = 20_000
 """How many answers are remembered by where they were made."""
@@ -37,13 +37,12 @@ class Place:
 
 
 class Fleet:
-    def __init__(self, config: FleetConfig, *, can_translate: Callable[[Api, frozenset[Api]], bool]) -> None:
+    def __init__(self, config: FleetConfig) -> None:
         self.config = config
         self.budget = RetryBudget(config.router.retry_share)
         self.room: WaitingRoom[Place] = WaitingRoom(config.router.max_waiting)
         self.replicas: dict[str, Replica] = {}
         self.leaving: set[Replica] = set()
-        self._can_translate = can_translate
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
@@ -128,13 +127,12 @@ class Fleet:
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
-        num_output, has_calls = place.summary.num_output, place.summary.has_calls
-        self._placement.finish(place.ticket, num_output=num_output, has_tool_call=has_calls, now=time.monotonic())
+        self._placement.finish(place.ticket, place.summary, now=time.monotonic())
         self.room.wake()
 
     def give_back(self, place: Place) -> None:
         """The request told nothing about the replica: it failed, was never sent, or its client has gone."""
-        place.replica.breaker.give_up()
+        place.replica.breaker.is_probing = False
         self.release(place)
 
     def fail(self, place: Place, *, is_gone: bool = False) -> None:
@@ -154,8 +152,6 @@ class Fleet:
         place.summary = summary
         if summary.answer_id:
             self._makers[summary.answer_id] = place.replica.name
-        if (share := summary.cached_share) is not None:
-            self._placement.correct(place.ticket, int(share * place.ticket.prompt.num_tokens))
 
     def possible_makers(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""
@@ -177,7 +173,7 @@ class Fleet:
 
     def _serving(self, request: RoutedRequest) -> Iterable[Replica]:
         for each in self.replicas.values():
-            is_near = not request.is_question and self._can_translate(request.api, each.apis)
+            is_near = not request.is_question and can_translate(request.api, each.apis)
             if each.serves(request.model) and (request.api in each.apis or is_near):
                 yield each
 

@@ -21,6 +21,14 @@ DISCOVERY_EVERY = 30
 MAX_PAGE_BYTES = 4 << 20
 
 
+class _ModelCard(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelCard] = []
+
+
 async def watch(
     replica: Replica, interval_s: float, on_change: Callable[[Replica], None], on_probe: Callable[[Replica], None]
 ) -> None:
@@ -66,7 +74,11 @@ async def _discover(replica: Replica) -> None:
         replica.models = replica.config.models
     elif replica.kind.models_path:
         status, page = await _get(replica, replica.kind.models_path)
-        replica.models = {name: name for name in _model_names(page)} if status == 200 else {}
+        try:
+            cards = msgspec.json.decode(page, type=_ModelList).data if status == 200 else []
+        except msgspec.MsgspecError:
+            cards = []
+        replica.models = {card.id: card.id for card in cards}
 
 
 async def _recognise(replica: Replica) -> Kind:
@@ -96,18 +108,3 @@ async def _get(replica: Replica, path: str) -> tuple[int, bytes]:
     request = UpstreamRequest("GET", path, replica.headers({}))
     status, _, page = await fetch(replica.probes, request, MAX_PAGE_BYTES)
     return status, page
-
-
-class _ModelCard(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelCard] = []
-
-
-def _model_names(page: bytes) -> list[str]:
-    try:
-        return [card.id for card in msgspec.json.decode(page, type=_ModelList).data]
-    except msgspec.MsgspecError:
-        return []

@@ -45,7 +45,6 @@ class Replica:
     kind: Kind
     state: State = "new"
     why: str = "not probed yet"
-    """Why it is in its state, for people."""
     models: Mapping[str, str] = field(default_factory=dict)
     """Names clients use, and its own; empty if it takes any."""
     breaker: Breaker = field(default_factory=Breaker)

@@ -1,4 +1,4 @@
-"""A simulation as a picture: for each policy how much was not read again, and how uneven the work was. Plain SVG."""
+"""A simulation as a picture: for each policy how much was cached, and how uneven the work was. Plain SVG."""
 
 from collections.abc import Sequence
 from html import escape
@@ -21,7 +21,7 @@ def draw(figures: Sequence[Figures], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style>"
         f'<text class="title" x="{_NAME}" y="22">{escape(title)}</text>'
-        f'<text x="{_HIT}" y="48">prompt tokens not read again</text>'
+        f'<text x="{_HIT}" y="48">prompt tokens cached</text>'
         f'<text x="{_EXCESS}" y="48">busiest replica, more than the mean</text>{"".join(rows)}'
         f'<path d="M{ideal:.1f} {_TOP - 6}V{bottom}" stroke="#8a8a95" stroke-dasharray="3 3"/>'
         f'<text x="{ideal:.1f}" y="{bottom + 14}" text-anchor="middle">one cache for all</text></svg>\n'
@@ -37,8 +37,8 @@ def _draw_row(figures: Figures, top: int, colour: str, most: float) -> str:
     )
 
 
-def _draw_bar(left: int, top: int, width: float, colour: str, told: str) -> str:
+def _draw_bar(left: int, top: int, width: float, colour: str, label: str) -> str:
     return (
         f'<rect x="{left}" y="{top}" width="{max(1.0, width):.1f}" height="18" rx="2" fill="{colour}"/>'
-        f'<text x="{left + max(1.0, width) + 6:.1f}" y="{top + 13}">{told}</text>'
+        f'<text x="{left + max(1.0, width) + 6:.1f}" y="{top + 13}">{label}</text>'
     )

@@ -13,12 +13,12 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 
-from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt, Ticket
+from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt
 from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
+from hotloop.router.summary import AnswerSummary
 
 USUAL_OUTPUT = 256
 """What an answer is taken for before it is written, as by the router."""
@@ -28,18 +28,10 @@ USUAL_OUTPUT = 256
 class Fleet:
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
-    """What one replica keeps of what it has read."""
-    read_tokens_per_s: float = 20_000.0
-    write_tokens_per_s: float = 60.0
-    """For one answer; a replica writes many at once."""
+    prefill_tokens_per_s: float = 20_000.0
+    decode_tokens_per_s: float = 60.0
+    """For one answer; a replica decodes many at once."""
     sessions_per_s: float = 1.0
-    """How many sessions begin."""
-
-
-@dataclass(slots=True)
-class _Replica:
-    free_at: float = 0.0
-    busy_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -78,7 +70,7 @@ class Figures:
 
 
 class Simulation:
-    """One policy, one fleet, one trace."""
+    """One policy, one fleet, one trace. A process is a generator of the times at which it goes on."""
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: str, *, seed: int = 0) -> None:
         self.figures = Figures(policy)
@@ -86,68 +78,62 @@ class Simulation:
         self._fleet = fleet
         self._dice = random.Random(seed)
         self._placement = Placement(SIMULATED[policy], block_tokens=trace.block_tokens, seed=seed)
-        self._replicas = {f"r{i}": _Replica() for i in range(fleet.num_replicas)}
-        for name in self._replicas:
+        self._free_at = {f"r{i}": 0.0 for i in range(fleet.num_replicas)}
+        self._busy_s = dict.fromkeys(self._free_at, 0.0)
+        for name in self._free_at:
             self._placement.add_replica(name, capacity_tokens=fleet.capacity_tokens)
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._waiting: list[tuple[float, int, Iterator[float]]] = []
         self._order = count()
-        self._births: Iterator[tuple[int, Session]] = iter(())
 
     def run(self, num_requests: int, on_progress: Callable[[int], None] | None = None) -> Figures:
         """Play that many requests of the trace, over and over if it has fewer."""
-        self._births = repeat(self._trace, num_requests)
-        self._begin_session(0.0)
-        while self._events:
-            at_s, _, act = heapq.heappop(self._events)
-            act(at_s)
+        self._go_on(self._begin_sessions(num_requests))
+        while self._waiting:
+            self._go_on(heapq.heappop(self._waiting)[2])
             if on_progress and self.figures.num_requests % 10_000 == 0:
                 on_progress(self.figures.num_requests)
-        works = [replica.busy_s for replica in self._replicas.values()]
-        self.figures.imbalance = max(works) * len(works) / sum(works) if any(works) else 1.0
+        total_s = sum(self._busy_s.values())
+        self.figures.imbalance = max(self._busy_s.values()) * len(self._busy_s) / total_s if total_s else 1.0
         return self.figures
 
-    def _at(self, at_s: float, act: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (at_s, next(self._order), act))
+    def _go_on(self, process: Iterator[float]) -> None:
+        next_at = next(process, None)
+        if next_at is not None:
+            heapq.heappush(self._waiting, (next_at, next(self._order), process))
 
-    def _begin_session(self, now: float) -> None:
-        """One session begins, and the next is planned."""
-        for world, session in self._births:
-            self._arrive(world, session, 0, now)
-            self._at(now + self._dice.expovariate(self._fleet.sessions_per_s), self._begin_session)
-            return
+    def _begin_sessions(self, num_requests: int) -> Iterator[float]:
+        now = 0.0
+        for world, session in repeat(self._trace, num_requests):
+            self._go_on(self._play(world, session, now))
+            now += self._dice.expovariate(self._fleet.sessions_per_s)
+            yield now
 
-    def _arrive(self, world: int, session: Session, index: int, now: float) -> None:
-        arrival = session[index]
-        name = "" if self._trace.is_shared else str(world)
-        prompt = Prompt(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
-        ticket = self._placement.place(prompt, now=now)
-        assert ticket
-        written_at = self._serve(ticket, arrival, now)
-        self._at(written_at, partial(self._end, ticket, arrival))
-        if index + 1 < len(session):
-            next_at = written_at + session[index + 1].think_s
-            self._at(next_at, partial(self._arrive, world, session, index + 1))
-
-    def _serve(self, ticket: Ticket, arrival: Arrival, now: float) -> float:
-        """When the answer is written."""
-        fleet, choice = self._fleet, ticket.choice
-        replica = self._replicas[choice.name]
-        reading_s = (arrival.num_tokens - choice.matched_tokens) / fleet.read_tokens_per_s
-        read_at = max(now, replica.free_at) + reading_s
-        replica.free_at = read_at
-        self._at(read_at, lambda _: self._placement.begin(ticket))
-        replica.busy_s += reading_s + OUTPUT_COST * arrival.num_output / fleet.read_tokens_per_s
-        self.figures.count(choice, arrival, read_at - now)
-        return read_at + arrival.num_output / fleet.write_tokens_per_s
-
-    def _end(self, ticket: Ticket, arrival: Arrival, now: float) -> None:
-        self._placement.finish(ticket, num_output=arrival.num_output, has_tool_call=arrival.is_tool_call, now=now)
+    def _play(self, world: int, session: Session, now: float) -> Iterator[float]:
+        fleet, name = self._fleet, "" if self._trace.is_shared else str(world)
+        for turn, arrival in enumerate(session):
+            if turn:
+                now += arrival.think_s
+                yield now
+            prompt = Prompt(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
+            ticket = self._placement.place(prompt, now=now)
+            assert ticket
+            replica = ticket.choice.name
+            prefill_s = (arrival.num_tokens - ticket.choice.matched_tokens) / fleet.prefill_tokens_per_s
+            prefilled_at = self._free_at[replica] = max(now, self._free_at[replica]) + prefill_s
+            self._busy_s[replica] += prefill_s + OUTPUT_COST * arrival.num_output / fleet.prefill_tokens_per_s
+            self.figures.count(ticket.choice, arrival, prefilled_at - now)
+            yield prefilled_at
+            self._placement.begin(ticket)
+            now = prefilled_at + arrival.num_output / fleet.decode_tokens_per_s
+            yield now
+            answer = AnswerSummary(num_output=arrival.num_output, has_calls=arrival.is_tool_call)
+            self._placement.finish(ticket, answer, now=now)
 
 
 def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
     """The same session always to the same replica, whatever happens there."""
-    view = max(views, key=lambda view: zlib.crc32(f"{placing.session or placing.turn} {view.name}".encode()))
-    return Choice(view.name, "hash", view.matched_tokens)
+    name = placing.session or placing.turn
+    return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
 def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
@@ -158,9 +144,9 @@ def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
     is_balanced = max(numbers) - min(numbers) <= 64 or max(numbers) <= 1.5 * min(numbers)
     best = max(views, key=lambda view: view.matched_tokens)
     if is_balanced and best.matched_tokens > 0.3 * placing.num_tokens:
-        return Choice(best.name, "match", best.matched_tokens)
+        return best.chosen("match")
     least = min(views, key=lambda view: (view.num_running, placing.dice.random()))
-    return Choice(least.name, "least" if is_balanced else "balance", least.matched_tokens)
+    return least.chosen("least" if is_balanced else "balance")
 
 
 SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}

@@ -53,11 +53,6 @@ async def cascade(
     return Cascaded(choice, None, tuple(attempts))
 
 
-def can_cascade(request: Mapping[str, Any]) -> bool:
-    """Several choices are not judged: it is the client who chooses among them."""
-    return request.get("n") in (None, 1)
-
-
 def judged_body(request: Mapping[str, Any], model: str, config: CascadeConfig) -> dict[str, Any]:
     """The request for a whole answer that can be judged. Probabilities only if they matter: they cost shortcuts."""
     body = {key: value for key, value in request.items() if key not in _OF_STREAMS}

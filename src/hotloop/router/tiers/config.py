@@ -84,7 +84,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     default: str = ""
     """The tier where no rule fits; the largest if not given."""
     rules: tuple[Rule, ...] = ()
-    """The first that fits counts."""
     classifier: ClassifierName = "none"
     """Who tells the task where the client does not: nobody, the smallest tier (`labels`), or n-grams (`embedding`)."""
     min_score: float = 0.2

@@ -1,4 +1,4 @@
-"""One connection to a replica, and the response being read from it.
+"""Connections to a replica: one of them, the pool they are in, and the response being read.
 
 A connection carries one response at a time and is let go the moment that response's last byte has arrived, read or not
 by the caller. It is reused only if the response was whole, nothing came after it, and all of the request was written.
@@ -12,13 +12,14 @@ from typing import Self, cast
 import httptools
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.pool import Pool
 from hotloop.router.upstream.wire import SOCKET_OPTIONS, Headers, Stage, Timeouts, UpstreamFailed, describe
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_BUFFERED_BYTES = 256 * 1024
 """Reading stops above this, and goes on below half of it."""
+MAX_IDLE_S = 60.0
+"""How long a connection is kept unused."""
 _ONE_WRITE_BYTES = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -26,7 +27,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 class Connection(asyncio.Protocol):
     """A socket, the response that comes over it, and the place it holds in its pool."""
 
-    def __init__(self, pool: "Pool[Connection]") -> None:
+    def __init__(self, pool: "Pool") -> None:
         self.idle_since = 0.0
         self.is_lost = False
         self.num_requests = 0
@@ -121,6 +122,61 @@ class Connection(asyncio.Protocol):
             self._response.feed_end(error)
 
 
+class Pool:
+    """Places for connections. The connection used last is used next, and over the bound a caller waits its turn.
+
+    num_open = idle + taken <= max_connections        whoever takes a place gives it back with `put`
+    """
+
+    def __init__(self, max_connections: int, max_idle_s: float = MAX_IDLE_S) -> None:
+        self._max_open = max_connections
+        self._max_idle_s = max_idle_s
+        self._places = asyncio.Semaphore(max_connections)
+        self._num_taken = 0
+        self._idle: list[Connection] = []
+        self._is_sweeping = False
+
+    @property
+    def num_open(self) -> int:
+        return self._num_taken + len(self._idle)
+
+    async def take(self) -> Connection | None:
+        """A place, in order of asking: with an idle connection, or None where one has to be opened."""
+        await self._places.acquire()
+        self._num_taken += 1
+        return self._idle.pop() if self._idle else None
+
+    def put(self, connection: Connection | None = None) -> None:
+        """Give a place back, with its connection unless that is lost."""
+        self._num_taken -= 1
+        self._places.release()
+        if connection is None or connection.is_lost:
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if not self._is_sweeping:
+            self._sweep()
+
+    def drop(self, connection: Connection) -> None:
+        """Forget a connection that ended, if it was idle here."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def check(self) -> None:
+        assert 0 <= self._num_taken <= self.num_open <= self._max_open
+        assert not any(connection.is_lost for connection in self._idle)
+        assert self._idle == sorted(self._idle, key=lambda connection: connection.idle_since)
+
+    def _sweep(self) -> None:
+        """Close what was idle too long. The oldest are first, since the last put is the first taken."""
+        loop = asyncio.get_running_loop()
+        while self._idle and loop.time() - self._idle[0].idle_since >= self._max_idle_s:
+            self._idle.pop(0).abort()
+        self._is_sweeping = bool(self._idle)
+        if self._idle:
+            loop.call_at(self._idle[0].idle_since + self._max_idle_s, self._sweep)
+
+
 class Http1Response:
     """A response as it is parsed: a head, then pieces. Iterating over it gives its body."""
 
@@ -148,7 +204,7 @@ class Http1Response:
             if not self._has_head and self._connection is not None:
                 await self._wait(self._timeouts.head_s)
         except asyncio.CancelledError:
-            self.close()
+            await self.aclose()
             raise
         if not self._has_head:
             assert self._failure is not None
@@ -170,9 +226,6 @@ class Http1Response:
         return piece
 
     async def aclose(self) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._pieces.clear()
         self._fail("it was not read to its end")
 

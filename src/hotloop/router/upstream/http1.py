@@ -8,8 +8,7 @@ sent once more, on a fresh one. Nothing else is ever sent twice: that is for the
 import asyncio
 from urllib.parse import SplitResult
 
-from hotloop.router.upstream.connection import Connection, Http1Response
-from hotloop.router.upstream.pool import Pool
+from hotloop.router.upstream.connection import Connection, Http1Response, Pool
 from hotloop.router.upstream.wire import Timeouts, UpstreamFailed, UpstreamRequest, check_request, describe
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
@@ -21,7 +20,7 @@ class Http1Upstream:
         self._prefix = url.path.rstrip("/")
         self._host_line = f"host: {url.netloc}\r\n".encode("ascii")
         self._timeouts = timeouts
-        self._pool: Pool[Connection] = Pool(max_connections)
+        self._pool = Pool(max_connections)
         self._connections: set[Connection] = set()
         self._is_closed = False
 

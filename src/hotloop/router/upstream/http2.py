@@ -1,11 +1,10 @@
 """HTTPS to one replica, by httpx: HTTP/2 where it is offered, HTTP/1.1 where it is not.
 
-Below httpx's client, which follows redirects, keeps cookies and adds headers: bytes go out and come back as they are.
-httpx's trace says how far a request had got when it failed, and whether its connection had been used before; if it had,
-and gave nothing, the request is sent once more.
+Below httpx's client, which follows redirects, keeps cookies and adds headers. httpx's trace says how far a request had
+got when it failed, and whether its connection had been used before; if it had, and gave nothing, it is sent once more.
 
-httpx does not tell a replica that a stream is no longer wanted, and never gives back the window that stream used up. So
-connections on which a stream was left unread take no more requests, and are closed when their last response is over.
+httpx does not reset a stream that is no longer wanted, and never gives back the window it used up. So connections on
+which a stream was left unread take no more requests, and are closed when their last response is over.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ import h2.exceptions
 import httpx
 
 from hotloop.border.headers import end_to_end
-from hotloop.router.upstream.pool import MAX_IDLE_S
+from hotloop.router.upstream.connection import MAX_IDLE_S
 from hotloop.router.upstream.wire import (
     SOCKET_OPTIONS,
     Headers,
@@ -32,13 +31,11 @@ from hotloop.router.upstream.wire import (
 )
 
 
-class Lane:
+class Lane(httpx.AsyncHTTPTransport):
     """Connections, how many responses are under way on them, and whether they take no more requests."""
 
-    def __init__(self, transport: httpx.AsyncHTTPTransport) -> None:
-        self.transport = transport
-        self.num_responses = 0
-        self.is_retired = False
+    num_responses = 0
+    is_retired = False
 
 
 class HttpxUpstream:
@@ -49,7 +46,10 @@ class HttpxUpstream:
         self._prefix = url.path.rstrip("/")
         self._max_connections = max_connections
         self._timeouts = timeouts
-        self._trusted = trusted or _known_authorities()
+        if trusted is None:  # the authorities httpx comes with, and those of this system
+            trusted = httpx.create_ssl_context(trust_env=False)
+            trusted.load_default_certs()
+        self._trusted = trusted
         self._lanes: set[Lane] = set()
         self._is_closed = False
         self._lane = self._open_lane()
@@ -72,7 +72,7 @@ class HttpxUpstream:
         self._is_closed = True
         for lane in tuple(self._lanes):
             self._lanes.discard(lane)
-            await lane.transport.aclose()
+            await lane.aclose()
 
     async def leave(self, lane: Lane, *, is_spoilt: bool) -> None:
         """A response is over; `is_spoilt`: not all of it was read, on a connection that others share."""
@@ -82,7 +82,7 @@ class HttpxUpstream:
             self._lane = self._open_lane()
         if lane.is_retired and not lane.num_responses:
             self._lanes.discard(lane)
-            await lane.transport.aclose()
+            await lane.aclose()
 
     async def _begin(self, response: "HttpxResponse", request: UpstreamRequest) -> "HttpxResponse":
         """The target goes beside the address, since httpx would write it its own way."""
@@ -100,11 +100,7 @@ class HttpxUpstream:
 
     def _open_lane(self) -> Lane:
         limits = httpx.Limits(max_connections=self._max_connections, keepalive_expiry=MAX_IDLE_S)
-        lane = Lane(
-            httpx.AsyncHTTPTransport(
-                verify=self._trusted, http2=True, trust_env=False, limits=limits, socket_options=SOCKET_OPTIONS
-            )
-        )
+        lane = Lane(verify=self._trusted, http2=True, trust_env=False, limits=limits, socket_options=SOCKET_OPTIONS)
         self._lanes.add(lane)
         return lane
 
@@ -133,7 +129,7 @@ class HttpxResponse:
         try:
             with self._failures():
                 async with self._head_limit:
-                    self._response = await self._lane.transport.handle_async_request(request)
+                    self._response = await self._lane.handle_async_request(request)
         except BaseException:
             await self.aclose()
             raise
@@ -192,10 +188,3 @@ class HttpxResponse:
             raise self._timeouts.expired(self._stage) from None
         except (httpx.TransportError, h2.exceptions.H2Error, OSError) as error:
             raise UpstreamFailed(describe(error), stage=self._stage) from None
-
-
-def _known_authorities() -> ssl.SSLContext:
-    """Those httpx comes with, and those of this system: a house may have its own."""
-    trusted = httpx.create_ssl_context(trust_env=False)
-    trusted.load_default_certs()
-    return trusted

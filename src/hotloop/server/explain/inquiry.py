@@ -24,7 +24,7 @@ from hotloop.server.account import Account, account_for
 from hotloop.server.errors import UnknownExplanation
 from hotloop.server.explain.past import Past, Reading
 from hotloop.server.metrics import Metrics
-from hotloop.server.tenants import Asker
+from hotloop.server.tenants import NOBODY, Caller
 
 _KEPT_COST = 256  # of an explanation, in tokens
 _PROMPT_SHARE = 8  # prompts that are kept whole, with their messages, take that much more room a token
@@ -33,8 +33,6 @@ _MAX_SCOPES = 4096  # answers of which it is known who shares with them
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and what it was compared with."""
-
     prompt: Prompt
     earlier: Reading | None = None
     comparison: Comparison | None = None
@@ -45,23 +43,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """A prompt that was read."""
-
-    account: Account
-    compared_with: str | None
-    changes: tuple[str, ...]
-    num_exact: int
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
-    """All prompts of an answer."""
+    """What is known about the prompts of an answer, once they were prefilled."""
 
     answer_id: str
-    asker: Asker
-    parts: tuple[Explained, ...]
-    prompts: tuple[Prompt, ...] = ()
+    caller: Caller
+    accounts: Sequence[Account]
+    compared_with: str | None
+    changes: Sequence[str]
+    num_exact: int
+    prompts: Sequence[Prompt] = ()
     """The prompts themselves, if something in them is to be found and they are still here."""
 
 
@@ -82,13 +73,13 @@ class Inquiry:
     def __init__(
         self,
         explainer: "Explainer | None" = None,
-        asker: Asker | None = None,
+        caller: Caller = NOBODY,
         questions: Sequence[Question] = (),
         *,
         named: str | None = None,
     ) -> None:
         self._explainer = explainer
-        self._asker = asker
+        self._caller = caller
         self._questions = questions
         self._named = named
         self._requests: Sequence[Request] = ()
@@ -98,34 +89,46 @@ class Inquiry:
 
     @property
     def changes(self) -> list[str]:
-        """What was done to the prompts."""
         return [*dict.fromkeys(change for question in self._questions for change in question.prompt.changes)]
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         """The requests of the answer: as many for each prompt, next to each other."""
-        if self._explainer and self._asker and self._questions:
-            self._explainer.open(answer_id, self._asker)
+        if self._explainer:
+            self._explainer.open(answer_id, self._caller)
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._questions)]
 
     def finish(self, request: Request) -> None:
         """A request of the answer has ended. To be told before the client can come back."""
-        if not self._explainer or not self._asker or not self._questions:
+        if not self._explainer:
             return
         if request.finish_reason is not FinishReason.ERROR and request.num_computed_at_end:
             token_ids = token_array(request.token_ids[: request.num_computed_at_end])
-            self._explainer.past.add(Reading(self._answer_id, self._asker, token_ids, request.num_prompt))
+            self._explainer.past.add(Reading(self._answer_id, self._caller, token_ids, request.num_prompt))
         self._num_open -= 1
         if not self._num_open and self._is_read:
-            prompts = tuple(question.prompt for question in self._questions)
-            self._explainer.keep(Explanation(self._answer_id, self._asker, self._explain(), prompts))
+            compared = [question.earlier.answer_id for question in self._questions if question.earlier]
+            prompts = [question.prompt for question in self._questions]
+            explanation = Explanation(
+                self._answer_id,
+                self._caller,
+                self.accounts(),
+                compared[0] if compared else None,
+                self.changes,
+                sum(prompt.num_exact for prompt in prompts),
+                prompts,
+            )
+            self._explainer.keep(explanation)
 
     def accounts(self) -> list[Account]:
         """Where the tokens of each prompt came from; nothing before all of them were read."""
         if self._accounts or not self._explainer or not self._is_read:
             return self._accounts
-        pairs = zip(self._questions, self._requests, strict=True)
-        accounts = [self._explainer.account(question, request) for question, request in pairs]
+        size = self._explainer.block_size
+        accounts = [
+            account_for(asked.comparison, request.num_prompt, request.num_cached, size, request.eviction)
+            for asked, request in zip(self._questions, self._requests, strict=True)
+        ]
         if not self._num_open:
             self._accounts = accounts
         return accounts
@@ -148,22 +151,11 @@ class Inquiry:
         if is_changed and (num_missed or comparison.num_common < question.earlier.num_prompt):
             spot = question.spot or Spot("template", None, 0)
             return Diagnosis("changed", spot.kind, spot.index, num_missed, comparison.num_common)
-        return Diagnosis("unavailable" if account.num_again > account.num_block else "same")
+        return Diagnosis("unavailable" if account.num_recomputed > account.num_block else "same")
 
     @property
     def _is_read(self) -> bool:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
-
-    def _explain(self) -> tuple[Explained, ...]:
-        return tuple(
-            Explained(
-                account,
-                question.earlier.answer_id if question.earlier else None,
-                question.prompt.changes,
-                question.prompt.num_exact,
-            )
-            for question, account in zip(self._questions, self.accounts(), strict=True)
-        )
 
 
 NOTHING_ASKED = Inquiry()
@@ -182,60 +174,50 @@ class Explainer:
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
-        self._block_size = block_size
+        self.block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
-        self._prompts: Shelf[str, tuple[Prompt, ...]] = Shelf(memory_tokens // _PROMPT_SHARE)
+        self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
         self._scopes: OrderedDict[str, str] = OrderedDict()
 
-    def inquire(self, prompts: Sequence[Prompt], asker: Asker, named: str | None = None) -> Inquiry:
+    def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
         if self.level == "off":
             return Inquiry(named=named)
-        return Inquiry(self, asker, [self._ask(prompt, asker, named) for prompt in prompts], named=named)
+        return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
 
-    def account(self, question: Question, request: Request) -> Account:
-        return account_for(
-            question.comparison,
-            num_prompt=request.num_prompt,
-            num_cached=request.num_cached,
-            block_size=self._block_size,
-            eviction=request.eviction,
-        )
-
-    def open(self, answer_id: str, asker: Asker) -> None:
-        """An answer begins; others may have to make room for it."""
-        self._scopes[answer_id] = asker.scope
+    def open(self, answer_id: str, caller: Caller) -> None:
+        self._scopes[answer_id] = caller.scope
         if len(self._scopes) > _MAX_SCOPES:
             self._scopes.popitem(last=False)
 
     def keep(self, explanation: Explanation) -> None:
-        """An answer has ended, and can be asked about."""
-        for part in explanation.parts:
-            self._metrics.count_reading(part.account)
-        if any(cause.parting for part in explanation.parts for cause in part.account.causes):
+        for account in explanation.accounts:
+            self._metrics.count_reading(account)
+        if any(cause.parting for account in explanation.accounts for cause in account.causes):
             cost = sum(len(prompt.token_ids) for prompt in explanation.prompts)
             self._prompts.put(explanation.answer_id, explanation.prompts, cost)
-        asker, kept = explanation.asker, replace(explanation, prompts=())
-        self._kept.put((asker.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
-        self._kept.put((asker.scope, "request", asker.request_id), kept, _KEPT_COST)
+        caller, kept = explanation.caller, replace(explanation, prompts=())
+        self._kept.put((caller.scope, "answer", explanation.answer_id), kept, _KEPT_COST)
+        self._kept.put((caller.scope, "request", caller.request_id), kept, _KEPT_COST)
 
-    def find(self, answer_id: str, asker: Asker) -> Explanation:
+    def find(self, answer_id: str, caller: Caller) -> Explanation:
         """By an answer's id or a request's. Raises UnknownExplanation; so it does for those of other scopes."""
         for kind in ("answer", "request"):
-            if found := self._kept.get((asker.scope, kind, answer_id)):
+            if found := self._kept.get((caller.scope, kind, answer_id)):
                 return replace(found, prompts=self._prompts.get(found.answer_id) or ())
-        raise UnknownExplanation(answer_id, is_off=self.level == "off")
+        unknown = f"nothing is known about the prompt of {answer_id!r:.100}, or no longer"
+        raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 
     def name_beneficiary(self, request_id: str, scope: str) -> str | None:
         """The answer a request belongs to, for those who share with it."""
         answer_id = request_id.rpartition("-")[0]
         return answer_id if self._scopes.get(answer_id) == scope else None
 
-    def _ask(self, prompt: Prompt, asker: Asker, named: str | None) -> Question:
+    def _ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
         token_ids = token_array(prompt.token_ids)
-        earlier = self.past.find(named, asker) if named else None
+        earlier = self.past.find(named, caller) if named else None
         is_named = earlier is not None
-        earlier = earlier or self.past.find_like(token_ids, asker)
+        earlier = earlier or self.past.find_like(token_ids, caller)
         if earlier is None:
             return Question(prompt)
         comparison = compare(token_ids, earlier.token_ids, self.spell)
@@ -245,5 +227,4 @@ class Explainer:
 
 
 def unix_time(engine_time: float) -> float:
-    """A moment on the engine's clock, as others date it."""
     return round(time.time() - (time.monotonic() - engine_time), 3)

@@ -9,15 +9,14 @@ new.
 
 import heapq
 import threading
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from hotloop.chat.compare import WINDOW, Hashes, TokenIds, count_common, hash_windows
-from hotloop.server.tenants import Asker
+from hotloop.server.tenants import Caller
 
 _SAMPLING = 32
 _MAX_HOLDERS = 8  # prompts remembered for one window, and for one session
@@ -26,15 +25,13 @@ _SHORT = 512  # tokens of a prompt that is compared by all of its windows: of a 
 _ENTRY_COST = 64  # what a prompt costs beside its tokens
 _MAX_NEWS = 256
 
-Key = TypeVar("Key")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """A prompt and its answer, as far as they were computed."""
 
     answer_id: str
-    asker: Asker
+    caller: Caller
     token_ids: TokenIds
     num_prompt: int
 
@@ -54,15 +51,14 @@ class _Windows:
     is_short: bool
 
     @classmethod
-    def of(cls, token_ids: TokenIds, asker: Asker) -> "_Windows":
+    def of(cls, token_ids: TokenIds, caller: Caller) -> "_Windows":
         hashes = hash_windows(token_ids)
         sample = np.unique(np.concatenate([hashes[:1], hashes[hashes % np.uint64(_SAMPLING) == 0]]))
-        seed, is_short = hash((asker.owner, asker.scope)), len(token_ids) <= _SHORT
+        seed, is_short = hash((caller.owner, caller.scope)), len(token_ids) <= _SHORT
         keys = [window ^ seed for window in sample.tolist()]
         return cls(np.unique(hashes) if is_short else sample, keys, is_short)
 
     def count_shared(self, other: "_Windows") -> int:
-        """About how many windows two prompts have in common."""
         if not len(self.hashes) or not len(other.hashes):
             return 0
         places = np.searchsorted(other.hashes, self.hashes).clip(max=len(other.hashes) - 1)
@@ -76,6 +72,11 @@ class _Entry:
     windows: _Windows
     number: int
 
+    @property
+    def keys(self) -> Iterable[Hashable]:
+        """All it is found by."""
+        return [*self.windows.keys, *_sessions(self.reading.caller)]
+
 
 class Past:
     """Readings, the latest of which are kept up to `max_tokens`."""
@@ -84,31 +85,29 @@ class Past:
         self._max_tokens = max_tokens
         self._cost = 0
         self._num_added = 0
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: deque[_Entry] = deque()
         self._by_answer: dict[str, _Entry] = {}
-        self._by_window: dict[int, list[int]] = {}
-        self._by_session: dict[tuple[str, str, str], list[int]] = {}
+        self._by_key: dict[Hashable, deque[_Entry]] = {}  # windows and sessions, the latest last
         self._news: deque[Reading] = deque(maxlen=_MAX_NEWS)
         self._lock = threading.Lock()
 
     def add(self, reading: Reading) -> None:
         self._news.append(reading)
 
-    def find(self, answer_id: str, asker: Asker) -> Reading | None:
-        """What this asker was answered under that id."""
+    def find(self, answer_id: str, caller: Caller) -> Reading | None:
         with self._lock:
             self._take_news()
             entry = self._by_answer.get(answer_id)
-        return entry.reading if entry and _is_same(entry.reading.asker, asker) else None
+        return entry.reading if entry and _is_same(entry.reading.caller, caller) else None
 
-    def find_like(self, token_ids: TokenIds, asker: Asker) -> Reading | None:
-        """The asker's reading that this prompt goes on from or, if there is none, that has most in common with it; of
+    def find_like(self, token_ids: TokenIds, caller: Caller) -> Reading | None:
+        """The caller's reading that this prompt goes on from or, if there is none, that has most in common with it; of
         equally like ones the latest.
         """
-        windows = _Windows.of(token_ids, asker)
+        windows = _Windows.of(token_ids, caller)
         with self._lock:
             self._take_news()
-            entries = [self._entries[number] for number in self._nominate(windows, asker)]
+            entries = self._nominate(windows, caller)
         commons = [count_common(token_ids, entry.reading.token_ids) for entry in entries]
         most = max(commons, default=0)
         ranked = [
@@ -128,72 +127,57 @@ class Past:
     def check(self) -> None:
         with self._lock:
             self._take_news()
-            assert self._cost == sum(entry.reading.cost for entry in self._entries.values()) <= self._max_tokens
-            holders = [*self._by_window.values(), *self._by_session.values()]
-            assert all(0 < len(numbers) <= _MAX_HOLDERS for numbers in holders)
-            assert {number for numbers in holders for number in numbers} <= self._entries.keys()
-            assert {entry.number for entry in self._by_answer.values()} <= self._entries.keys()
+            assert self._cost == sum(entry.reading.cost for entry in self._entries) <= self._max_tokens
+            assert all(0 < len(holders) <= _MAX_HOLDERS for holders in self._by_key.values())
+            assert {entry for holders in self._by_key.values() for entry in holders} <= {*self._entries}
+            assert {*self._by_answer.values()} <= {*self._entries}
 
-    def _nominate(self, windows: _Windows, asker: Asker) -> Iterable[int]:
+    def _nominate(self, windows: _Windows, caller: Caller) -> list[_Entry]:
         """Who is looked at closely. A window that few have says more than one that all have."""
-        votes: defaultdict[int, float] = defaultdict(float)
+        votes: defaultdict[_Entry, float] = defaultdict(float)
         for key in windows.keys:
-            if numbers := self._by_window.get(key):
-                share = 1 / len(numbers)
-                for number in numbers:
-                    votes[number] += share
+            if holders := self._by_key.get(key):
+                share = 1 / len(holders)
+                for entry in holders:
+                    votes[entry] += share
         elected = {*heapq.nlargest(_NUM_ELECTED, votes, key=votes.__getitem__)}
-        for session in _sessions(asker):
-            elected.update(self._by_session.get(session, ()))
-        return [number for number in elected if _is_same(self._entries[number].reading.asker, asker)]
+        for session in _sessions(caller):
+            elected.update(self._by_key.get(session, ()))
+        return [entry for entry in elected if _is_same(entry.reading.caller, caller)]
 
     def _take_news(self) -> None:
         while self._news:
             self._keep(self._news.popleft())
+        while self._entries and self._cost > self._max_tokens:
+            self._drop(self._entries.popleft())
 
     def _keep(self, reading: Reading) -> None:
         self._num_added += 1
-        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.asker), self._num_added)
-        self._entries[entry.number] = self._by_answer[reading.answer_id] = entry
+        entry = _Entry(reading, _Windows.of(reading.token_ids, reading.caller), self._num_added)
+        self._entries.append(entry)
+        self._by_answer[reading.answer_id] = entry
         self._cost += reading.cost
-        for key in entry.windows.keys:
-            _note(self._by_window.setdefault(key, []), entry.number)
-        for session in _sessions(reading.asker):
-            _note(self._by_session.setdefault(session, []), entry.number)
-        while self._entries and self._cost > self._max_tokens:
-            self._drop(next(iter(self._entries)))
+        for key in entry.keys:
+            self._by_key.setdefault(key, deque(maxlen=_MAX_HOLDERS)).append(entry)
 
-    def _drop(self, number: int) -> None:
-        entry = self._entries.pop(number)
-        reading = entry.reading
-        self._cost -= reading.cost
-        if self._by_answer.get(reading.answer_id) is entry:
-            del self._by_answer[reading.answer_id]
-        for key in entry.windows.keys:
-            _strike(self._by_window, key, number)
-        for session in _sessions(reading.asker):
-            _strike(self._by_session, session, number)
+    def _drop(self, entry: _Entry) -> None:
+        """The oldest of all, so it is the first of those who still have it."""
+        self._cost -= entry.reading.cost
+        if self._by_answer.get(entry.reading.answer_id) is entry:
+            del self._by_answer[entry.reading.answer_id]
+        for key in entry.keys:
+            holders = self._by_key.get(key)
+            if holders and holders[0] is entry:
+                holders.popleft()
+                if not holders:
+                    del self._by_key[key]
 
 
-def _is_same(one: Asker, other: Asker) -> bool:
-    """Whether two requests come from one who shares what was read with itself."""
+def _is_same(one: Caller, other: Caller) -> bool:
+    """Whether two requests come from one who shares what was computed with itself."""
     return (one.owner, one.scope) == (other.owner, other.scope)
 
 
-def _sessions(asker: Asker) -> Iterable[tuple[str, str, str]]:
-    """The asker's session, and one for all it asks: the latest of these may be what is looked for."""
-    return {(asker.owner, asker.scope, session_id) for session_id in (asker.session_id, "")}
-
-
-def _note(numbers: list[int], number: int) -> None:
-    numbers.append(number)
-    if len(numbers) > _MAX_HOLDERS:
-        del numbers[0]
-
-
-def _strike(shelf: dict[Key, list[int]], key: Key, number: int) -> None:
-    numbers = shelf.get(key)
-    if numbers and number in numbers:
-        numbers.remove(number)
-        if not numbers:
-            del shelf[key]
+def _sessions(caller: Caller) -> Iterable[Hashable]:
+    """The caller's session, and one for all it asks: the latest of these may be what is looked for."""
+    return {(caller.owner, caller.scope, session_id) for session_id in (caller.session_id, "")}

@@ -1,60 +1,107 @@
-"""An explanation as it is told: counts and causes to whoever shares what was read, words only to whose they are."""
+"""What is told about an answer's tokens: with the answer, and to who asks where they came from.
 
-from collections.abc import Iterable, Sequence
+Counts and causes go to whoever shares what was computed, words only to whose they are.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
+from hotloop.core.request import Usage, Wait
 from hotloop.server.account import Account, Cause
-from hotloop.server.explain.inquiry import Explainer, Explanation, Inquiry, unix_time
-from hotloop.server.tenants import Asker
+from hotloop.server.explain.inquiry import Diagnosis, Explainer, Explanation, Inquiry, unix_time
+from hotloop.server.tenants import Caller
+from hotloop.wire import usage as wire
+from hotloop.wire.field import Json, present
 
-Json = dict[str, Any]
+# As it is called in an answer, and in the engine's usage.
+_WORK = {
+    "sampled_tokens": "num_sampled",
+    "forced_tokens": "num_forced",
+    "drafted_tokens": "num_drafted",
+    "accepted_tokens": "num_accepted",
+    "steps": "num_steps",
+    "restored_tokens": "num_restored",
+    "host_tokens": "num_from_host",
+}
 
 
-def render_reading(inquiry: Inquiry) -> Json:
-    """What the usage of an answer says about its prompts; nothing if nothing is known."""
+def answer_usage(
+    usages: Sequence[Usage],
+    inquiry: Inquiry,
+    *,
+    num_choices: int = 1,
+    num_kept: int | None = None,
+    is_silent: bool = False,
+) -> wire.Usage:
+    """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
+
+    What was computed of a prompt is cached now; `num_kept` is how much of it the client asked to keep, if that counts.
+    """
+    prompts = usages[::num_choices]
+    num_prompt = sum(usage.num_prompt for usage in prompts)
+    num_cached = sum(usage.num_cached for usage in prompts)
+    num_output = 0 if is_silent else sum(usage.num_output for usage in usages)
+    num_written = max((num_prompt if num_kept is None else num_kept) - num_cached, 0)
+    return wire.Usage(num_prompt, num_cached, num_output, num_written, hotloop=_render_work(usages, inquiry))
+
+
+def render_diagnosis(diagnosis: Diagnosis) -> Json:
+    """In OpenAI's words, as its responses have them; where it has none, because nothing was changed, unavailable."""
+    if diagnosis.outcome != "changed":
+        kinds = {"same": "cache_hit", "unknown": "comparison_response_not_found", "unavailable": "unavailable"}
+        return {"type": kinds[diagnosis.outcome]}
+    return {
+        "type": "cache_miss",
+        "reason": "tools_changed" if diagnosis.kind == "tool" else "input_changed",
+        "cache_missed_tokens": diagnosis.num_missed,
+        "comparison_reusable_tokens": diagnosis.num_common,
+    }
+
+
+def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
+    work = {name: sum(getattr(usage, field) for usage in usages) for name, field in _WORK.items()}
+    waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
+    waits_ms = {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
+    return {**work, "waits_ms": waits_ms, **_render_prompts(inquiry)}
+
+
+def _render_prompts(inquiry: Inquiry) -> Json:
     accounts = inquiry.accounts()
     if not accounts:
         return {}
-    changes = {"changes": inquiry.changes} if inquiry.changes else {}
-    return {**_render_counts(accounts), "causes": sum_causes(accounts), **changes}
-
-
-def sum_causes(accounts: Iterable[Account]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    causes: Counter[str] = Counter()
     for account in accounts:
         for cause in account.causes:
-            sums[cause.reason] = sums.get(cause.reason, 0) + cause.num_tokens
-    return {reason: num_tokens for reason, num_tokens in sums.items() if num_tokens}
+            causes[cause.reason] += cause.num_tokens
+    return {**_render_counts(accounts), "causes": +causes, **present(changes=inquiry.changes or None)}
 
 
-def render_explanation(explanation: Explanation, viewer: Asker, explainer: Explainer) -> Json:
+def render_explanation(explanation: Explanation, viewer: Caller, explainer: Explainer) -> Json:
     """Takes a moment, since the parts of a prompt are worked out."""
-    accounts = [part.account for part in explanation.parts]
-    is_owner = viewer.owner == explanation.asker.owner
-    compared = [part.compared_with for part in explanation.parts if is_owner]
-    changes = dict.fromkeys(change for part in explanation.parts for change in part.changes)
+    accounts = explanation.accounts
+    is_owner = viewer.owner == explanation.caller.owner
     return {
         "object": "cache.explanation",
         "id": explanation.answer_id,
-        "compared_with": next(filter(None, compared), None),
+        "compared_with": explanation.compared_with if is_owner else None,
         "prompt_tokens": sum(account.num_prompt for account in accounts),
         "cached_tokens": sum(account.num_cached for account in accounts),
         **_render_counts(accounts),
-        "exact_tokens": sum(part.num_exact for part in explanation.parts),
-        "changes": [*changes],
+        "exact_tokens": explanation.num_exact,
+        "changes": explanation.changes,
         "causes": [
             _render_cause(cause, prompt, explainer, viewer, is_owner=is_owner)
-            for part, prompt in zip_longest(explanation.parts, explanation.prompts)
-            for cause in part.account.causes
+            for account, prompt in zip_longest(accounts, explanation.prompts)
+            for cause in account.causes
         ],
     }
 
 
 def _render_counts(accounts: Sequence[Account]) -> Json:
-    num_recomputed = sum(account.num_again for account in accounts)
+    num_recomputed = sum(account.num_recomputed for account in accounts)
     return {
         "new_tokens": sum(account.num_new for account in accounts),
         "recomputed_tokens": num_recomputed,
@@ -63,7 +110,7 @@ def _render_counts(accounts: Sequence[Account]) -> Json:
     }
 
 
-def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Asker, *, is_owner: bool) -> Json:
+def _render_cause(cause: Cause, prompt: Prompt | None, explainer: Explainer, viewer: Caller, *, is_owner: bool) -> Json:
     rendered: Json = {"cause": cause.reason, "tokens": cause.num_tokens}
     if cause.eviction:
         beneficiary = explainer.name_beneficiary(cause.eviction.beneficiary, viewer.scope)

@@ -1,108 +1,104 @@
-"""`/v1/chat/completions`: the body it takes, and what is in it: a conversation, tools, and what the answer may be."""
+"""`/v1/chat/completions`: what its body says beyond the wire's request, and the messages it answers with."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Iterable, Sequence
 
-from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from hotloop.chat.formats import ToolFormat
-from hotloop.chat.prompt import Conversation
-from hotloop.chat.tools import ToolChoice
-from hotloop.core.errors import RequestError
-from hotloop.core.message import Message
-from hotloop.core.request import SamplingParams
+from hotloop.core.request import FinishReason, TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.calling import Calling, make_calling
-from hotloop.server.openai.structure import Constraint, blaming, either
-from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, parse_sampling
-from hotloop.server.turns import Turns
-from hotloop.wire.chat import parse
-from hotloop.wire.field import Field
+from hotloop.server.delivery import Piece
+from hotloop.server.job import Job
+from hotloop.server.jobs import make_job
+from hotloop.server.openai.render import generate, render_logprobs
+from hotloop.server.options import Options, TopLogprobs, parse_options, refuse_if
+from hotloop.server.service import Service
+from hotloop.wire.chat.parse import parse_request
+from hotloop.wire.chat.writer import render_delta, render_message
+from hotloop.wire.event import gather
+from hotloop.wire.field import Json
 from hotloop.wire.policy import Notes
 
-# Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
-_UNMARKED = frozenset({"llama3"})
 
-Messages = Annotated[list[Any], Meta(min_length=1)]
-
-
-class ChatBody(GenerateBody, kw_only=True):
-    messages: Messages
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+class ChatOptions(Options, kw_only=True):
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
     generate: bool | None = None
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether the prompt is only to be read, so that it is known when it comes again and goes on."""
-        return self.generate is False
+    """False: the prompt is only prefilled, so that it is cached when it comes again and goes on."""
 
 
-def parse_messages(bodies: Sequence[Any]) -> tuple[Message, ...]:
-    given = Field({"messages": bodies}).need("messages")
-    return tuple(Turns(parse.parse_messages(given, Notes())).messages)
+async def chat_completions(http: HttpRequest) -> Response:
+    body = await Service.of(http).read(http)
+    # A long history takes a while to tokenize, a schema to compile: the other streams should not wait for it.
+    job = await asyncio.to_thread(_make_job, body, http)
+    return await generate(http, job, ChatRenderer(Service.of(http).engine.tokenizer, job))
 
 
-def parse_calling(body: ChatBody, *, is_strict: bool) -> Calling:
-    """`is_strict` is for the tools that do not say themselves whether their schema must be followed."""
-    about = {"tools": body.tools, "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls}
-    given = Field(about)
-    tools, choice = parse.parse_tools(given), parse.parse_choice(given)
-    return make_calling(tools, choice, is_strict=is_strict, schema_field="function.parameters")
-
-
-def constrain(
-    asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
-) -> Constraint | None:
-    """What the answer must look like: calls, what the body asks for, or either of them."""
-    if not calling.is_possible:
-        return asked
-    if asked is None or calling.is_certain:
-        with blaming("tools"):
-            grammar = tool_format.grammar(calling.allowed, calling.choice, tokenizer)
-        return Constraint("tools", grammar) if grammar else None
-    if asked.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
-        reason = f"{asked.param} cannot be given together with tools, unless tool_choice is 'none'"
-        raise RequestError(reason, param=asked.param)
-    with blaming("tools"):
-        calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
-    assert calls, "calls that must come have a grammar"
-    return Constraint(asked.param, either(calls, asked.grammar))
-
-
-def each_tool(calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer) -> Iterator[Constraint]:
-    """Calls of each tool by itself, under the tool's own place in the body."""
-    for tool in calling.allowed:
-        param = calling.place(tool)
-        with blaming(param):
-            grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
-        assert grammar, "calls that must come have a grammar"
-        yield Constraint(param, grammar)
-
-
-def parse_chat_sampling(body: ChatBody, vocab_size: int, *, keep_special: bool = False) -> SamplingParams:
-    if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    return parse_sampling(
-        body,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
-        vocab_size=vocab_size,
-        keep_special=keep_special,
+def _make_job(body: Json, http: HttpRequest) -> Job:
+    service = Service.of(http)
+    request = parse_request(body, Notes())
+    options = parse_options(request, ChatOptions)
+    is_silent = options.generate is False
+    refuse_if(
+        ("top_logprobs", options.top_logprobs and not options.logprobs, "needs logprobs: true"),
+        ("stream", is_silent and request.is_stream, "has nothing to give where generate is false"),
+        ("n", is_silent and options.num_choices > 1, "has nothing to choose from where generate is false"),
     )
+    logprobs = options.top_logprobs or 0 if options.logprobs else None
+    caller = service.caller(http, request, options)
+    return make_job(request, options, service, caller, logprobs=logprobs, is_silent=is_silent)
 
 
-def parse_conversation(body: ChatBody, calling: Calling) -> Conversation:
-    """Tools that may not be called stay in the prompt, so that what was read of it before is still good."""
-    return Conversation(
-        messages=parse_messages(body.messages),
-        tools=calling.tools,
-        is_answer_next=not body.is_reading,
-        extra=body.chat_template_kwargs or {},
-    )
+class ChatRenderer:
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, job: Job) -> None:
+        self._tokenizer = tokenizer
+        self._has_logprobs = job.sampling.logprobs is not None
+        self._can_call = job.calling.is_possible
+        self._is_named = job.calling.choice.name is not None
+
+    def whole(self, index: int, piece: Piece) -> Json:
+        return {
+            "index": index,
+            "message": render_message(gather(piece.parts)),
+            "logprobs": self._render_logprobs(piece.logprobs),
+            "finish_reason": self._finish_reason(piece),
+            "stop_reason": piece.stop_match,
+        }
+
+    def opening(self, index: int) -> Json:
+        content = None if self._can_call else ""
+        return _chunk(index, {"role": "assistant", "content": content, "refusal": None})
+
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
+        """The log probabilities of all that is new go with the first piece, be it empty."""
+        deltas = [delta for part in piece.parts if (delta := render_delta(part))]
+        if piece.logprobs and not deltas:
+            deltas.append({})
+        logprobs = self._render_logprobs(piece.logprobs)
+        for delta in deltas:
+            yield _chunk(index, delta, logprobs)
+            logprobs = None
+
+    def closing(self, index: int, piece: Piece) -> Json:
+        reason = self._finish_reason(piece)
+        return {**_chunk(index, {}), "finish_reason": reason, "stop_reason": piece.stop_match}
+
+    def _finish_reason(self, piece: Piece) -> str | None:
+        """Calls are a reason of their own only where the model ended its turn by itself, and chose what to call."""
+        has_ended = piece.finish_reason is FinishReason.STOP and piece.stop_match is None
+        has_called = has_ended and piece.num_calls > 0
+        return "tool_calls" if has_called and not self._is_named else piece.finish_reason
+
+    def _render_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json | None:
+        if not self._has_logprobs:
+            return None
+        return {"content": render_logprobs(logprobs, self._tokenizer), "refusal": None}
+
+
+def _chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -1,17 +1,25 @@
-"""`/v1/completions`: the body it takes, the prompts that are in it, and the words it answers with."""
+"""`/v1/completions`: what its body says beyond a chat's, the prompts that are in it, and how it answers."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Any
 
-from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from hotloop.chat.prompt import Prompt, Prompts
 from hotloop.core.errors import RequestError
-from hotloop.core.request import SamplingParams, TokenLogprob
+from hotloop.core.request import TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
+from hotloop.server.calling import Calling
 from hotloop.server.delivery import Piece
-from hotloop.server.openai.render import Json, all_tops, clamp
-from hotloop.server.openai.wire import MAX_TOP_LOGPROBS, GenerateBody, TokenId, parse_sampling
+from hotloop.server.job import Job
+from hotloop.server.openai.render import clamp, generate
+from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if
+from hotloop.server.service import Service
+from hotloop.server.structure import answer_grammar, parse_constraint
+from hotloop.wire.chat.parse import parse_completion
+from hotloop.wire.field import Json
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES = 512
@@ -20,39 +28,61 @@ MAX_CHOICES = 512
 PromptBody = str | list[str | TokenId | list[TokenId]]
 
 
-class CompletionBody(GenerateBody, kw_only=True):
+class CompletionOptions(Options, kw_only=True):
     prompt: PromptBody
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: TopLogprobs | None = None
     suffix: str | None = None
     best_of: int | None = None
 
 
-def parse_prompts(body: CompletionBody, prompts: Prompts, scope: str) -> list[Prompt]:
+async def completions(http: HttpRequest) -> Response:
+    body = await Service.of(http).read(http)
+    return await generate(http, *await asyncio.to_thread(_make_job, body, http))
+
+
+def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]":
+    service = Service.of(http)
+    request = parse_completion(body)
+    options = parse_options(request, CompletionOptions)
+    caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
+    max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
+    sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
+    grammar = answer_grammar(parse_constraint(request, options), Calling(), service)
+    prompts = _parse_prompts(options, service.prompts, caller.scope)
+    job = Job(
+        endpoint="completions",
+        prompt_param="prompt",
+        prompts=prompts,
+        num_choices=options.num_choices,
+        sampling=sampling,
+        grammar=grammar,
+        turn=service.keeper.begin(),
+        inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
+        caller=caller,
+        is_stream=request.is_stream,
+        has_usage=request.has_usage,
+    )
+    echoes = [prompt.text if options.echo else "" for prompt in prompts for _ in range(options.num_choices)]
+    return job, CompletionRenderer(tokenizer, echoes)
+
+
+def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> list[Prompt]:
     """One prompt or several: text, texts, tokens, or lists of tokens."""
-    _check_supported(body)
-    given = body.prompt
+    num_choices, has_logprobs = options.num_choices, options.logprobs is not None
+    refuse_if(
+        ("suffix", options.suffix, "is not supported"),
+        ("best_of", options.best_of not in (None, num_choices), "is not supported: ask for n"),
+        ("echo", options.echo and has_logprobs, "is not supported together with logprobs"),
+    )
+    given = options.prompt
     several = given if isinstance(given, list) and not all(isinstance(part, int) for part in given) else [given]
-    if len(several) * body.num_choices > MAX_CHOICES:
+    if len(several) * num_choices > MAX_CHOICES:
         raise RequestError(f"prompts times n may be at most {MAX_CHOICES}", param="prompt")
     parsed = [_parse_prompt(one, prompts, scope) for one in several]
     if not all(prompt.token_ids for prompt in parsed):
         raise RequestError("a prompt is empty", param="prompt")
     return parsed
-
-
-def parse_completion_sampling(body: CompletionBody, vocab_size: int) -> SamplingParams:
-    max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    return parse_sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=vocab_size)
-
-
-def _check_supported(body: CompletionBody) -> None:
-    if body.suffix:
-        raise RequestError("suffix is not supported", param="suffix")
-    if body.best_of not in (None, body.num_choices):
-        raise RequestError("best_of is not supported: ask for n", param="best_of")
-    if body.echo and body.logprobs is not None:
-        raise RequestError("echo is not supported together with logprobs", param="echo")
 
 
 def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: str) -> Prompt:
@@ -63,45 +93,30 @@ def _parse_prompt(given: PromptBody | int | list[int], prompts: Prompts, scope: 
     return prompts.tokens([part for part in given if isinstance(part, int)])
 
 
-class CompletionWording:
-    """A choice is text that goes on where its prompt ended."""
-
+class CompletionRenderer:
+    id_prefix = "cmpl"
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, echoes: Sequence[str], num_choices: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, echoes: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._echoes = [echo for echo in echoes for _ in range(num_choices)]
-        self._offsets = [0] * len(self._echoes)
+        self._echoes = echoes
+        self._offsets = [0] * len(echoes)
 
     def whole(self, index: int, piece: Piece) -> Json:
-        return self._choice(index, self._echoes[index] + piece.text, piece)
+        logprobs = self._render_logprobs(index, piece.logprobs) if piece.logprobs else None
+        end = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_match}
+        return _choice(index, self._echoes[index] + piece.text, logprobs, **end)
 
     def opening(self, index: int) -> Json | None:
-        echo = self._echoes[index]
-        return {"index": index, "text": echo, "logprobs": None, "finish_reason": None} if echo else None
+        return _choice(index, self._echoes[index]) if self._echoes[index] else None
 
     def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         if piece.text or piece.logprobs:
-            yield {**self._choice(index, piece.text, piece), "finish_reason": None, "stop_reason": None}
+            yield _choice(index, piece.text, self._render_logprobs(index, piece.logprobs) if piece.logprobs else None)
 
     def closing(self, index: int, piece: Piece) -> Json:
-        return {
-            "index": index,
-            "text": "",
-            "logprobs": None,
-            "finish_reason": piece.finish_reason,
-            "stop_reason": piece.stop_match,
-        }
-
-    def _choice(self, index: int, text: str, piece: Piece) -> Json:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": self._render_logprobs(index, piece.logprobs) if piece.logprobs else None,
-            "finish_reason": piece.finish_reason,
-            "stop_reason": piece.stop_match,
-        }
+        return _choice(index, "", finish_reason=piece.finish_reason, stop_reason=piece.stop_match)
 
     def _render_logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Json:
         tokens = [self._tokenizer.token_text(logprob.token_id) for logprob in logprobs]
@@ -119,6 +134,10 @@ class CompletionWording:
     def _render_tops(self, logprob: TokenLogprob) -> dict[str, float]:
         """Keyed by text, as OpenAI has it: of two tokens with the same text the likelier one is kept."""
         tops: dict[str, float] = {}
-        for token_id, value in all_tops(logprob):
+        for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
             tops.setdefault(self._tokenizer.token_text(token_id), clamp(value))
         return tops
+
+
+def _choice(index: int, text: str, logprobs: Json | None = None, **end: Any) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None, **end}

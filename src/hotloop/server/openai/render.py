@@ -1,190 +1,143 @@
-"""What OpenAI's chat and plain completions have in common on the way out: the envelope, the usage and the chunks.
+"""What OpenAI's chat and plain completions have in common on the way out: the envelope, the chunks, the log
+probabilities.
 
-`Wording` is what the two differ in. Nothing here waits or knows a socket; what must be remembered between the chunks of
-a stream is in `ChunkWriter` and the wording it was given.
+`ChoiceRenderer` is what the two differ in. Nothing here waits or knows a socket.
 """
 
+import secrets
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.request import TokenLogprob, Usage, Wait
+from hotloop.core.request import TokenLogprob, Usage
+from hotloop.core.stream import TextDelta
+from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import render_error
-from hotloop.server.explain.inquiry import Diagnosis, Inquiry
-from hotloop.server.explain.render import render_reading
+from hotloop.server.explain.render import answer_usage, render_diagnosis
+from hotloop.server.job import Job
+from hotloop.server.service import Service
+from hotloop.server.stream import EventStream, JsonResponse, submit
+from hotloop.wire.field import Json
+from hotloop.wire.sse import DONE
 
-Json = dict[str, Any]
-
-DONE = b"data: [DONE]\n\n"
 MIN_LOGPROB = -9999.0
 """JSON has no infinity: a token that cannot come is this unlikely."""
 
 _encode = msgspec.json.Encoder().encode
+_MARK = "\0the text\0"
 
 
-class Wording(Protocol):
-    """How one endpoint words its choices."""
+class ChoiceRenderer(Protocol):
+    """How one endpoint renders a choice: at once, or what its stream begins with, gains, and ends with."""
 
+    id_prefix: str
     object: str
     chunk_object: str
 
-    def whole(self, index: int, piece: Piece) -> Json:
-        """The choice of an answer given at once; the piece holds all of it."""
-        ...
+    def whole(self, index: int, piece: Piece) -> Json: ...
 
-    def opening(self, index: int) -> Json | None:
-        """What a choice's stream begins with, before any text."""
-        ...
+    def opening(self, index: int) -> Json | None: ...
 
-    def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
-        """What a choice has gained, in as many pieces as that takes."""
-        ...
+    def deltas(self, index: int, piece: Piece) -> Iterable[Json]: ...
 
-    def closing(self, index: int, piece: Piece) -> Json:
-        """The choice's last words: why it ended."""
-        ...
+    def closing(self, index: int, piece: Piece) -> Json: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every chunk of an answer repeats."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-    def render(self, object_name: str) -> Json:
-        return {
-            "id": self.id,
-            "object": object_name,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-        }
-
-
-def render_usage(usages: Sequence[Usage], inquiry: Inquiry, num_choices: int) -> Json:
-    """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
-
-    OpenAI has no place in these answers for a comparison that was asked for, so it is told with what is our own.
-    """
-    prompts = usages[::num_choices]
-    num_prompt = sum(usage.num_prompt for usage in prompts)
-    num_output = sum(usage.num_output for usage in usages)
-    diagnosis = inquiry.diagnose()
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in prompts)},
-        "hotloop": {
-            **render_work(usages, inquiry),
-            **({"prompt_cache_diagnostics": render_diagnosis(diagnosis)} if diagnosis else {}),
-        },
+async def generate(http: HttpRequest, job: Job, renderer: ChoiceRenderer) -> Response:
+    service = Service.of(http)
+    answer_id = f"{renderer.id_prefix}-{secrets.token_hex(12)}"
+    envelope: Json = {
+        "id": answer_id,
+        "object": renderer.chunk_object if job.is_stream else renderer.object,
+        "created": int(time.time()),
+        "model": service.model,
+        "system_fingerprint": service.fingerprint,
     }
+    outputs = submit(http, job, answer_id)
+    if job.is_stream:
+        return EventStream(outputs, ChunkWriter(envelope, renderer, job), http.state.request_id)
+    async with outputs.attended(http.receive):
+        pieces = sorted(await outputs.take_all(), key=lambda pair: pair[0])
+    choices = [renderer.whole(index, piece) for index, piece in pieces]
+    return JsonResponse({**envelope, "choices": choices, "usage": render_usage(outputs.usages, job)})
 
 
-def render_diagnosis(diagnosis: Diagnosis) -> Json:
-    """In OpenAI's words, as its responses have them; where it has none, because nothing was changed, unavailable."""
-    match diagnosis.outcome:
-        case "changed":
-            return {
-                "type": "cache_miss",
-                "reason": "tools_changed" if diagnosis.kind == "tool" else "input_changed",
-                "cache_missed_tokens": diagnosis.num_missed,
-                "comparison_reusable_tokens": diagnosis.num_common,
-            }
-        case "same":
-            return {"type": "cache_hit"}
-        case "unknown":
-            return {"type": "comparison_response_not_found"}
-        case "unavailable":
-            return {"type": "unavailable"}
-
-
-def render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
-    """How the tokens of all choices came about, and those of their prompts, which no other API tells."""
-    return {
-        "sampled_tokens": sum(usage.num_sampled for usage in usages),
-        "forced_tokens": sum(usage.num_forced for usage in usages),
-        "drafted_tokens": sum(usage.num_drafted for usage in usages),
-        "accepted_tokens": sum(usage.num_accepted for usage in usages),
-        "steps": sum(usage.num_steps for usage in usages),
-        "restored_tokens": sum(usage.num_restored for usage in usages),
-        "host_tokens": sum(usage.num_from_host for usage in usages),
-        "waits_ms": render_waits(usages),
-        **render_reading(inquiry),
-    }
-
-
-def render_waits(usages: Sequence[Usage]) -> Json:
-    """What was waited for before anything was read, and how long; of several choices by the one that waited longest."""
-    waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
-    return {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
-
-
-def render_answer(envelope: Envelope, wording: Wording, pieces: Iterable[tuple[int, Piece]], usage: Json) -> bytes:
-    choices = [wording.whole(index, piece) for index, piece in sorted(pieces, key=lambda pair: pair[0])]
-    return _encode({**envelope.render(wording.object), "choices": choices, "usage": usage})
+def render_usage(usages: Sequence[Usage], job: Job) -> Json:
+    """OpenAI has no place in these answers for a comparison that was asked for, so it is told with what is our own."""
+    usage = answer_usage(usages, job.inquiry, num_choices=job.num_choices, is_silent=job.is_silent)
+    if diagnosis := job.inquiry.diagnose():
+        usage.hotloop["prompt_cache_diagnostics"] = render_diagnosis(diagnosis)
+    return usage.render_chat()
 
 
 class ChunkWriter:
-    """Turns events into server-sent chunks. The constant part of a chunk is encoded once.
+    """Turns pieces into server-sent chunks. What the chunks of plain text have in common is encoded once.
 
-    data: {"id":...,"model":...,"choices": [ the only new part ] ,"usage":null}
-    | head                                 | encoded each time  | tail        |
+    data: {"id":...,"choices":[{"index":0,"delta":{"content": "the text" },"logprobs":null,"finish_reason":null}]}
+    | head                                                  | each time | tail                                   |
     """
 
-    def __init__(
-        self, envelope: Envelope, wording: Wording, inquiry: Inquiry, *, num_choices: int = 1, has_usage: bool
-    ) -> None:
-        constant = _encode(envelope.render(wording.chunk_object))
-        self._head = b"data: " + constant.removesuffix(b"}") + b',"choices":'
-        self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
-        self._num_choices = num_choices
-        self._has_usage = has_usage
-        self._wording = wording
-        self._inquiry = inquiry
-        self._opened: set[int] = set()
+    def __init__(self, envelope: Json, renderer: ChoiceRenderer, job: Job) -> None:
+        self._head = b"data: " + _encode(envelope).removesuffix(b"}") + b',"choices":'
+        self._tail = b',"usage":null}\n\n' if job.has_usage else b"}\n\n"
+        self._renderer = renderer
+        self._job = job
+        self._frames: dict[int, list[bytes]] = {}  # head and tail of a chunk of text, by its choice
 
-    def write(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        return b"".join(self._chunk([choice]) for index, piece in pieces for choice in self._choices(index, piece))
+    def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
+        return b"".join(self._write(index, piece) for index, piece in pieces)
 
     def close(self, usages: Sequence[Usage]) -> bytes:
-        """The usage, if it was asked for, and the end of the stream."""
-        if not self._has_usage:
+        if not self._job.has_usage:
             return DONE
-        usage = render_usage(usages, self._inquiry, self._num_choices)
-        return self._head + b'[],"usage":' + _encode(usage) + b"}\n\n" + DONE
+        return self._head + b'[],"usage":' + _encode(render_usage(usages, self._job)) + b"}\n\n" + DONE
 
-    def fail(self, error: HotloopError, request_id: str) -> bytes:
-        """A failure after the stream began; nothing follows it."""
+    def break_off(self, error: HotloopError, request_id: str) -> bytes:
         return b"data: " + _encode(render_error(error, request_id)) + b"\n\n"
 
-    def _chunk(self, choices: list[Json]) -> bytes:
-        return self._head + _encode(choices) + self._tail
+    def _write(self, index: int, piece: Piece) -> bytes:
+        parts = piece.parts
+        if index in self._frames and len(parts) == 1 and not (piece.logprobs or piece.finish_reason):
+            [part] = parts
+            if type(part) is TextDelta:
+                head, tail = self._frames[index]
+                return head + _encode(part.text) + tail
+        return b"".join(map(self._chunk, self._choices(index, piece)))
 
     def _choices(self, index: int, piece: Piece) -> Iterable[Json]:
-        if index not in self._opened:
-            self._opened.add(index)
-            if opening := self._wording.opening(index):
+        if index not in self._frames:
+            [mark] = self._renderer.deltas(index, Piece(_MARK, (TextDelta(_MARK),), 0, piece.usage))
+            self._frames[index] = self._chunk(mark).split(_encode(_MARK))
+            if opening := self._renderer.opening(index):
                 yield opening
-        yield from self._wording.deltas(index, piece)
+        yield from self._renderer.deltas(index, piece)
         if piece.finish_reason:
-            yield self._wording.closing(index, piece)
+            yield self._renderer.closing(index, piece)
+
+    def _chunk(self, choice: Json) -> bytes:
+        return self._head + _encode([choice]) + self._tail
+
+
+def render_logprobs(logprobs: Iterable[TokenLogprob], tokenizer: Tokenizer) -> list[Json]:
+    return [
+        {
+            **_render_token(logprob.token_id, logprob.logprob, tokenizer),
+            "top_logprobs": [_render_token(*top, tokenizer) for top in logprob.top],
+        }
+        for logprob in logprobs
+    ]
 
 
 def clamp(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
-def all_tops(logprob: TokenLogprob) -> Iterable[tuple[int, float]]:
-    """The likeliest tokens and, if it was not among them, the one that was sampled."""
-    yield from logprob.top
-    if all(token_id != logprob.token_id for token_id, _ in logprob.top):
-        yield logprob.token_id, logprob.logprob
+def _render_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
+    token_bytes = [*tokenizer.token_bytes(token_id)]
+    return {"token": tokenizer.token_text(token_id), "logprob": clamp(logprob), "bytes": token_bytes}

@@ -1,33 +1,42 @@
-"""The responses that can still be asked for: those that run, and the latest of those that have ended.
+"""The responses that can still be asked for: those that run, and the latest of those that have ended; and their items.
 
-Bounded twice, in number and in bytes; who was not asked for longest goes first. An ended response keeps the whole
-conversation up to and with its own answer, so that one which continues it needs nothing else. A response is there only
-for its owner. Lives on the event loop.
+Bounded in bytes and in number; who was not asked for longest goes first. An ended response keeps the whole conversation
+up to and with its own answer, so that one which continues it needs nothing else. A response is there only for its
+owner. Lives on the event loop.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.errors import RequestError
-from hotloop.server.delivery import Call
+from hotloop.core.message import Message
+from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
-from hotloop.server.responses.items import Item, count_bytes, settle_items
-from hotloop.server.responses.render import Composer, Status
+from hotloop.server.responses.render import Composer
+from hotloop.server.turns import DROPPED, parse_turns
+from hotloop.wire.field import Field, Json
+from hotloop.wire.responses.parse import parse_input
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
+Item = Json
+"""A message, a call or its output, as the API has them."""
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+
 
 @dataclass(slots=True)
-class Run:
+class RunningResponse:
     """A response that is being written. `items` is all it was given, what it continues included."""
 
     owner: str
     items: tuple[Item, ...]
-    call: Call
+    outputs: OutputCollector
     composer: Composer
     is_stored: bool
     task: asyncio.Task[None] | None = None
@@ -38,13 +47,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedResponse:
     """One that is no longer written: the object as it was sent, what it was given, and what it then put out."""
 
     owner: str
     items: tuple[Item, ...]
     output: tuple[Item, ...]
-    status: Status
+    status: str
     body: bytes
 
     def encode(self) -> bytes:
@@ -53,44 +62,41 @@ class Ended:
     @property
     def num_bytes(self) -> int:
         """Items are shared along a chain of responses, and counted for each: the bound holds whoever goes first."""
-        return len(self.body) + count_bytes(self.items) + count_bytes(self.output)
+        return len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
 
 
 class ResponseStore:
     """Finds responses by id. Every lookup raises UnknownResponse where there is nothing to find."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        self.num_bytes = 0
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._running: dict[str, Run] = {}
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._running: dict[str, RunningResponse] = {}
+        self._ended: Shelf[str, EndedResponse] = Shelf(max_bytes, max_responses)
 
     def __len__(self) -> int:
         return len(self._ended)
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunningResponse) -> None:
         self._running[run.composer.id] = run
 
-    def settle(self, run: Run) -> bytes:
+    def settle(self, run: RunningResponse) -> bytes:
         """The response has ended; keep it if it is one to keep. Returns the object as it is to be sent."""
         self.forget(run)
-        body = run.encode()
+        response = run.composer.render()
+        body = msgspec.json.encode(response)
         if run.is_stored:
-            output = settle_items(run.composer.render()["output"])
-            self._keep(run.composer.id, Ended(run.owner, run.items, output, run.composer.status, body))
+            ended = EndedResponse(run.owner, run.items, keep_items(response["output"]), response["status"], body)
+            self._ended.put(run.composer.id, ended, ended.num_bytes)
         return body
 
-    def forget(self, run: Run) -> None:
-        """It is no longer written, if it was."""
+    def forget(self, run: RunningResponse) -> None:
         self._running.pop(run.composer.id, None)
 
-    def find(self, response_id: str, owner: str) -> Run | Ended:
+    def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:
         """One that may be looked at."""
         run = self.find_running(response_id, owner)
         return run if run and run.is_stored else self._find_ended(response_id, owner)
 
-    def find_running(self, response_id: str, owner: str) -> Run | None:
+    def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
         """One that may be cancelled, whether or not it will be stored."""
         run = self._running.get(response_id)
         return run if run and run.owner == owner else None
@@ -100,32 +106,57 @@ class ResponseStore:
         param = "previous_response_id"
         try:
             found = self.find(response_id, owner)
-        except UnknownResponse:
-            raise UnknownPrevious(response_id, param=param) from None
-        if isinstance(found, Run) or found.status in ("failed", "cancelled"):
-            reason = "is still being written" if isinstance(found, Run) else f"was {found.status}"
+        except UnknownResponse as error:
+            raise UnknownPrevious(str(error), param=param) from None
+        if isinstance(found, RunningResponse) or found.status in ("failed", "cancelled"):
+            reason = "is still being written" if isinstance(found, RunningResponse) else f"was {found.status}"
             raise RequestError(f"{param}: {response_id!r:.100} {reason}, and cannot be continued", param=param)
         return found.items + found.output
 
     def delete(self, response_id: str, owner: str) -> None:
         self._find_ended(response_id, owner)
-        self.num_bytes -= self._ended.pop(response_id).num_bytes
+        self._ended.drop(response_id)
 
-    def check(self) -> None:
-        assert self.num_bytes == sum(ended.num_bytes for ended in self._ended.values())
-        assert self.num_bytes <= self._max_bytes
-        assert len(self._ended) <= self._max_responses
-
-    def _find_ended(self, response_id: str, owner: str) -> Ended:
+    def _find_ended(self, response_id: str, owner: str) -> EndedResponse:
         ended = self._ended.get(response_id)
         if not ended or ended.owner != owner:
-            raise UnknownResponse(response_id)
-        self._ended.move_to_end(response_id)
+            raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
         return ended
 
-    def _keep(self, response_id: str, ended: Ended) -> None:
-        self._ended[response_id] = ended
-        self.num_bytes += ended.num_bytes
-        while self.num_bytes > self._max_bytes or len(self._ended) > self._max_responses:
-            _, oldest = self._ended.popitem(last=False)
-            self.num_bytes -= oldest.num_bytes
+
+def parse_items(given: Field) -> tuple[Item, ...]:
+    """Raises RequestError for an item that is wrong, or of a type that means nothing here."""
+    items = [{"role": "user", "content": given.text()}] if given.is_text else [item.object() for item in given.each()]
+    make_messages(items)
+    return keep_items(items)
+
+
+def keep_items(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Those that say something to the model."""
+    return tuple(item for item in items if item.get("type") not in DROPPED)
+
+
+def make_messages(items: Sequence[Item]) -> tuple[Message, ...]:
+    """Calls belong to the turn of the assistant that they directly follow, or begin one."""
+    return parse_turns(parse_input(Field({"input": [*items]}).need("input")), "responses").messages
+
+
+def render_items(items: Sequence[Item], response_id: str) -> list[Json]:
+    """As a client lists them, each with an id that is the same whenever it is asked for."""
+    stem = response_id.removeprefix("resp_")
+    return [_render_item(item, f"{stem}{i:04x}") for i, item in enumerate(items)]
+
+
+def _render_item(item: Item, stem: str) -> Json:
+    kind = item.get("type") or "message"
+    rendered = {**item, "id": f"{_PREFIXES.get(kind, 'fco')}_{stem}", "type": kind, "status": "completed"}
+    if kind == "message":
+        rendered["content"] = _render_content(item["content"], item["role"])
+    return rendered
+
+
+def _render_content(content: str | list[Json], role: str) -> list[Json]:
+    if isinstance(content, str):
+        content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
+    usual: Json = {"annotations": [], "logprobs": []}
+    return [{**usual, **part} if part["type"] == "output_text" else part for part in content]

@@ -6,13 +6,6 @@ const KEY = "hotloop-key";
 const REST = 4; // times as long as an answer took: who answers has other things to do
 const MAX_REST_MS = 5000;
 
-export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
 /** Set by the page: asks the user for the key, and resolves when there is one. */
 export const door = { askKey: async () => {} };
 
@@ -20,7 +13,7 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** GETs JSON. Raises Refused where the answer is no; where it is "no key", asks again once the user has given one. What
+/** GETs JSON. Throws where the answer is no; where it is "no key", asks again once the user has given one. What
  * was answered is noted in `seen`, and whoever brings that along is told null for as long as it is the same. */
 export async function ask(path, signal, seen = {}) {
   for (;;) {
@@ -42,7 +35,7 @@ export async function ask(path, signal, seen = {}) {
 
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
-  return new Refused(answer.status, said?.error?.message ?? `the server answered ${answer.status}`);
+  return new Error(said?.error?.message ?? `the server answered ${answer.status}`);
 }
 
 /** Asks again and again until the signal, or until `onAnswer` says false: `everyMs` after the last answer, later if

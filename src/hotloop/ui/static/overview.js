@@ -98,7 +98,7 @@ function since(points, seconds) {
   return { num_prompt: grown("num_prompt"), num_cached: grown("num_cached") };
 }
 
-export function sparkline(values, kind) {
+function sparkline(values, kind) {
   const [width, height] = [150, 24];
   const most = Math.max(...values, 1);
   const x = (i) => width - (values.length - 1 - i) * (width / Math.max(values.length - 1, MIN_POINTS));

@@ -1,66 +1,80 @@
 """The body of `/v1/chat/completions` as a `Request`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
-from hotloop.wire.field import Field, Json, read_flag, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
-from hotloop.wire.thoughts import parse_block
 
-_READ = {
-    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
-    *("temperature", "top_p", "top_k", "stop", "stream", "stream_options", "response_format", "reasoning_effort"),
-    *("thinking", "verbosity", "user", "service_tier", "cache_control", "prompt_cache_key", "prompt_cache_retention"),
-    "prompt_cache_options",
-}
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
 """What an answer may have beside its content and its calls, and mostly has not."""
-_MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
+_MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "required": "required"}
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
-    turns = parse_messages(given.need("messages"), notes)
-    if not turns:
-        raise RequestError("messages: there is nothing to answer", param="messages")
-    options = given.get("stream_options")
-    limit, thinking = given.get("max_completion_tokens") or given.get("max_tokens"), given.get("thinking")
-    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
-    return Request(
+    given = Body(body)
+    return _parse_fields(given, parse_messages(Field(given), notes))
+
+
+def parse_completion(body: Mapping[str, Any]) -> Request:
+    """A plain completion says all that a chat does, but for the messages: its prompt is among the fields not known."""
+    return _parse_fields(Body(body), ())
+
+
+def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> Request:
+    given = Field(body)
+    options, older = given.get("stream_options"), given.get("max_tokens")
+    limit = given.get("max_completion_tokens") or older
+    request = Request(
         api="chat",
         model=given.need("model").text(),
         turns=turns,
         tools=parse_tools(given),
         choice=parse_choice(given),
         shape=parse_shape(given.get("response_format"), "json_schema"),
-        max_tokens=limit.count() if limit else None,
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
-        top_k=parse_top_k(given),
+        max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
-        is_stream=read_flag(given, "stream"),
-        has_usage=options is not None and read_flag(options, "include_usage"),
+        has_usage=bool(options and read_flag(options, "include_usage")),
         effort=read_text(given, "reasoning_effort"),
-        thinking=thinking.object() if thinking else None,
+        thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
-        user=read_text(given, "user"),
-        service_tier=read_text(given, "service_tier"),
-        cache=parse_cache(given),
-        own={name: value for name, value in rest.items() if name in _OWN},
-        fields={name: value for name, value in rest.items() if name not in _OWN},
+        **parse_common(given),
     )
+    return request.with_rest(body, _OWN)
 
 
-def parse_messages(messages: Field, notes: Notes) -> tuple[Turn, ...]:
-    return tuple(_parse_message(message, notes) for message in messages.each())
+def parse_common(given: Field) -> Json:
+    """What both of OpenAI's APIs say in the same words, by the names of a request's fields."""
+    top_k = given.get("top_k")
+    cache = Cache(
+        read_object(given, "cache_control"),
+        read_text(given, "prompt_cache_key"),
+        read_text(given, "prompt_cache_retention"),
+        read_object(given, "prompt_cache_options"),
+    )
+    return {
+        "temperature": read_number(given, "temperature"),
+        "top_p": read_number(given, "top_p"),
+        "top_k": max(top_k.count(-1), 0) or None if top_k else None,  # engines take -1 for all
+        "is_stream": bool(read_flag(given, "stream")),
+        "user": read_text(given, "user"),
+        "service_tier": read_text(given, "service_tier"),
+        "cache": cache,
+    }
+
+
+def parse_messages(given: Field, notes: Notes) -> tuple[Turn, ...]:
+    turns = tuple(_parse_message(message, notes) for message in given.need("messages").each())
+    if not turns:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    return turns
 
 
 def check_portable(request: Request) -> None:
@@ -72,56 +86,33 @@ def check_portable(request: Request) -> None:
         raise RequestError("n: this replica gives one answer at a time", param="n")
 
 
-def parse_cache(given: Field) -> Cache:
-    mark, options = given.get("cache_control"), given.get("prompt_cache_options")
-    return Cache(
-        mark.object() if mark else None,
-        read_text(given, "prompt_cache_key"),
-        read_text(given, "prompt_cache_retention"),
-        options.object() if options else None,
-    )
-
-
 def parse_shape(form: Field | None, within: str | None) -> Shape | None:
     """`within` is the field that holds the schema and what is said about it, if it does not stand beside the type."""
-    match form.kind() if form else "text":
-        case "text":
-            return None
-        case "json_object":
-            return Shape()
-        case "json_schema":
-            assert form
-            holder = form.need(within) if within else form
-            schema = holder.need("schema").object()
-            about = {name: value for name, value in holder.object().items() if value is not None}
-            return Shape(schema, {name: value for name, value in about.items() if name not in ("type", "schema")})
-    assert form
-    raise form.need("type").refuse("expected text, json_object or json_schema")
+    if form is None or form.kind() == "text":
+        return None
+    if form.kind() == "json_object":
+        return Shape()
+    if form.kind() != "json_schema":
+        raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
+    holder = form.need(within) if within else form
+    holder.need_text("name")
+    about = {name: value for name, value in present(**holder.object()).items() if name not in ("type", "schema")}
+    return Shape(read_object(holder, "schema") or {}, about)
 
 
-def parse_mode(mode: Field) -> ChoiceMode:
-    found = next((known for known in _MODES if known == mode.text()), None)
-    if found is None:
+def parse_mode(mode: Field | None) -> ChoiceMode:
+    found: ChoiceMode | None = _MODES.get(mode.text()) if mode else "auto"
+    if mode and found is None:
         raise mode.refuse("expected auto, none or required")
-    return found
+    return found or "auto"
 
 
 def parse_mark(given: Field) -> Json | None:
     """The `cache_control` that gateways' clients put into a chat, or OpenAI's own word for it."""
     if not _MARKS & given.object().keys():
         return None
-    if control := given.get("cache_control"):
-        return control.object()
-    if breakpoint_ := given.get("prompt_cache_breakpoint"):
-        ttl = read_text(breakpoint_, "ttl")
-        return {"type": "ephemeral", **({"ttl": ttl} if ttl else {})}
-    return None
-
-
-def parse_top_k(given: Field) -> int | None:
-    """Engines take -1 for all."""
-    top_k = given.optional_number("top_k")
-    return int(top_k) if top_k is not None and top_k > 0 else None
+    control, breakpoint_ = read_object(given, "cache_control"), given.get("prompt_cache_breakpoint")
+    return control or (present(type="ephemeral", ttl=read_text(breakpoint_, "ttl")) if breakpoint_ else None)
 
 
 def parse_stop(stop: Field | None) -> tuple[str, ...]:
@@ -137,23 +128,18 @@ def _parse_message(message: Field, notes: Notes) -> Turn:
     if role not in _ROLES:
         raise message.need("role").refuse("expected system, developer, user, assistant or tool")
     content = message.get("content")
-    parts = parse_content(content)
+    parts = parse_content(content, _parse_part)
     if role == "assistant":
-        has_more = not _BESIDE.isdisjoint(message.object())
-        parts = [*_parse_thoughts(message), *parts, *_parse_beside(message)] if has_more else parts
-        parts += [_parse_call(call) for call in message.items("tool_calls")]
-    if (mark := parse_mark(message)) and not _mark_last(parts, mark):
-        notes.add("cache_control left out where there is nothing to keep")
+        if not _BESIDE.isdisjoint(message.object()):
+            parts = (*_parse_thoughts(message), *parts, *_parse_beside(message))
+        parts += tuple(_parse_call(call) for call in message.items("tool_calls"))
+    if mark := parse_mark(message):  # some clients put it on the message: it is behind its last part
+        if not parts or isinstance(parts[-1], Thought):
+            notes.add("cache_control left out where there is nothing to keep")
+        else:
+            parts = (*parts[:-1], parts[-1].marked(mark))
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role], tuple(parts), is_plain, read_text(message, "name"), message)
-
-
-def _mark_last(parts: list[Part], mark: Json) -> bool:
-    """Some clients put the mark on the message: it is behind its last part."""
-    if not parts or isinstance(parts[-1], Thought):
-        return False
-    parts[-1] = parts[-1].marked(mark)
-    return True
+    return Turn(_ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
 
 
 def _parse_thoughts(message: Field) -> list[Thought]:
@@ -182,15 +168,7 @@ def _parse_call(call: Field) -> Call:
 def _parse_result(message: Field) -> Result:
     content = message.get("content")
     is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
-    return Result(call_id, tuple(parse_content(content)), is_plain, mark=parse_mark(message), at=message)
-
-
-def parse_content(content: Field | None) -> list[Part]:
-    if content is None:
-        return []
-    if content.is_text:
-        return [Text(content.text(), at=content)]
-    return [_parse_part(part) for part in content.each()]
+    return Result(call_id, parse_content(content, _parse_part), is_plain, mark=parse_mark(message), at=message)
 
 
 def _parse_part(part: Field) -> Part:
@@ -218,37 +196,26 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     if kind != "function":
         return Opaque("chat", kind, tool.object(), at=tool)
     function = tool.need("function")
-    parameters, strict = function.get("parameters"), function.get("strict")
-    return Tool(
-        function.need("name").text(),
-        read_text(function, "description"),
-        parameters.object() if parameters else None,
-        strict.flag() if strict else None,
-        mark=parse_mark(tool) or parse_mark(function),
-        at=tool,
-    )
+    return parse_function(function, mark=parse_mark(tool) or parse_mark(function), at=tool)
 
 
-def parse_choice(given: Field) -> Choice:
-    return parse_choice_with(given, _parse_named_choice)
+def parse_function(function: Field, **more: Any) -> Tool:
+    name, description = function.need("name").text(), read_text(function, "description")
+    return Tool(name, description, read_object(function, "parameters"), read_flag(function, "strict"), **more)
 
 
-def parse_choice_with(given: Field, parse_named: Callable[[Field], Choice]) -> Choice:
-    """Both of OpenAI's APIs say it alike, but for how a choice names its tools."""
-    parallel, choice = given.get("parallel_tool_calls"), given.get("tool_choice")
-    found = Choice()
-    if choice:
-        found = Choice(parse_mode(choice)) if choice.is_text else parse_named(choice)
-    return replace(found, is_parallel=parallel.flag() if parallel else None)
-
-
-def _parse_named_choice(choice: Field) -> Choice:
-    match choice.kind():
-        case "function":
-            return Choice("required", choice.need("function").need("name").text())
-        case "allowed_tools":
-            allowed = choice.need("allowed_tools")
-            names = [tool.need("function").need("name").text() for tool in allowed.need("tools").each()]
-            mode = allowed.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=tuple(names))
-    raise choice.need("type").refuse("expected function or allowed_tools")
+def parse_choice(
+    given: Field, kinds: Collection[str] = ("function",), name_of: Callable[[Field], str] | None = None
+) -> Choice:
+    """Both of OpenAI's APIs say it alike, but for which tools can be named, and how."""
+    choice, is_parallel = given.get("tool_choice"), read_flag(given, "parallel_tool_calls")
+    name_of = name_of or (lambda named: named.need("function").need("name").text())
+    if choice is None or choice.is_text:
+        return Choice(parse_mode(choice) if choice else None, is_parallel=is_parallel)
+    if choice.kind() in kinds:
+        return Choice("required", name_of(choice), is_parallel=is_parallel)
+    if choice.kind() != "allowed_tools":
+        raise choice.need("type").refuse(f"expected {', '.join(kinds)} or allowed_tools")
+    among = choice.get("allowed_tools") or choice
+    names = tuple(name_of(tool) for tool in among.need("tools").each())
+    return Choice(parse_mode(among.get("mode")), allowed=names, is_parallel=is_parallel)

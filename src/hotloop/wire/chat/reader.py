@@ -15,13 +15,13 @@ from hotloop.core.errors import RemoteError, RequestError
 from hotloop.core.message import Thought
 from hotloop.core.stream import TextDelta
 from hotloop.wire.arguments import dump
-from hotloop.wire.calls import NameCall, OpenCall, OpenCalls, name_call
 from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
-from hotloop.wire.event import Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Field
+from hotloop.wire.part import parse_block
+from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.thoughts import parse_block
-from hotloop.wire.usage import Usage, read_usage
+from hotloop.wire.usage import read_usage
 
 _DONE = "[DONE]"
 _REASONS: dict[str, EndReason] = {
@@ -52,8 +52,6 @@ class CallPiece(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """A message, or what it has gained."""
-
     content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -87,8 +85,6 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """A whole answer, or a chunk of one."""
-
     id: Any = None
     model: Any = None
     choices: list[Choice] | None = None
@@ -99,85 +95,63 @@ class Completion(msgspec.Struct):
 _decoder = msgspec.json.Decoder(Completion)
 
 
-class ChatReader:
-    """Told the events of a stream.
-
-    `offered` are the names of the tools, if known: a name that comes in pieces is whole when it is one of them.
-    `name_call` makes the ids of calls that come without one.
-    """
+class ChatReader(Reader):
+    """`offered` are the names of the tools, if known: a name that comes in pieces is whole when it is one of them."""
 
     def __init__(self, *, offered: Collection[str] | None = None, name_call: NameCall = name_call) -> None:
-        self.is_over = False
+        super().__init__(name_call=name_call)
         self._offered = offered
-        self._has_begun = False
         self._thought: list[str] = []
-        self.usage: Usage | None = None
         self._ending: Choice | None = None
-        self._calls = OpenCalls(name_call)
         self._places: dict[int, OpenCall] = {}  # by the wire's index
 
     def push(self, event: ServerEvent) -> Iterator[Event]:
-        """Raises RemoteError if it makes no sense, or tells of a failure."""
         if self.is_over:
             return
         text = event.text
         if text.strip() == _DONE:
-            yield from self._end()
+            yield from self._finish()
             return
         if event.name == "error":
-            raise read_event_failure(_decode_any(text))
+            try:
+                raise read_event_failure(msgspec.json.decode(text))
+            except (msgspec.DecodeError, RecursionError):
+                raise read_event_failure(text) from None
         completion = _decode(text)
-        yield from self._begin(completion)
+        yield from self._begin(completion.id, completion.model)
         self.usage = read_usage(completion.usage) or self.usage
         for choice in completion.choices or ():
             if not choice.index:
                 yield from self._take(choice)
 
     def finish(self) -> Iterator[Event]:
-        """There are no more events. Raises RemoteError if the answer is not whole."""
         if self._ending is None and not self.is_over:
             raise broke_off()
-        yield from self._end()
+        yield from self._finish()
 
     def whole(self, data: bytes) -> Iterator[Event]:
-        """An answer that came at once."""
         completion = _decode(data)
         choice = next((choice for choice in completion.choices or () if not choice.index), None)
         if choice is None or choice.message is None:
             raise bad_answer("it has no message")
         for i, call in enumerate(choice.message.tool_calls or ()):
             call.index = i
-        yield from self._begin(completion)
+        yield from self._begin(completion.id, completion.model)
         self.usage = read_usage(completion.usage)
         yield from self._take(choice)
-        yield from self._end()
+        yield from self._finish()
 
-    def _begin(self, completion: Completion) -> Iterator[Event]:
-        if self._has_begun:
-            return
-        self._has_begun = True
-        answer_id, model = (value if isinstance(value, str) else "" for value in (completion.id, completion.model))
-        self._calls.answer_id = answer_id
-        yield Begun(answer_id, model)
-
-    def _end(self) -> Iterator[Event]:
+    def _finish(self) -> Iterator[Event]:
         if self.is_over:
             return
         if not self._has_begun:
             raise broke_off()
-        self.is_over = True
         ending = self._ending or Choice()
         reason = ending.finish_reason or "stop"
         if reason in _FAILURES:
             raise RemoteError(_FAILURES[reason])
         yield from self._close_thought()
-        end = _REASONS.get(reason, "stop")
-        if end != "length":
-            yield from self._calls.finish()
-        stop = ending.stop if reason == "stop" else None
-        if end == "stop" and stop is None and self._calls.all:
-            end = "calls"
-        yield Ended(end, stop, self.usage or Usage())
+        yield from self._end(_REASONS.get(reason, "stop"), ending.stop if reason == "stop" else None)
 
     def _take(self, choice: Choice) -> Iterator[Event]:
         said = choice.delta or choice.message or Said()
@@ -190,7 +164,7 @@ class ChatReader:
         for block in said.thinking_blocks or ():
             yield from self._close_signed(block)
         if (said.text or said.tool_calls) and not is_cut:
-            yield from self._calls.settle()
+            yield from self._settle()
         if said.text:
             yield from self._close_thought()
             yield TextDelta(said.text)
@@ -198,7 +172,7 @@ class ChatReader:
             yield from self._close_thought()
             yield from self._take_piece(piece)
         if choice.finish_reason and not is_cut and choice.finish_reason not in _FAILURES:
-            yield from self._calls.settle()  # no need to wait for the usage
+            yield from self._settle()  # no need to wait for the usage
 
     def _close_thought(self) -> Iterator[Event]:
         if self._thought:
@@ -220,23 +194,24 @@ class ChatReader:
         function = piece.function or Function()
         call = self._find(piece, function)
         if call is None:
-            for earlier in self._calls.all:
-                if earlier.is_empty:  # an empty object that nothing has followed
+            for earlier in self._calls:
+                if earlier.empty:  # an empty object that nothing has followed
                     yield from earlier.close()
-            call = self._calls.begin(piece.id)
-            self._places[len(self._calls.all) - 1 if piece.index is None else piece.index] = call
-        yield from self._calls.hold(self._grow(call, function))
+            call = self._begin_call(piece.id)
+            self._places[len(self._calls) - 1 if piece.index is None else piece.index] = call
+        yield from self._hold(self._grow(call, function))
 
     def _grow(self, call: OpenCall, function: Function) -> Iterator[Event]:
         if function.name and not call.is_opened and function.name != call.name:
             call.name += function.name
-        if call.name and self._is_whole_name(call.name):
+        offered = [name for name in self._offered or () if name.startswith(call.name)]
+        if call.name and (self._offered is None or offered == [call.name]):
             yield from call.open()
         yield from call.add(function.text)
 
     def _find(self, piece: CallPiece, function: Function) -> OpenCall | None:
         """The call that a piece belongs to; None if it begins one."""
-        last = self._calls.all[-1] if self._calls.all else None
+        last = self._calls[-1] if self._calls else None
         call = last if piece.index is None else self._places.get(piece.index)
         if call is None:
             return None
@@ -244,24 +219,9 @@ class ChatReader:
         is_again = not piece.id and function.name and call.has_arguments and piece.index is None
         return None if is_other or is_again else call
 
-    def _is_whole_name(self, name: str) -> bool:
-        if self._offered is None:
-            return True
-        return name in self._offered and not any(other != name and other.startswith(name) for other in self._offered)
-
 
 def _decode(data: bytes | str) -> Completion:
-    try:
-        completion = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_answer(error) from None
+    completion = decode(_decoder, data)
     if completion.error:
         raise read_event_failure({"error": completion.error})
     return completion
-
-
-def _decode_any(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text

@@ -9,11 +9,10 @@ import hashlib
 from collections.abc import Iterable
 
 from hotloop.core.message import Thought
-from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, text_of
+from hotloop.wire.field import Json, present
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, is_signed, render_block, text_of
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import is_signed, render_block
 
 MAX_USER_CHARS = 64
 """Of `user`, to OpenAI; the hash that stands for a longer one has as many."""
@@ -47,16 +46,16 @@ def render_rest(request: Request, target: Target, home: Api) -> Json:
 
 
 def render_common(request: Request, target: Target) -> Json:
-    """What both of OpenAI's APIs say in the same words."""
-    rendered: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(request, name)) is not None}
-    if request.user is not None:
-        rendered["user"] = _render_user(request.user, target)
-    if request.service_tier is not None:
-        rendered["service_tier"] = request.service_tier
-    cache = request.cache
-    about = (("key", cache.key), ("retention", cache.retention), ("options", cache.options))
-    rendered |= {f"prompt_cache_{name}": value for name, value in about if value is not None}
-    return rendered | target.keeps(cache.mark)
+    rendered = present(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        user=None if request.user is None else _render_user(request.user, target),
+        service_tier=request.service_tier,
+        prompt_cache_key=request.cache.key,
+        prompt_cache_retention=request.cache.retention,
+        prompt_cache_options=request.cache.options,
+    )
+    return rendered | target.keeps(request.cache.mark)
 
 
 def render_effort(request: Request, target: Target) -> str | None:
@@ -68,8 +67,8 @@ def render_effort(request: Request, target: Target) -> str | None:
     return "high"
 
 
-def render_image(part: Image) -> Json:
-    return {"url": part.url, **({"detail": part.detail} if part.detail else {})}
+def render_call(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.flat_name, "arguments": call.arguments}}
 
 
 def _render_turns(request: Request, target: Target) -> list[Json]:
@@ -80,7 +79,7 @@ def _render_turns(request: Request, target: Target) -> list[Json]:
 
 
 def _render_turn(turn: Turn, target: Target) -> list[Json]:
-    named = {"name": turn.name} if turn.name else {}
+    named = present(name=turn.name)
     match turn.role:
         case "assistant":
             return [_render_assistant(turn, target) | named]
@@ -108,9 +107,8 @@ def _render_result(result: Result, target: Target) -> Json:
             target.lose_mark(part.mark)
         if isinstance(part, Opaque) and part.text is None:
             target.leave_out(part)
-    text = result.text
     marked = target.keeps(result.mark)
-    content = [{"type": "text", "text": text, **marked}] if marked else text
+    content = [{"type": "text", "text": result.text, **marked}] if marked else result.text
     return {"role": "tool", "tool_call_id": result.call_id, "content": content}
 
 
@@ -136,10 +134,6 @@ def _render_assistant(turn: Turn, target: Target) -> Json:
     message: Json = {"role": "assistant", "content": text or None if calls else text}
     message |= _render_thoughts([part for part in turn.parts if isinstance(part, Thought)], target)
     return {**message, "tool_calls": calls} if calls else message
-
-
-def render_call(call: Call) -> Json:
-    return {"id": call.id, "type": "function", "function": {"name": call.flat_name, "arguments": call.arguments}}
 
 
 def _render_thoughts(thoughts: list[Thought], target: Target) -> Json:
@@ -178,7 +172,7 @@ def _render_parts(parts: Iterable[Part], target: Target) -> list[Json]:
 def _render_part(part: Part) -> Json:
     match part:
         case Image():
-            return {"type": "image_url", "image_url": render_image(part)}
+            return {"type": "image_url", "image_url": {"url": part.url, **present(detail=part.detail or None)}}
         case File() if part.url:
             return {"type": "file", "file": {"filename": part.name or "document.pdf", "file_data": part.url}}
     return {"type": "text", "text": text_of(part) or ""}
@@ -188,51 +182,49 @@ def _render_tools(request: Request, target: Target) -> Json:
     tools, choice = offer_tools(request, target), request.choice
     if not tools:
         return {}
-    rendered: Json = {"tools": [_render_tool(tool, target) for tool in tools]}
-    if choice.name is not None:
-        rendered["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif choice.mode:
-        rendered["tool_choice"] = choice.mode
-    return rendered | ({} if choice.is_parallel is None else {"parallel_tool_calls": choice.is_parallel})
+    named = None if choice.name is None else {"type": "function", "function": {"name": choice.name}}
+    return present(
+        tools=[_render_tool(tool, target) for tool in tools],
+        tool_choice=named or choice.mode,
+        parallel_tool_calls=choice.is_parallel,
+    )
 
 
 def _render_tool(tool: Tool, target: Target) -> Json:
-    function: Json = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = {"type": "object", "properties": {}} if tool.schema is None else dict(tool.schema)
-    if tool.is_strict is not None and not target.is_plain:
-        function["strict"] = tool.is_strict
+    function = present(
+        name=tool.name,
+        description=tool.description,
+        parameters={"type": "object", "properties": {}} if tool.schema is None else dict(tool.schema),
+        strict=None if target.is_plain else tool.is_strict,
+    )
     return {"type": "function", "function": function, **target.keeps(tool.mark)}
 
 
 def _render_sampling(request: Request, target: Target) -> Json:
-    rendered: Json = {}
-    if request.max_tokens is not None:
-        limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
-        if request.max_tokens == 0:
-            target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
-        rendered[limit] = request.max_tokens or 1
+    limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
+    if request.max_tokens == 0:
+        target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
     if request.top_k is not None and target.is_strict:
         target.notes.lose(["top_k"], "the replica's API")
-    elif request.top_k is not None:
-        rendered["top_k"] = request.top_k
-    return rendered | ({"stop": list(request.stop)} if request.stop else {})
+    return present(
+        **{limit: None if request.max_tokens is None else max(request.max_tokens, 1)},
+        top_k=None if target.is_strict else request.top_k,
+        stop=[*request.stop] or None,
+    )
 
 
 def _render_output(request: Request, target: Target) -> Json:
-    rendered: Json = {}
-    if request.is_stream:
-        rendered = {"stream": True} | ({} if target.is_plain else {"stream_options": {"include_usage": True}})
-    if request.shape:
-        rendered["response_format"] = {"type": "json_object"}
-        if request.shape.schema is not None:
-            shape = {"name": "answer", "schema": request.shape.schema, **request.shape.about}
-            rendered["response_format"] = {"type": "json_schema", "json_schema": shape}
-    if effort := render_effort(request, target):
-        rendered["reasoning_effort"] = effort
-    if request.verbosity:
-        rendered["verbosity"] = request.verbosity
+    form, shape = None, request.shape
+    if shape:
+        named = {"name": "answer", "schema": shape.schema, **shape.about}
+        form = {"type": "json_object"} if shape.schema is None else {"type": "json_schema", "json_schema": named}
+    rendered = present(
+        stream=request.is_stream or None,
+        stream_options={"include_usage": True} if request.is_stream and not target.is_plain else None,
+        response_format=form,
+        reasoning_effort=render_effort(request, target),
+        verbosity=request.verbosity,
+    )
     return rendered | _render_thinking(request, target)
 
 

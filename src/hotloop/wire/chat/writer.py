@@ -12,15 +12,13 @@ from typing import Any
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
-from hotloop.wire.answer import Answer, gather
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.chat.render import render_call
 from hotloop.wire.errors import render_chat_failure
-from hotloop.wire.event import Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.field import Json
-from hotloop.wire.part import Call
+from hotloop.wire.event import Answer, Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
+from hotloop.wire.field import Json, present
+from hotloop.wire.part import Call, is_signed, render_block
 from hotloop.wire.sse import DONE, write_data
-from hotloop.wire.thoughts import is_signed, render_block
 
 FINISH_REASONS: dict[EndReason, str] = {
     "stop": "stop",
@@ -47,7 +45,7 @@ class ChatWriter:
                 yield self._chunk({"role": "assistant", "content": "", "refusal": None})
             case Ended():
                 for index in sorted(self._bare):
-                    yield self._arguments(index, "{}")
+                    yield self._chunk(render_delta(CallDelta(index, "{}")))
                 yield self._chunk({}, **render_finish(event))
                 if self._has_usage:
                     yield self._write([], event.usage.render_chat())
@@ -55,7 +53,7 @@ class ChatWriter:
             case CallClosed(index=index):
                 if index in self._bare:  # clients parse the arguments: a call without any has an empty object
                     self._bare.discard(index)
-                    yield self._arguments(index, "{}")
+                    yield self._chunk(render_delta(CallDelta(index, "{}")))
             case _:
                 if isinstance(event, CallOpened):
                     self._bare.add(event.index)
@@ -78,9 +76,6 @@ class ChatWriter:
         stem = answer_stem(answer_id)
         return {"id": f"chatcmpl-{stem}", "object": kind, "created": int(time.time()), "model": model or self._model}
 
-    def _arguments(self, index: int, text: str) -> bytes:
-        return self._chunk(render_delta(CallDelta(index, text)))
-
     def _chunk(self, delta: Json, **finish: Any) -> bytes:
         return self._write([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **finish}])
 
@@ -94,13 +89,15 @@ def render_finish(ended: Ended) -> Json:
 
 
 def render_message(answer: Answer) -> Json:
-    calls = [render_call(call if call.arguments or call.id in answer.cut else _filled(call)) for call in answer.calls]
+    calls = [
+        render_call(call if call.arguments or call.id in answer.cut else Call(call.id, call.name, "{}"))
+        for call in answer.calls
+    ]
     message: Json = {"role": "assistant", "content": answer.text or None if calls else answer.text, "refusal": None}
     thought = "".join(thought.shown for thought in answer.thoughts)
     signed = [render_block(thought) for thought in answer.thoughts if is_signed(thought)]
-    message |= {"reasoning_content": thought} if thought else {}
-    message |= {"thinking_blocks": signed} if signed else {}
-    return {**message, "tool_calls": calls} if calls else message
+    rest = present(reasoning_content=thought or None, thinking_blocks=signed or None, tool_calls=calls or None)
+    return {**message, **rest}
 
 
 def render_delta(event: Event) -> Json:
@@ -117,7 +114,3 @@ def render_delta(event: Event) -> Json:
         case ThoughtClosed() if is_signed(event.thought):
             return {"thinking_blocks": [render_block(event.thought)]}
     return {}
-
-
-def _filled(call: Call) -> Call:
-    return Call(call.id, call.name, "{}")

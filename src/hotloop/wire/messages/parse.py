@@ -6,16 +6,11 @@ from typing import Any
 
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
-from hotloop.wire.field import Field, Json, read_flag, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn
+from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
-from hotloop.wire.thoughts import parse_block
 
-_READ = {
-    *("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "temperature"),
-    *("top_p", "top_k", "metadata", "thinking", "output_config", "service_tier", "cache_control"),
-}
 _OWN = {
     *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),
     *("workspace_id", "betas", "fallbacks", "thread"),
@@ -29,42 +24,37 @@ _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
-    if not given.need("messages").each():
+    fields = Body(body)
+    given = Field(fields)
+    messages = given.need("messages").each()
+    if not messages:
         raise RequestError("messages: there is nothing to answer", param="messages")
-    metadata, config, thinking = given.get("metadata"), given.get("output_config"), given.get("thinking")
-    own = {name: value for name, value in body.items() if name in _OWN and value is not None}
-    if metadata:
-        own |= {f"metadata.{name}": value for name, value in metadata.object().items() if name != "user_id"}
-    tier, top_k, mark = read_text(given, "service_tier"), given.get("top_k"), given.get("cache_control")
-    if thinking:
+    metadata, config = given.get("metadata"), given.get("output_config")
+    labels = metadata.object() if metadata else {}
+    tier, top_k = read_text(given, "service_tier"), given.get("top_k")
+    if thinking := given.get("thinking"):
         thinking.kind()
-    return Request(
+    request = Request(
         api="messages",
         model=given.need("model").text(),
-        turns=parse_turns(given),
+        turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
         tools=parse_tools(given, notes),
         choice=parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
         max_tokens=given.need("max_tokens").count(),
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
+        temperature=read_number(given, "temperature"),
+        top_p=read_number(given, "top_p"),
         top_k=top_k.count() if top_k else None,
         stop=tuple(stop.text() for stop in given.items("stop_sequences")),
-        is_stream=read_flag(given, "stream"),
-        effort=read_text(config, "effort") if config else None,
+        is_stream=bool(read_flag(given, "stream")),
+        effort=read_text(config, "effort"),
         thinking=thinking.object() if thinking else None,
-        user=read_text(metadata, "user_id") if metadata else None,
-        service_tier=_SERVICE_TIERS.get(tier, "auto") if tier else None,
-        cache=Cache(mark.object() if mark else None),
-        own=own,
-        fields={n: value for n, value in body.items() if value is not None and n not in _READ and n not in _OWN},
+        user=read_text(metadata, "user_id"),
+        service_tier=_SERVICE_TIERS.get(tier, tier) if tier else None,
+        cache=Cache(read_object(given, "cache_control")),
+        own={f"metadata.{name}": value for name, value in labels.items() if name != "user_id"},
     )
-
-
-def parse_turns(given: Field) -> tuple[Turn, ...]:
-    """The system prompt and the messages of a body."""
-    return (*_parse_system(given.get("system")), *(_parse_turn(turn) for turn in given.need("messages").each()))
+    return request.with_rest(fields, _OWN)
 
 
 def check_portable(request: Request) -> None:
@@ -74,22 +64,15 @@ def check_portable(request: Request) -> None:
 
 
 def _parse_system(system: Field | None) -> list[Turn]:
-    parts, is_plain = _parse_content(system) if system else ((), False)
-    return [Turn("system", parts, is_plain, at=system)] if parts and parts != (Text(""),) else []
+    parts = parse_content(system, _parse_block) if system and system.value != "" else ()
+    return [Turn("system", parts, bool(system and system.is_text), at=system)] if parts else []
 
 
 def _parse_turn(turn: Field) -> Turn:
     role, content = turn.need_text("role"), turn.need("content")
     if role not in _ROLES:
         raise turn.need("role").refuse("expected user, assistant or system")
-    parts, is_plain = _parse_content(content)
-    return Turn(_ROLES[role], parts, is_plain, at=turn)
-
-
-def _parse_content(content: Field) -> tuple[tuple[Part, ...], bool]:
-    if content.is_text:
-        return (Text(content.text(), at=content),), True
-    return tuple(_parse_block(block) for block in content.each()), False
+    return Turn(_ROLES[role], parse_content(content, _parse_block), content.is_text, at=turn)
 
 
 def _parse_block(block: Field) -> Part:
@@ -97,18 +80,16 @@ def _parse_block(block: Field) -> Part:
     if kind in ("thinking", "redacted_thinking"):
         return parse_block(block)
     part = _parse_known(block, kind)
-    control = block.get("cache_control")
-    return part.marked(control.object()) if control else part
+    mark = read_object(block, "cache_control")
+    return part.marked(mark) if mark is not None else part
 
 
 def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result | Opaque:
     match kind:
         case "text":
             return Text(block.need_text("text"), at=block)
-        case "image":
-            return _parse_image(block)
-        case "document":
-            return _parse_document(block)
+        case "image" | "document":
+            return _parse_source(block, kind)
         case "search_result":
             words = [block.need(name).text() for name in ("title", "source")]
             return Opaque(
@@ -119,34 +100,27 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
             return Call(block.need_text("id"), block.need_text("name"), arguments, at=block)
         case "tool_result":
             content = block.get("content")
-            parts, is_plain = _parse_content(content) if content else ((), True)
-            is_error, call_id = read_flag(block, "is_error"), block.need("tool_use_id").text()
-            return Result(call_id, parts, is_plain, is_error, at=block)
+            parts, is_plain = parse_content(content, _parse_block), content is None or content.is_text
+            is_error = bool(read_flag(block, "is_error"))
+            return Result(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
 
 
-def _parse_image(block: Field) -> Image | Opaque:
-    source = block.need("source")
-    match source.kind():
-        case "base64":
+def _parse_source(block: Field, kind: str) -> Image | File | Opaque:
+    source, title, text = block.need("source"), read_text(block, "title"), None
+    match kind, source.kind():
+        case "image", "base64":
             return Image(_data_url(source), at=block)
-        case "url":
+        case "image", "url":
             return Image(source.need("url").text(), at=block)
-    return Opaque("messages", "image", _unmarked(block), at=block)
-
-
-def _parse_document(block: Field) -> File | Opaque:
-    source, title = block.need("source"), read_text(block, "title")
-    match source.kind():
-        case "text":
+        case "document", "text":
             return File(text=source.need("data").text(), name=title, at=block)
-        case "base64":
+        case "document", "base64":
             return File(_data_url(source), name=title, at=block)
-        case "content":
+        case "document", "content":
             content = source.need("content")
             text = content.text() if content.is_text else _join_texts(content)
-            return Opaque("messages", "document", _unmarked(block), text, at=block)
-    return Opaque("messages", "document", _unmarked(block), at=block)
+    return Opaque("messages", kind, _unmarked(block), text, at=block)
 
 
 def _unmarked(block: Field) -> Json:
@@ -166,17 +140,15 @@ def parse_tools(given: Field, notes: Notes) -> tuple[Tool | Opaque, ...]:
 
 
 def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
-    kind, control = read_text(tool, "type"), tool.get("cache_control")
-    mark = control.object() if control else None
+    kind, mark = read_text(tool, "type"), read_object(tool, "cache_control")
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
     notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL], "the replica's API")
-    strict = tool.get("strict")
     return Tool(
         tool.need("name").text(),
         read_text(tool, "description"),
         tool.need("input_schema").object(),
-        strict.flag() if strict else None,
+        read_flag(tool, "strict"),
         mark=mark,
         at=tool,
     )

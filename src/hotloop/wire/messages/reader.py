@@ -6,20 +6,20 @@ The end of a block does not tell whether its call was cut off; the arguments do,
 """
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from hotloop.core.message import Thought
 from hotloop.core.stream import TextDelta
 from hotloop.wire.arguments import dump
-from hotloop.wire.calls import NameCall, OpenCall, OpenCalls, name_call
-from hotloop.wire.errors import bad_answer, broke_off, read_event_failure
-from hotloop.wire.event import Begun, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.errors import broke_off, read_event_failure
+from hotloop.wire.event import EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Json
+from hotloop.wire.part import sign_thought
+from hotloop.wire.reader import NameCall, OpenCall, Reader, decode, name_call
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.thoughts import sign_thought
-from hotloop.wire.usage import Usage, merge_usage, read_usage
+from hotloop.wire.usage import merge_usage, read_usage
 
 _REASONS: dict[str, EndReason] = {
     "max_tokens": "length",
@@ -27,10 +27,11 @@ _REASONS: dict[str, EndReason] = {
     "tool_use": "calls",
     "refusal": "refusal",
 }
-_CUT = ("length", "window")
 
 
 class Block(msgspec.Struct):
+    """A block of the content, or what it or the message has gained."""
+
     type: str = ""
     text: str | None = None
     thinking: str | None = None
@@ -39,6 +40,9 @@ class Block(msgspec.Struct):
     id: str | None = None
     name: str | None = None
     input: Any = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
 
 
 class Message(msgspec.Struct):
@@ -52,85 +56,70 @@ class Message(msgspec.Struct):
     error: Any = None
 
 
-class Delta(msgspec.Struct):
-    """Of a block, or of the message."""
-
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    partial_json: str | None = None
-    stop_reason: str | None = None
-    stop_sequence: str | None = None
-
-
 class MessageEvent(msgspec.Struct):
     type: str
     index: int = 0
     message: Message | None = None
     content_block: Block | None = None
-    delta: Delta | None = None
+    delta: Block | None = None
     usage: Any = None
     error: Any = None
 
-
-Shape = TypeVar("Shape", Message, MessageEvent)
 
 _message = msgspec.json.Decoder(Message)
 _event = msgspec.json.Decoder(MessageEvent)
 
 
-class MessagesReader:
-    """Told the events of a stream. `name_call` makes the ids of calls that come without one."""
-
+class MessagesReader(Reader):
     def __init__(self, *, name_call: NameCall = name_call) -> None:
-        self.is_over = False
-        self._has_begun = False
-        self._usage: Json = {}
-        self._stop: Delta | None = None
-        self._calls = OpenCalls(name_call)
+        super().__init__(name_call=name_call)
+        self._counts: Json = {}  # of the usage, as far as it was told
+        self._stop: Block | None = None
         self._open_calls: dict[int, tuple[OpenCall, Any]] = {}  # by their block, with the input it began with
         self._thoughts: dict[int, Thought] = {}  # by their block
 
-    @property
-    def usage(self) -> Usage | None:
-        return read_usage(self._usage)
-
     def push(self, event: ServerEvent) -> Iterator[Event]:
-        """Raises RemoteError if it makes no sense, or tells of a failure."""
         if self.is_over:
             return
-        heard = _decode(_event, event.text)
+        heard = decode(_event, event.text)
         match heard.type:
+            case "error":
+                raise read_event_failure({"error": heard.error})
             case "message_start":
-                yield from self._begin(heard.message or Message())
+                yield from self._start(heard.message or Message())
             case "content_block_start" | "content_block_delta" | "content_block_stop" | "message_delta":
-                yield from self._begin(Message())
+                yield from self._begin()
                 yield from self._go_on(heard)
             case "message_stop":
-                yield from self._end()
+                yield from self.finish()
 
     def finish(self) -> Iterator[Event]:
-        """There are no more events. Raises RemoteError if the answer is not whole."""
-        yield from self._end()
+        if self.is_over:
+            return
+        if self._stop is None:
+            raise broke_off()
+        reason = self._stop.stop_reason or ""
+        stop = self._stop.stop_sequence if reason == "stop_sequence" else None
+        yield from self._end(_REASONS.get(reason, "stop"), stop)
 
     def whole(self, data: bytes) -> Iterator[Event]:
-        """An answer that came at once."""
-        message = _decode(_message, data)
-        yield from self._begin(message)
+        message = decode(_message, data)
+        if message.type == "error":
+            raise read_event_failure({"error": message.error})
+        yield from self._start(message)
         for i, block in enumerate(message.content or ()):
             yield from self._begin_block(i, block)
             yield from self._end_block(i, is_whole=True)
-        self._stop = Delta(stop_reason=message.stop_reason or "end_turn", stop_sequence=message.stop_sequence)
-        yield from self._end()
+        self._stop = Block(stop_reason=message.stop_reason or "end_turn", stop_sequence=message.stop_sequence)
+        yield from self.finish()
 
-    def _begin(self, message: Message) -> Iterator[Event]:
-        if self._has_begun:
-            return
-        self._has_begun = True
-        answer_id, model = (value if isinstance(value, str) else "" for value in (message.id, message.model))
-        self._calls.answer_id = answer_id
-        self._usage = merge_usage(self._usage, message.usage)
-        yield Begun(answer_id, model, self.usage or Usage())
+    def _start(self, message: Message) -> Iterator[Event]:
+        self._count(message.usage)
+        yield from self._begin(message.id, message.model)
+
+    def _count(self, usage: Any) -> None:
+        self._counts = merge_usage(self._counts, usage)
+        self.usage = read_usage(self._counts)
 
     def _go_on(self, heard: MessageEvent) -> Iterator[Event]:
         match heard.type:
@@ -141,12 +130,12 @@ class MessagesReader:
             case "content_block_stop":
                 yield from self._end_block(heard.index)
             case "message_delta":
-                self._usage = merge_usage(self._usage, heard.usage)
+                self._count(heard.usage)
                 if heard.delta and heard.delta.stop_reason:
                     self._stop = heard.delta
 
     def _begin_block(self, index: int, block: Block) -> Iterator[Event]:
-        yield from self._calls.settle()
+        yield from self._settle()
         match block.type:
             case "text" if block.text:
                 yield TextDelta(block.text)
@@ -157,13 +146,13 @@ class MessagesReader:
             case "redacted_thinking":
                 self._thoughts[index] = Thought(block.data or "", is_sealed=True, maker="messages")
             case "tool_use":
-                call = self._calls.begin(block.id, block.name or "")
+                call = self._begin_call(block.id, block.name or "")
                 self._open_calls[index] = call, block.input
                 yield from call.open()
 
-    def _grow(self, index: int, delta: Delta) -> Iterator[Event]:
+    def _grow(self, index: int, delta: Block) -> Iterator[Event]:
         if found := self._open_calls.get(index):
-            yield from self._calls.hold(found[0].add(delta.partial_json or ""))
+            yield from self._hold(found[0].add(delta.partial_json or ""))
         elif thought := self._thoughts.get(index):
             text, signature = thought.text + (delta.thinking or ""), thought.signature + (delta.signature or "")
             self._thoughts[index] = Thought(text, signature, thought.is_sealed, thought.maker)
@@ -178,30 +167,6 @@ class MessagesReader:
             yield ThoughtClosed(thought if thought.is_sealed else sign_thought(thought.text, thought.signature))
         call, given = self._open_calls.get(index, (None, None))
         if call and not call.has_arguments and isinstance(given, dict) and (given or is_whole):
-            yield from self._calls.hold(call.add(dump(given)))
-        elif call and call.is_empty:
-            yield from self._calls.hold(call.close())
-
-    def _end(self) -> Iterator[Event]:
-        if self.is_over:
-            return
-        if self._stop is None:
-            raise broke_off()
-        self.is_over = True
-        reason = _REASONS.get(self._stop.stop_reason or "", "stop")
-        stop = self._stop.stop_sequence if self._stop.stop_reason == "stop_sequence" else None
-        if reason not in _CUT:
-            yield from self._calls.finish()
-        if reason == "stop" and stop is None and self._calls.all:
-            reason = "calls"
-        yield Ended(reason, stop, self.usage or Usage())
-
-
-def _decode(decoder: msgspec.json.Decoder[Shape], data: bytes | str) -> Shape:
-    try:
-        value = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_answer(error) from None
-    if value.type == "error":
-        raise read_event_failure({"error": value.error})
-    return value
+            yield from self._hold(call.add(dump(given)))
+        elif call and call.empty:
+            yield from self._hold(call.close())

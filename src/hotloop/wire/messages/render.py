@@ -13,11 +13,10 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import read_arguments, tidy_id
-from hotloop.wire.field import Json
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn
+from hotloop.wire.field import Json, present
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, is_signed, render_block
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import is_signed, render_block
 
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic wants to be told; every model of the last years can write as much."""
@@ -46,9 +45,11 @@ _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 def render_request(request: Request, target: Target) -> Json:
     rest = _render_rest(request, target)
+    if request.max_tokens is None:
+        target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
     rendered: Json = {
         "model": request.model,
-        "max_tokens": _max_tokens(request, target),
+        "max_tokens": DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
         **_render_turns(request, target),
         **_render_tools(request, target),
         **_render_sampling(request, target),
@@ -73,22 +74,14 @@ def _render_rest(request: Request, target: Target) -> Json:
     return {}
 
 
-def _max_tokens(request: Request, target: Target) -> int:
-    if request.max_tokens is None:
-        target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
-        return DEFAULT_MAX_TOKENS
-    return request.max_tokens
-
-
 def _render_turns(request: Request, target: Target) -> Json:
-    """`system`, if there is one, and `messages`."""
     turns = request.turns
     num_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system = [block for turn in turns[:num_system] for block in _render_blocks(turn.parts, target)]
     messages = _join(turns[num_system:], request, target)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
-    return {**({"system": system} if system else {}), "messages": messages}
+    return {**present(system=system or None), "messages": messages}
 
 
 def _join(turns: Iterable[Turn], request: Request, target: Target) -> list[Json]:
@@ -137,10 +130,13 @@ def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Ta
         case Text():
             return {"type": "text", "text": part.text}
         case Image():
-            source = _render_data(part) or {"type": "url", "url": part.url}
-            return {"type": "image", "source": source}
+            return {"type": "image", "source": _render_data(part) or {"type": "url", "url": part.url}}
         case File():
-            return _render_file(part)
+            text = {"type": "text", "media_type": "text/plain", "data": part.text}
+            source = _render_data(part) if part.url else text
+            if source is None:
+                raise part.refuse("expected a data URL")
+            return {"type": "document", "source": source, **present(title=part.name or None)}
         case Call():
             return _render_call(part, target)
         case Result():
@@ -149,15 +145,6 @@ def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Ta
             return dict(part.value)
         case Opaque():
             return {"type": "text", "text": part.text or ""}
-
-
-def _render_file(part: File) -> Json:
-    source: Json | None = {"type": "text", "media_type": "text/plain", "data": part.text}
-    if part.url:
-        source = _render_data(part)
-    if source is None:
-        raise part.refuse("expected a data URL")
-    return {"type": "document", "source": source, **({"title": part.name} if part.name else {})}
 
 
 def _render_data(part: Image | File) -> Json | None:
@@ -174,24 +161,20 @@ def _render_call(call: Call, target: Target) -> Json:
     value = read_arguments(call.arguments)
     if value is None:
         target.notes.add("arguments that are no JSON object are left out of the calls before")
-    place = call.at.place if call.at else ""
-    return {"type": "tool_use", "id": tidy_id(call.id, f"{place}.id"), "name": call.flat_name, "input": value or {}}
+    call_id = tidy_id(call.id, f"{call.place}.id")
+    return {"type": "tool_use", "id": call_id, "name": call.flat_name, "input": value or {}}
 
 
 def _render_result(result: Result, target: Target) -> Json:
-    place = result.at.place if result.at else ""
-    block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{place}.tool_call_id")}
+    block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{result.place}.tool_call_id")}
     plain = result.parts[0] if result.is_plain and result.parts else None
     block["content"] = plain.text if isinstance(plain, Text) else _render_blocks(result.parts, target)
     return {**block, "is_error": True} if result.is_error else block
 
 
 def _render_tools(request: Request, target: Target) -> Json:
-    """`tools` and `tool_choice`, as far as there is something to call."""
-    if request.api == "messages":
-        tools = [_render_own(tool, target) for tool in request.tools]
-    else:
-        tools = [_render_tool(tool, target) for tool in offer_tools(request, target)]
+    given = request.tools if request.api == "messages" else offer_tools(request, target)
+    tools = [_render_tool(tool, target) for tool in given]
     if not tools:
         return {}
     choice = request.choice
@@ -204,61 +187,46 @@ def _render_tools(request: Request, target: Target) -> Json:
     return {"tools": tools} if is_usual else {"tools": tools, "tool_choice": rendered}
 
 
-def _render_own(tool: Tool | Opaque, target: Target) -> Json:
-    if isinstance(tool, Tool):
-        return _render_tool(tool, target)
-    return {**tool.value, **_render_mark(tool.mark, target)}
-
-
-def _render_tool(tool: Tool, target: Target) -> Json:
-    rendered: Json = {"name": tool.name}
-    if tool.description is not None:
-        rendered["description"] = tool.description
-    rendered["input_schema"] = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
-    if tool.is_strict is not None:
-        rendered["strict"] = tool.is_strict
-    return {**rendered, **_render_mark(tool.mark, target)}
+def _render_tool(tool: Tool | Opaque, target: Target) -> Json:
+    mark = _render_mark(tool.mark, target)
+    if isinstance(tool, Opaque):
+        return {**tool.value, **mark}
+    schema = {"type": "object", **({"properties": {}} if tool.schema is None else tool.schema)}
+    about = present(name=tool.name, description=tool.description, input_schema=schema, strict=tool.is_strict)
+    return {**about, **mark}
 
 
 def _render_sampling(request: Request, target: Target) -> Json:
-    rendered: Json = {name: value for name in ("top_p", "top_k") if (value := getattr(request, name)) is not None}
-    if request.temperature is not None:
-        rendered["temperature"] = min(request.temperature, 1.0)
-        if request.temperature > 1:
-            target.notes.add(f"temperature: {request.temperature:g} becomes 1, the highest there is")
+    temperature = request.temperature
+    if temperature is not None and temperature > 1:
+        target.notes.add(f"temperature: {temperature:g} becomes 1, the highest there is")
+        temperature = 1.0
     kept = [text for text in request.stop if text.strip()]
     if len(kept) < len(request.stop):
         target.notes.add("stop: white space alone cannot stop an answer there")
-    return rendered | ({"stop_sequences": kept} if kept else {})
+    return present(top_p=request.top_p, top_k=request.top_k, temperature=temperature, stop_sequences=kept or None)
 
 
 def _render_output(request: Request) -> Json:
-    rendered: Json = {"stream": True} if request.is_stream else {}
-    config: Json = {}
-    if request.shape and request.shape.schema is not None:
-        config["format"] = {"type": "json_schema", "schema": dict(request.shape.schema)}
-    if request.thinking is not None:
-        rendered["thinking"] = request.thinking
-    if request.effort == "none":
-        rendered["thinking"] = {"type": "disabled"}
-    elif request.effort in _EFFORTS:
-        config["effort"] = _EFFORTS[request.effort]
-    elif request.effort is not None:
+    effort, shape = request.effort, request.shape
+    if effort not in (None, "none", *_EFFORTS):
         param = {"chat": "reasoning_effort", "responses": "reasoning.effort"}.get(request.api, "output_config.effort")
         raise RequestError(f"{param}: expected none, minimal, low, medium, high, xhigh or max", param=param)
-    return {**rendered, "output_config": config} if config else rendered
+    form = {"type": "json_schema", "schema": dict(shape.schema)} if shape and shape.schema is not None else None
+    return present(
+        stream=request.is_stream or None,
+        thinking={"type": "disabled"} if effort == "none" else request.thinking,
+        output_config=present(format=form, effort=_EFFORTS.get(effort or "")) or None,
+    )
 
 
 def _render_service(request: Request, target: Target) -> Json:
-    rendered: Json = {}
     user = request.user if request.user is not None else request.fields.get("safety_identifier")
-    if user is not None:
-        rendered["metadata"] = {"user_id": str(user)}
-    if request.service_tier in _SERVICE_TIERS:
-        rendered["service_tier"] = _SERVICE_TIERS[request.service_tier]
-    elif request.service_tier is not None:
-        target.notes.add(f"service_tier: there is no {request.service_tier} there")
-    return rendered
+    tier = request.service_tier
+    if tier not in (None, *_SERVICE_TIERS):
+        target.notes.add(f"service_tier: there is no {tier} there")
+    metadata = None if user is None else {"user_id": str(user)}
+    return present(metadata=metadata, service_tier=_SERVICE_TIERS.get(tier or ""))
 
 
 def _render_cache(request: Request, target: Target) -> Json:
@@ -273,7 +241,7 @@ def _render_cache(request: Request, target: Target) -> Json:
     retention = options.get("ttl") or cache.retention
     if retention is None and cache.options is None and cache.key is None:
         return {}
-    return _render_mark({"type": "ephemeral", **({"ttl": retention} if retention else {})}, target)
+    return _render_mark(present(type="ephemeral", ttl=retention or None), target)
 
 
 def _render_mark(mark: Json | None, target: Target) -> Json:
@@ -283,7 +251,7 @@ def _render_mark(mark: Json | None, target: Target) -> Json:
     ttl = mark.get("ttl")
     if ttl in _LONGER:
         target.notes.add(f"cache_control: {ttl} becomes 1h, the longest there is")
-    return {"cache_control": {**mark, **({"ttl": _TTLS.get(str(ttl), "5m")} if ttl is not None else {})}}
+    return {"cache_control": {**mark, **present(ttl=ttl and _TTLS.get(str(ttl), "5m"))}}
 
 
 def _limit_marks(body: Json, target: Target) -> Json:

@@ -11,14 +11,12 @@ from typing import Literal
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta
-from hotloop.wire.answer import gather
 from hotloop.wire.arguments import answer_stem, read_arguments
 from hotloop.wire.errors import render_message_failure
-from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
+from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta, gather
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Text
+from hotloop.wire.part import Call, Text, is_signed, render_block
 from hotloop.wire.sse import write_event
-from hotloop.wire.thoughts import is_signed, render_block
 
 _STOP_REASONS: dict[EndReason, str] = {
     "stop": "end_turn",
@@ -66,7 +64,7 @@ class MessagesWriter:
             case ThoughtClosed():
                 yield from self._close_thought(event.thought)
             case CallOpened():
-                yield from self._begin_block("tool_use", _render_call(Call(event.id, event.name, "")))
+                yield from self._open_block("tool_use", _render_call(Call(event.id, event.name, "")))
             case CallDelta():
                 yield self._delta(type="input_json_delta", partial_json=event.arguments)
             case Ended():
@@ -78,17 +76,16 @@ class MessagesWriter:
 
     def _close_thought(self, thought: Thought) -> Iterator[bytes]:
         if thought.is_sealed:
-            yield from self._begin_block("redacted_thinking", render_block(thought))
+            yield from self._open_block("redacted_thinking", render_block(thought))
         elif self._open == "thinking" and is_signed(thought):
             yield self._delta(type="signature_delta", signature=render_block(thought)["signature"])
         if self._open in ("thinking", "redacted_thinking"):
             yield from self._end_block()
 
     def _open_block(self, kind: BlockKind, block: Json) -> Iterator[bytes]:
-        if self._open != kind:
-            yield from self._begin_block(kind, block)
-
-    def _begin_block(self, kind: BlockKind, block: Json) -> Iterator[bytes]:
+        """Texts and thoughts go on where they are; the other blocks are new each time."""
+        if self._open == kind in ("text", "thinking"):
+            return
         yield from self._end_block()
         yield write_event("content_block_start", index=self._num_blocks, content_block=block)
         self._open = kind
@@ -103,7 +100,6 @@ class MessagesWriter:
         return write_event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
     def render_frame(self, begun: Begun) -> Json:
-        """A message before its first word."""
         return {
             "id": f"msg_{answer_stem(begun.id)}",
             "type": "message",

@@ -10,18 +10,25 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_cache, parse_choice_with, parse_mode, parse_shape, parse_stop, parse_top_k
-from hotloop.wire.field import Field, read_flag, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, flat_name
+from hotloop.wire.chat.parse import parse_choice, parse_common, parse_function, parse_shape, parse_stop
+from hotloop.wire.field import Body, Field, present, read_object, read_text
+from hotloop.wire.part import (
+    Call,
+    File,
+    Image,
+    Opaque,
+    Part,
+    Result,
+    Role,
+    Text,
+    Turn,
+    flat_name,
+    open_thought,
+    parse_content,
+)
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Choice, Request, Tool
-from hotloop.wire.thoughts import open_thought
+from hotloop.wire.request import Request, Tool
 
-_READ = {
-    *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "stream"),
-    *("stream_options", "text", "reasoning", "temperature", "top_p", "top_k", "stop", "user", "service_tier"),
-    *("cache_control", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-}
 _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
     *("top_logprobs", "max_tool_calls", "context_management"),
@@ -44,39 +51,32 @@ _TEXTS = ("input_text", "output_text", "text")
 
 
 def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
-    given = Field(dict(body))
-    instructions, limit = given.get("instructions"), given.get("max_output_tokens")
-    reasoning, text = given.get("reasoning"), given.get("text")
+    fields = Body(body)
+    given = Field(fields)
+    given.get("stream_options")  # how the stream is obscured: nobody else does that
+    instructions, limit, reasoning, text = (
+        given.get(name) for name in ("instructions", "max_output_tokens", "reasoning", "text")
+    )
     turns = parse_input(given.need("input"))
     if instructions and instructions.text():
         turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
     if not turns:
         raise RequestError("input: there is nothing to answer", param="input")
-    rest = {name: value for name, value in body.items() if value is not None and name not in _READ}
-    own = {name: value for name, value in rest.items() if name in _OWN}
-    if reasoning and reasoning.get("summary"):
-        own["reasoning.summary"] = read_text(reasoning, "summary")
-    return Request(
+    request = Request(
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
         tools=parse_tools(given),
-        choice=parse_choice(given),
+        choice=parse_choice(given, ("function", "custom"), _name),
         shape=parse_shape(text.get("format") if text else None, None),
-        max_tokens=limit.count() if limit else None,
-        temperature=given.optional_number("temperature"),
-        top_p=given.optional_number("top_p"),
-        top_k=parse_top_k(given),
+        max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
-        is_stream=read_flag(given, "stream"),
-        effort=read_text(reasoning, "effort") if reasoning else None,
-        verbosity=read_text(text, "verbosity") if text else None,
-        user=read_text(given, "user"),
-        service_tier=read_text(given, "service_tier"),
-        cache=parse_cache(given),
-        own=own,
-        fields={name: value for name, value in rest.items() if name not in _OWN},
+        effort=read_text(reasoning, "effort"),
+        verbosity=read_text(text, "verbosity"),
+        own=present(**{"reasoning.summary": read_text(reasoning, "summary")}),
+        **parse_common(given),
     )
+    return request.with_rest(fields, _OWN)
 
 
 def check_portable(request: Request) -> None:
@@ -118,7 +118,8 @@ def _parse_item(item: Field) -> Turn:
         case "function_call_output" | "custom_tool_call_output":
             output, call_id = item.need("output"), item.need("call_id").text()
             is_custom = kind == "custom_tool_call_output"
-            result = Result(call_id, tuple(_parse_content(output)), output.is_text, is_custom=is_custom, at=item)
+            parts = parse_content(output, _parse_part)
+            result = Result(call_id, parts, output.is_text, is_custom=is_custom, at=item)
             return Turn("user", (result,), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
@@ -128,7 +129,7 @@ def _parse_message(item: Field) -> Turn:
     role, content = item.need("role"), item.need("content")
     if role.text() not in _ROLES:
         raise role.refuse("expected user, assistant, system or developer")
-    parts = tuple(_parse_content(content))
+    parts = parse_content(content, _parse_part)
     if role.text() == "assistant" and not parts:
         parts = (Text("", at=item),)  # it was its turn, even if it said nothing
     return Turn(_ROLES[role.text()], parts, content.is_text, at=item)
@@ -144,12 +145,6 @@ def _parse_call(item: Field, *, is_custom: bool) -> Call:
     call_id, name, namespace = item.need("call_id").text(), item.need("name").text(), read_text(item, "namespace")
     arguments = wrap_input(item.need("input").text()) if is_custom else item.need("arguments").text()
     return Call(call_id, name, arguments, namespace, is_custom, at=item)
-
-
-def _parse_content(content: Field) -> list[Part]:
-    if content.is_text:
-        return [Text(content.text(), at=content)]
-    return [_parse_part(part) for part in content.each()]
 
 
 def _parse_part(part: Field) -> Part:
@@ -176,34 +171,10 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         for inner in tool.need("tools").each():
             yield from _parse_tool(inner, tool.need("name").text())
     elif kind in ("function", "custom"):
-        schema, strict, form = (tool.get(name) for name in ("parameters", "strict", "format"))
-        yield Tool(
-            tool.need("name").text(),
-            read_text(tool, "description"),
-            schema.object() if schema else None,
-            strict.flag() if strict else None,
-            namespace,
-            is_custom=kind == "custom",
-            form=form.object() if form else None,
-            at=tool,
-        )
+        form = read_object(tool, "format")
+        yield parse_function(tool, namespace=namespace, is_custom=kind == "custom", form=form, at=tool)
     else:
         yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
-
-
-def parse_choice(given: Field) -> Choice:
-    return parse_choice_with(given, _parse_named_choice)
-
-
-def _parse_named_choice(choice: Field) -> Choice:
-    match choice.kind():
-        case "function" | "custom":
-            return Choice("required", _name(choice))
-        case "allowed_tools":
-            allowed = tuple(_name(tool) for tool in choice.need("tools").each())
-            mode = choice.get("mode")
-            return Choice(parse_mode(mode) if mode else "auto", allowed=allowed)
-    raise choice.need("type").refuse("expected function, custom or allowed_tools")
 
 
 def _name(choice: Field) -> str:

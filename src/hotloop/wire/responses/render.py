@@ -2,27 +2,26 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Any
 
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
-from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Text, Turn, text_of
+from hotloop.wire.field import Json, present
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Text, Turn, seal_thought, text_of
 from hotloop.wire.policy import Target, offer_tools
 from hotloop.wire.request import Request, Tool
-from hotloop.wire.thoughts import seal_thought
 
 
 def render_request(request: Request, target: Target) -> Json:
-    turns, instructions = request.turns, {}
-    first = turns[0] if turns else Turn("user", ())
-    if first.role == "system" and first.is_plain and len(turns) > 1:
-        turns, instructions = turns[1:], {"instructions": first.texts[0]}
+    turns, instructions = request.turns, None
+    if len(turns) > 1 and turns[0].role == "system" and turns[0].is_plain:
+        turns, instructions = turns[1:], turns[0].texts[0]
     rest = render_rest(request, target, "responses")
     rendered: Json = {
         **{name: value for name, value in rest.items() if "." not in name},
         "model": request.model,
-        **instructions,
+        **present(instructions=instructions),
         "input": [item for turn in turns for item in _render_turn(turn, request.api, target)],
         **_render_tools(request, target),
         **_render_output(request, target),
@@ -35,8 +34,7 @@ def render_request(request: Request, target: Target) -> Json:
 
 def render_call(call: Call) -> Json:
     """A call as an item, without the item's own id and status."""
-    about: Json = {"call_id": call.id, "name": call.name}
-    about |= {"namespace": call.namespace} if call.namespace else {}
+    about = present(call_id=call.id, name=call.name, namespace=call.namespace or None)
     if call.is_custom:
         return {"type": "custom_tool_call", **about, "input": unwrap_input(call.arguments)}
     return {"type": "function_call", **about, "arguments": call.arguments}
@@ -89,12 +87,9 @@ def _render_thought(thought: Thought, target: Target) -> list[Json]:
     if target.is_strict and not is_own:
         target.notes.add("thinking left out: the replica's API has no place for it")
         return []
-    item: Json = {"type": "reasoning", "summary": []}
-    if thought.summary:
-        item["summary"] = [{"type": "summary_text", "text": thought.summary}]
-    if text:
-        item["content"] = [{"type": "reasoning_text", "text": text}]
-    return [item | seal_thought(thought)]
+    summary = [{"type": "summary_text", "text": thought.summary}] if thought.summary else []
+    content = [{"type": "reasoning_text", "text": text}] if text else None
+    return [{"type": "reasoning", "summary": summary, **present(content=content), **seal_thought(thought)}]
 
 
 def _render_result(result: Result, target: Target) -> Json:
@@ -128,27 +123,26 @@ def _render_tools(request: Request, target: Target) -> Json:
     if request.api == "responses":
         tools = [*_render_own(request.tools)]
     else:
-        tools = [_render_function(tool) for tool in offer_tools(request, target)]
+        # Functions that do not say are strict here, and are not in other APIs.
+        usual = {"parameters": {"type": "object", "properties": {}}, "strict": False}
+        tools = [usual | _render_tool(tool) for tool in offer_tools(request, target)]
         for tool in request.tools:
             target.lose_mark(tool.mark)
     if not tools:
         return {}
-    rendered: Json = {"tools": tools}
+    chosen: Any = choice.mode
     names = {tool.flat_name: tool for tool in request.tools if isinstance(tool, Tool)}
     if choice.name is not None:
-        rendered["tool_choice"] = _render_named(choice.name, names)
+        chosen = _render_named(choice.name, names)
     elif choice.allowed is not None and request.api == "responses":
         allowed = [_render_named(name, names) for name in choice.allowed]
-        rendered["tool_choice"] = {"type": "allowed_tools", "mode": choice.mode or "auto", "tools": allowed}
-    elif choice.mode:
-        rendered["tool_choice"] = choice.mode
-    return rendered | ({} if choice.is_parallel is None else {"parallel_tool_calls": choice.is_parallel})
+        chosen = {"type": "allowed_tools", "mode": choice.mode or "auto", "tools": allowed}
+    return present(tools=tools, tool_choice=chosen, parallel_tool_calls=choice.is_parallel)
 
 
 def _render_named(name: str, tools: dict[str, Tool]) -> Json:
     tool = tools.get(name) or Tool(name)
-    about = {"namespace": tool.namespace} if tool.namespace else {}
-    return {"type": "custom" if tool.is_custom else "function", "name": tool.name, **about}
+    return present(type="custom" if tool.is_custom else "function", name=tool.name, namespace=tool.namespace or None)
 
 
 def _render_own(tools: Iterable[Tool | Opaque]) -> Iterator[Json]:
@@ -161,41 +155,27 @@ def _render_own(tools: Iterable[Tool | Opaque]) -> Iterator[Json]:
             yield from rendered
 
 
-def _render_function(tool: Tool) -> Json:
-    """Functions that do not say are strict here, and are not in other APIs."""
-    usual = {"parameters": {"type": "object", "properties": {}}, "strict": False}
-    return usual | _render_tool(tool)
-
-
 def _render_tool(tool: Tool) -> Json:
-    rendered: Json = {"type": "custom" if tool.is_custom else "function", "name": tool.name}
-    if tool.description is not None:
-        rendered["description"] = tool.description
+    about = present(name=tool.name, description=tool.description)
     if tool.is_custom:
-        return {**rendered, **({"format": tool.form} if tool.form is not None else {})}
-    if tool.schema is not None:
-        rendered["parameters"] = dict(tool.schema)
-    return {**rendered, **({} if tool.is_strict is None else {"strict": tool.is_strict})}
+        return {"type": "custom", **about, **present(format=tool.form)}
+    return {"type": "function", **about, **present(parameters=tool.schema, strict=tool.is_strict)}
 
 
 def _render_output(request: Request, target: Target) -> Json:
-    rendered: Json = {"stream": True} if request.is_stream else {}
-    if request.max_tokens is not None:
-        rendered["max_output_tokens"] = request.max_tokens or 1
-    if request.top_k is not None and not target.is_strict:
-        rendered["top_k"] = request.top_k
-    if request.stop and target.is_strict:
+    stop = [*request.stop] or None
+    if stop and target.is_strict:
         target.notes.lose(["stop"], "the replica's API")
-    elif request.stop:
-        rendered["stop"] = list(request.stop)
-    if effort := render_effort(request, target):
-        rendered["reasoning"] = {"effort": effort}
-    if summary := request.own.get("reasoning.summary"):
-        rendered["reasoning"] = {**rendered.get("reasoning", {}), "summary": summary}
-    text: Json = {"verbosity": request.verbosity} if request.verbosity else {}
-    if request.shape:
-        text["format"] = {"type": "json_object"}
-        if request.shape.schema is not None:
-            about = {"name": "answer", **request.shape.about, "schema": request.shape.schema}
-            text["format"] = {"type": "json_schema", **about}
-    return {**rendered, "text": text} if text else rendered
+        stop = None
+    form, shape = None, request.shape
+    if shape:
+        about = {"name": "answer", **shape.about, "schema": shape.schema}
+        form = {"type": "json_object"} if shape.schema is None else {"type": "json_schema", **about}
+    return present(
+        stream=request.is_stream or None,
+        max_output_tokens=None if request.max_tokens is None else max(request.max_tokens, 1),
+        top_k=None if target.is_strict else request.top_k,
+        stop=stop,
+        reasoning=present(effort=render_effort(request, target), summary=request.own.get("reasoning.summary")) or None,
+        text=present(verbosity=request.verbosity, format=form) or None,
+    )

@@ -4,18 +4,24 @@ response.created response.in_progress (output_item.added ... output_item.done)* 
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from hotloop.core.errors import RemoteError
+from hotloop.core.message import Thought
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta
 from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Opaque
+from hotloop.wire.part import Call, Opaque, seal_thought
 from hotloop.wire.request import Tool
-from hotloop.wire.responses.output import CallItem, ItemStatus, OutputItem, ReasoningItem, TextItem
-from hotloop.wire.sse import write_event
+from hotloop.wire.responses.render import render_call
+from hotloop.wire.sse import write_typed
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 _INCOMPLETE: dict[EndReason, str] = {
     "length": "max_output_tokens",
@@ -25,6 +31,140 @@ _INCOMPLETE: dict[EndReason, str] = {
 _REPEATED = ("instructions", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice", "metadata", "user")
 
 _USUAL: Json = {"tools": [], "tool_choice": "auto", "metadata": {}, "temperature": 1.0, "top_p": 1.0}
+
+
+class OutputItem(ABC):
+    """One item of the output, opened once, then closed once: what a client hears of it, in OpenAI's order."""
+
+    prefix: str
+
+    def __init__(self, stem: str, output_index: int) -> None:
+        self.id = f"{self.prefix}_{stem}"
+        self.status: ItemStatus = "in_progress"
+        self._place: Json = {"output_index": output_index}
+        self._where: Json = {"item_id": self.id, **self._place}
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def open(self) -> list[Json]:
+        return [{"type": "response.output_item.added", **self._place, "item": self.render()}]
+
+    def grow(self, text: str) -> list[Json]:
+        self._pieces.append(text)
+        return self._tell_more(text)
+
+    def close(self, status: ItemStatus) -> list[Json]:
+        self.status = status
+        return [*self._tell_end(), {"type": "response.output_item.done", **self._place, "item": self.render()}]
+
+    @abstractmethod
+    def render(self) -> Json: ...
+
+    @abstractmethod
+    def _tell_more(self, text: str) -> list[Json]: ...
+
+    @abstractmethod
+    def _tell_end(self) -> list[Json]: ...
+
+
+class ReasoningItem(OutputItem):
+    prefix = "rs"
+    thought = Thought("")
+    """What is known of it when it is whole, beside its text."""
+
+    def render(self) -> Json:
+        content = [{"type": "reasoning_text", "text": self.text}] if self._pieces else []
+        about: Json = {"id": self.id, "type": "reasoning", "summary": [], "content": content}
+        return {**about, **seal_thought(self.thought), "status": self.status}
+
+    def _tell_more(self, text: str) -> list[Json]:
+        return [{"type": "response.reasoning_text.delta", **self._where, "content_index": 0, "delta": text}]
+
+    def _tell_end(self) -> list[Json]:
+        done = {"type": "response.reasoning_text.done", **self._where, "content_index": 0, "text": self.text}
+        return [done] if self._pieces else []
+
+
+class TextItem(OutputItem):
+    """A message of the assistant. It has one part, from when it was opened."""
+
+    prefix = "msg"
+
+    def __init__(self, stem: str, output_index: int) -> None:
+        super().__init__(stem, output_index)
+        self._where["content_index"] = 0
+        self._logprobs: list[Json] = []
+        self._has_part = False
+
+    def open(self) -> list[Json]:
+        added = super().open()
+        self._has_part = True
+        return [*added, {"type": "response.content_part.added", **self._where, "part": self._render_part()}]
+
+    def grow(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
+        self._logprobs += logprobs
+        [delta] = super().grow(text)
+        return [{**delta, "logprobs": [_brief(logprob) for logprob in logprobs]}]
+
+    def render(self) -> Json:
+        about = {"id": self.id, "type": "message", "status": self.status, "role": "assistant"}
+        return {**about, "content": [self._render_part()] if self._has_part else []}
+
+    def _tell_more(self, text: str) -> list[Json]:
+        return [{"type": "response.output_text.delta", **self._where, "delta": text}]
+
+    def _tell_end(self) -> list[Json]:
+        done = {"text": self.text, "logprobs": [_brief(logprob) for logprob in self._logprobs]}
+        return [
+            {"type": "response.output_text.done", **self._where, **done},
+            {"type": "response.content_part.done", **self._where, "part": self._render_part()},
+        ]
+
+    def _render_part(self) -> Json:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": [*self._logprobs]}
+
+
+def _brief(logprob: Json) -> Json:
+    """As events have it: without the bytes."""
+    tops = [{"token": top["token"], "logprob": top["logprob"]} for top in logprob["top_logprobs"]]
+    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": tops}
+
+
+class CallItem(OutputItem):
+    """A call. A custom tool's text is inside JSON while it is written, so it is told when it is whole."""
+
+    def __init__(self, stem: str, output_index: int, call: Call) -> None:
+        self.prefix = "ctc" if call.is_custom else "fc"
+        super().__init__(stem, output_index)
+        self._call = call
+
+    def close(self, status: ItemStatus) -> list[Json]:
+        if not self._pieces and status == "completed":
+            self._pieces.append("{}")
+        return super().close(status)
+
+    def render(self) -> Json:
+        return {"id": self.id, **render_call(replace(self._call, arguments=self.text)), "status": self.status}
+
+    def _tell_more(self, text: str) -> list[Json]:
+        delta = {"type": "response.function_call_arguments.delta", **self._where, "delta": text}
+        return [] if self._call.is_custom else [delta]
+
+    def _tell_end(self) -> list[Json]:
+        item, where = self.render(), self._where
+        if not self._call.is_custom:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            return [{"type": "response.function_call_arguments.done", **where, **done}]
+        return [
+            {"type": "response.custom_tool_call_input.delta", **where, "delta": item["input"]},
+            {"type": "response.custom_tool_call_input.done", **where, "input": item["input"]},
+        ]
+
+
+Kind = TypeVar("Kind", TextItem, ReasoningItem)
 
 
 class ResponsesWriter:
@@ -46,7 +186,7 @@ class ResponsesWriter:
         self._num_sent = 0
 
     def write(self, event: Event) -> Iterator[bytes]:
-        yield from self.number(self.tell(event))
+        return self.number(self.tell(event))
 
     def fail(self, error: RemoteError) -> bytes:
         """The object says why; what was put out until then is in it."""
@@ -57,41 +197,49 @@ class ResponsesWriter:
 
     def whole(self, events: Iterable[Event]) -> Json:
         for event in events:
-            for _ in self.tell(event):
-                pass
+            self.tell(event)
         return self._response
 
-    def tell(self, event: Event) -> Iterator[Json]:
+    def tell(self, event: Event) -> list[Json]:
         """What a client hears of an event, not numbered yet."""
-        for each in self._order.push(event):
-            yield from self._take(each)
+        return [told for each in self._order.push(event) for told in self._take(each)]
 
-    def _take(self, event: Event) -> Iterator[Json]:
+    def render(self) -> Json:
+        self._response["output"] = [item.render() for item in self._items]
+        return dict(self._response)
+
+    def number(self, told: Iterable[Json]) -> Iterator[bytes]:
+        for event in told:
+            event["sequence_number"] = self._num_sent
+            yield write_typed(event)
+            self._num_sent += 1
+
+    def _take(self, event: Event) -> list[Json]:
         match event:
             case Begun():
-                yield from self._begin(event)
+                return self._begin(event)
             case TextDelta():
-                yield from self._write(event.text)
+                item, opened = self._continue(TextItem)
+                logprobs, self._logprobs = self._logprobs, []
+                return opened + item.grow(event.text, logprobs)
             case ThoughtDelta():
-                yield from self._think(event.text)
+                thought, opened = self._continue(ReasoningItem)
+                return opened + thought.grow(event.text)
             case ThoughtClosed():
-                if not isinstance(self._open, ReasoningItem):
-                    yield from self._begin_item(ReasoningItem(*self._next()))
-                assert isinstance(self._open, ReasoningItem)
-                self._open.thought = event.thought
-                yield from self._end_item("completed")
+                thought, opened = self._continue(ReasoningItem)
+                thought.thought = event.thought
+                return opened + self._end_item("completed")
             case CallOpened():
                 tool = self._tools.get(event.name) or Tool(event.name)
-                call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom)
                 self._logprobs.clear()  # a call has no place for them
-                yield from self._begin_item(CallItem(*self._next(), call))
+                call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom)
+                return self._begin_item(CallItem(*self._next(), call))
             case CallDelta():
                 assert self._open
-                yield from self._open.grow(event.arguments)
+                return self._open.grow(event.arguments)
             case Ended():
-                yield from self._end(event)
-            case _:
-                yield from self._end_item("completed")
+                return self._end(event)
+        return self._end_item("completed")
 
     def _begin(self, begun: Begun) -> list[Json]:
         self._has_begun = True
@@ -99,61 +247,43 @@ class ResponsesWriter:
         self._response |= {"id": f"resp_{self._stem}", "model": begun.model or self._response["model"]}
         return [self._tell("response.created"), self._tell("response.in_progress")]
 
-    def _end(self, ended: Ended) -> Iterator[Json]:
+    def _end(self, ended: Ended) -> list[Json]:
         reason = _INCOMPLETE.get(ended.reason)
         status: ItemStatus = "incomplete" if reason else "completed"
-        yield from self._end_item(status) if reason else self._cut_item()
+        told = self._end_item(status) if reason else self._cut_item()
         self._response |= {
             "status": status,
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": ended.usage.render_response(),
         }
-        yield self._tell(f"response.{status}")
+        return [*told, self._tell(f"response.{status}")]
 
-    def _write(self, text: str) -> Iterator[Json]:
-        if not isinstance(self._open, TextItem):
-            yield from self._begin_item(TextItem(*self._next()))
-        assert isinstance(self._open, TextItem)
-        logprobs, self._logprobs = self._logprobs, []
-        yield from self._open.grow(text, logprobs)
-
-    def _think(self, text: str) -> Iterator[Json]:
-        if not isinstance(self._open, ReasoningItem):
-            yield from self._begin_item(ReasoningItem(*self._next()))
-        assert self._open
-        yield from self._open.grow(text)
+    def _continue(self, kind: type[Kind]) -> tuple[Kind, list[Json]]:
+        """The open item, if it is of this kind; else a new one, and what tells of it."""
+        if isinstance(self._open, kind):
+            return self._open, []
+        item = kind(*self._next())
+        return item, self._begin_item(item)
 
     def _next(self) -> tuple[str, int]:
         return f"{self._stem}_{len(self._items)}", len(self._items)
 
-    def _begin_item(self, item: OutputItem) -> Iterator[Json]:
-        yield from self._cut_item()
+    def _begin_item(self, item: OutputItem) -> list[Json]:
+        told = self._cut_item()
         self._items.append(item)
         self._open = item
-        yield from item.open()
+        return told + item.open()
 
-    def _end_item(self, status: ItemStatus) -> Iterator[Json]:
+    def _end_item(self, status: ItemStatus) -> list[Json]:
         item, self._open = self._open, None
-        if item:
-            yield from item.close(status)
+        return item.close(status) if item else []
 
-    def _cut_item(self) -> Iterator[Json]:
+    def _cut_item(self) -> list[Json]:
         """Something else follows: a call that is still open was cut off."""
-        yield from self._end_item("incomplete" if isinstance(self._open, CallItem) else "completed")
-
-    def render(self) -> Json:
-        """The object as it is now."""
-        self._response["output"] = [item.render() for item in self._items]
-        return dict(self._response)
+        return self._end_item("incomplete" if isinstance(self._open, CallItem) else "completed")
 
     def _tell(self, kind: str) -> Json:
         return {"type": kind, "response": self.render()}
-
-    def number(self, told: Iterable[Json]) -> Iterator[bytes]:
-        for event in told:
-            fields = {name: value for name, value in event.items() if name != "type"}
-            yield write_event(event["type"], **fields, sequence_number=self._num_sent)
-            self._num_sent += 1
 
 
 def render_head(body: Mapping[str, Any]) -> Json:

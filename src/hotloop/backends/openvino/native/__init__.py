@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -45,15 +46,8 @@ class NativeAttention:
     ) -> None:
         self._library = library
         self._keep = [angles]
-        self._handle = library.attention_create(
-            spec.num_layers,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            num_blocks,
-            spec.rms_eps,
-            angles.ctypes.data,
-        )
+        shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, num_blocks)
+        self._handle = library.attention_create(*shape, spec.rms_eps, angles.ctypes.data)
         if not self._handle:
             raise BackendError("the native attention could not be set up: not enough memory, or AMX is not permitted")
         memory = ctypes.cast(library.attention_kv(self._handle), ctypes.POINTER(ctypes.c_uint8))
@@ -120,16 +114,17 @@ def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    library.attention_create.restype = pointer
-    library.attention_create.argtypes = [number, number, number, number, number, ctypes.c_float, pointer]
-    library.attention_destroy.argtypes = [pointer]
-    library.attention_kv.restype = pointer
-    library.attention_kv.argtypes = [pointer]
-    library.attention_set_norms.argtypes = [pointer, number, pointer, pointer]
-    library.attention_plan.argtypes = [pointer, number, pointer, pointer, pointer, pointer]
-    library.attention_run.argtypes = [pointer, number, pointer, pointer]
-    for name in ("destroy", "set_norms", "plan", "run"):
-        getattr(library, f"attention_{name}").restype = None
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "create": (pointer, [number] * 5 + [ctypes.c_float, pointer]),
+        "destroy": (None, [pointer]),
+        "kv": (pointer, [pointer]),
+        "set_norms": (None, [pointer, number, pointer, pointer]),
+        "plan": (None, [pointer, number, pointer, pointer, pointer, pointer]),
+        "run": (None, [pointer, number, pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"attention_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 

@@ -4,7 +4,7 @@
 import { el, panel, stack, swatch } from "../dom.js";
 import { duration, percent } from "../format.js";
 
-export const PARTS = {
+const PARTS = {
   router_queue: ["queue", "waiting in the router"],
   queue: ["queue", "waiting in the engine"],
   prefill_new: ["new", "prefill, new"],

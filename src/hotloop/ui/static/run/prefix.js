@@ -37,7 +37,7 @@ export function prefixPanel(shown) {
 }
 
 /** [kind, tokens, tip] from the first token to the last. */
-export function spansOf(turn) {
+function spansOf(turn) {
   const { tokens } = turn;
   const again = ORDER.map((reason) => [reason, tokens.causes[reason] ?? 0]).filter(([, number]) => number > 0);
   const told = again.reduce((sum, [, number]) => sum + number, 0);
@@ -70,7 +70,7 @@ function tellCauses(turn) {
 }
 
 /** Where a prompt departs from what was read before: the part of it, and the words. */
-export function tellParting(cause) {
+function tellParting(cause) {
   const where = cause.kind
     ? `${cause.kind}${cause.index === undefined || cause.index === null ? "" : ` ${cause.index}`}`
     : `token ${count(cause.token_index)}`;

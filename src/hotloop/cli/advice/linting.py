@@ -1,0 +1,120 @@
+"""How `hotloop lint` goes about it: requests read, linted, fixed and shown."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from socket import socket
+
+from rich.console import Console
+
+from hotloop.cli.loading import pull_missing
+from hotloop.cli.tracing import load_prices, store_path
+from hotloop.core.config import DEFAULT_MODEL, TraceConfig
+from hotloop.core.errors import ConfigError
+from hotloop.core.files import named_errors
+from hotloop.lint.conversations import sort_into_runs
+from hotloop.lint.engine import Costs, LintReport, lint
+from hotloop.lint.finding import Severity
+from hotloop.lint.fix import fix_file
+from hotloop.lint.meter import Count, Meter
+from hotloop.lint.output import render_finding, render_github, render_json, render_sarif, render_text, render_waste
+from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
+from hotloop.lint.requests import LintedRequest, read_requests, read_spans
+from hotloop.lint.rules.rule import Rule
+from hotloop.trace.span import Span
+from hotloop.trace.store import TraceStore
+from hotloop.ui.source import LintLine
+
+
+def load_count(name: str) -> Count:
+    from hotloop.models.model import load_model
+
+    name = DEFAULT_MODEL if name == "default" else name
+    pull_missing(name)
+    tokenizer = load_model(name).tokenizer
+    return lambda text: len(tokenizer.encode(text))
+
+
+def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
+    """The findings of a recorded run, as the page shows them; none where its prompts were not recorded."""
+    try:
+        runs = sort_into_runs(read_spans(spans), Meter())
+    except ConfigError:
+        return []
+    return [
+        LintLine(
+            rule=finding.rule,
+            severity=finding.severity.label,  # type: ignore[arg-type]
+            words=finding.words,
+            fix=finding.fix,
+            place=str(finding.place),
+            num_tokens=finding.waste.num_recomputed or finding.waste.num_carried,
+            ms=finding.waste.ms,
+            money=finding.waste.money,
+        )
+        for finding in lint(runs, costs=Costs(load_prices(None).find)).findings
+    ]
+
+
+def read_files(paths: Iterable[Path]) -> Iterator[LintedRequest]:
+    return (request for path in paths for request in read_requests(path))
+
+
+def read_run(run: str, trace: str) -> Iterator[LintedRequest]:
+    path = store_path(TraceConfig(trace=trace))
+    if path is None:
+        raise ConfigError("--run needs the file that it was recorded in: --trace PATH")
+    with TraceStore(path) as store:
+        return read_spans(store.spans(store.find(run)))
+
+
+def lint_all(
+    requests: Iterable[LintedRequest], rules: Sequence[Rule], meter: Meter, costs: Costs, out: Path | None
+) -> LintReport:
+    """With `out`, of the requests as they were fixed and written there: what is told is what is left."""
+    runs = sort_into_runs(requests, meter)
+    if out is not None:
+        lines = "".join(f"{line}\n" for line in fix_file(runs))
+        with named_errors("write", out):
+            out.write_text(lines, encoding="utf-8")
+        runs = sort_into_runs(read_requests(out), meter)
+    return lint(runs, rules=rules, costs=costs)
+
+
+def list_rules(rules: Iterable[Rule]) -> int:
+    for rule in rules:
+        print(f"{rule.id}  {rule.severity.label:8} {rule.name:28} {rule.summary}")
+    return 0
+
+
+def watch(url: str, rules: Sequence[Rule], meter: Meter, costs: Costs, listener: socket) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    live = LiveLint(rules, lambda finding: console.print(render_finding(finding)), meter=meter, costs=costs)
+    server = ProxyServer(LintProxy(url, live.see), lambda address: print(f"{url} is at {address}, linted", flush=True))
+    server.run([listener])
+    print(f"{live.num_requests:,d} requests went by; {render_waste(live.waste) or 'nothing wasted'}", file=sys.stderr)
+    return 0
+
+
+def make_meter(tokenizer: str | None) -> Meter:
+    return Meter(load_count(tokenizer)) if tokenizer else Meter()
+
+
+def make_costs(prices: Path | None, prefill_speed: float | None) -> Costs:
+    return Costs(load_prices(prices).find, prefill_speed)
+
+
+def show(report: LintReport, form: str) -> None:
+    if form == "text":
+        Console(highlight=False, soft_wrap=True).print(render_text(report))
+    elif form == "github":
+        for line in render_github(report):
+            print(line)
+    else:
+        print(json.dumps(render_json(report) if form == "json" else render_sarif(report)))
+
+
+def is_as_bad(report: LintReport, fail_on: str) -> bool:
+    worst = report.worst()
+    return fail_on != "never" and worst is not None and worst >= Severity[fail_on.upper()]

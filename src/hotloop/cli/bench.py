@@ -1,0 +1,190 @@
+"""`hotloop bench`: what agents feel of a server, what a tool call costs there, and whether it is valid."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+
+from hotloop.bench.questions import AskOptions, SchemaCheck, ToolQuestion
+from hotloop.bench.workflows import CATEGORY, generate_workflows
+from hotloop.cli.loading import lend_server
+from hotloop.cli.output import advance_by_turn, progress, show
+from hotloop.cli.settings import ApiKey, Json, Url, pick_names
+from hotloop.core.config import Precision
+from hotloop.core.errors import ConfigError, RemoteError
+
+if TYPE_CHECKING:
+    from hotloop.bench import replay as agents
+    from hotloop.bench.client import ChatClient
+    from hotloop.bench.tools import Measured
+    from hotloop.bench.workload import AgentJob
+
+bench = App(name="bench", help="Measure a server as agents feel it.")
+
+_MOVED = {"agent": "agent", "cache": "cache", "overhead": "overhead", "route": "route", "seeds": "claims"}
+_MOVED |= {"soak": "soak", "tiers": "tiers"}
+"""Where the commands went that measure hotloop itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFlags:
+    """What is replayed, and how fast."""
+
+    data: Path | None = None
+    """Recorded transcripts, .jsonl or .jsonl.gz; a generated workload if not given."""
+    agents: PositiveInt = 4
+    """How many jobs run at a time."""
+    jobs: PositiveInt = 8
+    """How many jobs are run."""
+    turns: PositiveInt = 6
+    """Most turns of a job."""
+    max_out: PositiveInt = 64
+    """Most tokens asked for in a turn."""
+    gap: NonNegativeFloat = 0.3
+    """Seconds between an answer and the next turn, as if a tool ran."""
+    skip_chars: PositiveInt = 28_000
+    """Leave out transcripts whose last prompt has as many characters."""
+    rounds: PositiveInt = 1
+    """How often all of it is run; with --compare, both servers in turn, each first as often as the other."""
+    model: str | None = None
+    """The model to ask for; the first that the server lists if not given."""
+
+
+@bench.command
+def replay(
+    *,
+    url: Url,
+    compare: Annotated[str | None, Parameter(help="A second server, to be measured against the first.")] = None,
+    flags: Annotated[ReplayFlags, Parameter(name="*")] = ReplayFlags(),
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Replay agents against an OpenAI-compatible server: every turn resends the whole history, as agents do."""
+    from hotloop.bench.report import json_of, summarise, table_of
+    from hotloop.bench.workload import load_jobs
+
+    jobs = load_jobs(
+        flags.data, max_jobs=flags.jobs, max_turns=flags.turns, max_output=flags.max_out, max_chars=flags.skip_chars
+    )
+    urls = [url] if compare is None else [url, compare]
+    runs = asyncio.run(_replay_all(urls, jobs, flags, api_key))
+    for run in runs:
+        if not run.steps:
+            raise RemoteError(run.errors[0])
+    summaries = [summarise(url, run, jobs) for url, run in zip(urls, runs, strict=True)]
+    show(json_of(summaries), table_of(summaries), as_json)
+
+
+async def _replay_all(
+    urls: Sequence[str], jobs: "Sequence[AgentJob]", flags: ReplayFlags, api_key: str | None
+) -> "list[agents.Replay]":
+    """One run a server, all rounds merged. Who goes first changes each round, so that neither gains by its place."""
+    from hotloop.bench import replay as agents
+    from hotloop.bench.client import ChatClient
+
+    num_turns = sum(len(job.turns) for job in jobs) * flags.rounds
+    with progress() as bar:
+        lanes = [(url, agents.Replay(), bar.add_task(url, total=num_turns)) for url in urls]
+        for number in range(flags.rounds):
+            for url, whole, task in lanes if number % 2 == 0 else reversed(lanes):
+                watch = advance_by_turn(bar, task)
+                async with ChatClient(url, model=flags.model, api_key=api_key) as client:
+                    run = await agents.replay(client, jobs, num_agents=flags.agents, gap_s=flags.gap, watch=watch)
+                whole.merge(run)
+    return [whole for _, whole, _ in lanes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsFlags:
+    """What is asked, and of whom."""
+
+    data: Path | None = None
+    """A folder of questions such as simple_python.jsonl.gz, or one such file; downloaded if not given."""
+    category: str = "simple,multiple,parallel,parallel_multiple"
+    """Which categories, separated by commas."""
+    repeat_workload: Annotated[bool, Parameter(negative="", show_default=False)] = False
+    """Not these questions, but generated workflows: once to learn, then with new values, which is measured."""
+    questions: PositiveInt | None = None
+    """Most questions of a category, or most workflows; all if not given."""
+    model: str | None = None
+    """The model to ask for or, without --url, to serve."""
+    precision: Precision = "fast"
+    """Without --url: how the server computes; `exact` makes answers comparable token for token."""
+
+
+@bench.command
+def tools(
+    *,
+    url: Annotated[str | None, Parameter(help="A running server; without it one is started.")] = None,
+    flags: Annotated[ToolsFlags, Parameter(name="*")] = ToolsFlags(),
+    asked: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),
+    api_key: ApiKey = None,
+    as_json: Json = False,
+) -> None:
+    """Ask for tool calls, each with and without forced tokens and drafts: are they valid, the same, and how fast?"""
+    from hotloop.bench.client import ChatClient
+    from hotloop.bench.tools_report import figures_of_all, tools_json, tools_table
+
+    is_valid = SchemaCheck()
+    lessons, parts = _load_questions(flags, asked.seed)
+    with lend_server(url, flags.model, ("--precision", flags.precision)) as address:
+        # A model that we serve may be a file, and its name on the server another.
+        client = ChatClient(address, model=flags.model if url else None, api_key=api_key)
+        measured = asyncio.run(_measure_tools(client, lessons, parts, asked))
+    columns = figures_of_all(measured, is_valid)
+    errors = [error for part in measured.values() for error in part.errors]
+    show(tools_json(columns), tools_table(columns), as_json, errors)
+
+
+def _load_questions(flags: ToolsFlags, seed: int) -> tuple[list[ToolQuestion], dict[str, list[ToolQuestion]]]:
+    """What is asked first and not measured, and then the questions of each category."""
+    from hotloop.bench.bfcl import CATEGORIES, fetch_questions, read_questions
+
+    if flags.repeat_workload:
+        lessons, measured = (generate_workflows(seed + turn, flags.questions) for turn in (1, 2))
+        return lessons, {CATEGORY: measured}
+    categories = pick_names(flags.category, CATEGORIES, "category")
+    if flags.data is None:
+        questions = fetch_questions(categories, flags.questions)
+    else:
+        questions = read_questions(flags.data, categories, flags.questions)
+    parts: dict[str, list[ToolQuestion]] = {}
+    for question in questions:
+        parts.setdefault(question.category, []).append(question)
+    return [], parts
+
+
+async def _measure_tools(
+    client: "ChatClient", lessons: list[ToolQuestion], parts: dict[str, list[ToolQuestion]], asked: AskOptions
+) -> "dict[str, Measured]":
+    from hotloop.bench.tools import learn, measure
+
+    measured: dict[str, Measured] = {}
+    async with client:
+        await learn(client, lessons, asked)
+        with progress() as bar:
+            tasks = {name: bar.add_task(name, total=len(questions)) for name, questions in parts.items()}
+            for name, questions in parts.items():
+                measured[name] = await measure(client, questions, asked, partial(bar.advance, tasks[name]))
+    return measured
+
+
+def _add_moved(old: str, new: str) -> None:
+    """The old name says where to look; it goes with the next version."""
+
+    def moved(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        raise ConfigError(
+            f"`hotloop bench {old}` measures hotloop itself and left the package: run `python -m benchmarks.{new}` "
+            "in a checkout of the repository"
+        )
+
+    bench.command(moved, name=old, show=False, help_flags=())
+
+
+for _old, _new in _MOVED.items():
+    _add_moved(_old, _new)

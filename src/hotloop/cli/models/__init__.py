@@ -1,1 +1,0 @@
-"""`hotloop models` and `pull`."""

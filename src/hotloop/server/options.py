@@ -1,0 +1,226 @@
+"""What a request says that only this server reads, beside what every API has in `wire.Request`.
+
+A field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always means
+"not given". Ranges that the core checks are not repeated here.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hotloop.core.errors import RequestError
+from hotloop.core.request import Priority, SamplingParams
+from hotloop.core.session import PRIORITY_HEADER
+from hotloop.wire.field import Json
+from hotloop.wire.request import Request
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 10_000
+
+# Kept in memory, so no longer than an hour, whatever is asked for.
+_RETENTIONS_S = {"in_memory": 300, "in-memory": 300, "30m": 1800, "12h": 3600, "24h": 3600}
+
+_body = msgspec.json.Decoder(Json)
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Schema = dict[str, Any] | str
+Choices = Annotated[list[NonEmpty], Meta(min_length=1, max_length=MAX_CHOICES)]
+
+
+class CacheOptions(msgspec.Struct, kw_only=True):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: str | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As vLLM has it. What is not known here is refused: ignored, it would leave the answer without its structure. The
+    last four are about how vLLM does it, and change nothing here.
+    """
+
+    json: Schema | None = None
+    json_object: bool | None = None
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What all endpoints that generate have in common."""
+
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    shortcuts: bool | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: NonEmpty | None = None
+    regex: NonEmpty | None = None
+    choice: Choices | None = None
+    grammar: NonEmpty | None = None
+
+    priority: Literal["interactive", "workflow", "background"] | None = None
+    session_id: str | None = None
+    cache_salt: NonEmpty | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def compared_with(self) -> str | None:
+        """The earlier answer the prompt is to be compared with."""
+        return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
+
+    @property
+    def retention_s(self) -> int | None:
+        """For how long the prompt is to be kept, if the request says so. The newer field wins."""
+        options = self.prompt_cache_options or CacheOptions()
+        asked = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        return _RETENTIONS_S[asked] if asked else None
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+OptionsKind = TypeVar("OptionsKind", bound=Options)
+
+# Sampling parameters that have the same name on the wire and in the engine.
+_SAMPLING = (
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "min_tokens"),
+    *("ignore_eos", "shortcuts"),
+)
+
+
+def parse_options(request: Request, kind: type[OptionsKind]) -> OptionsKind:
+    refuse_if(("stream_options", request.has_usage and not request.is_stream, "needs stream: true"))
+    cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
+    return convert({**request.own, **request.fields, **cache}, kind)
+
+
+def parse_sampling(
+    request: Request,
+    options: Options,
+    vocab_size: int,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    keep_special: bool = False,
+) -> SamplingParams:
+    """What APIs spell differently is handed in."""
+    _check_stop(request)
+    _check_tokens("logit_bias", options.logit_bias or (), vocab_size)
+    _check_tokens("stop_token_ids", options.stop_token_ids or (), vocab_size)
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    given |= {"temperature": request.temperature, "top_p": request.top_p}
+    return SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},
+        top_k=request.top_k or 0,
+        max_tokens=max_tokens,
+        stop=request.stop,
+        stop_token_ids=frozenset(options.stop_token_ids or ()),
+        include_stop=bool(options.include_stop_str_in_output),
+        logprobs=logprobs,
+        keep_special=keep_special,
+    )
+
+
+def refuse_if(*refusals: tuple[str, object, str]) -> None:
+    """Refuse what would otherwise be lost without a word: the field, whether it is wrong, and what is."""
+    for param, is_wrong, reason in refusals:
+        if is_wrong:
+            raise RequestError(f"{param} {reason}", param=param)
+
+
+def parse_priority(request: Request, options: Options, headers: Mapping[str, str]) -> Priority:
+    """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
+    name = options.priority or headers.get(PRIORITY_HEADER)
+    if name:
+        try:
+            return Priority[name.upper()]
+        except KeyError:
+            raise RequestError(f"{PRIORITY_HEADER}: there is no priority {name!r}", param="priority") from None
+    return Priority.BACKGROUND if request.service_tier == "flex" else Priority.INTERACTIVE
+
+
+def _check_stop(request: Request) -> None:
+    param = "stop_sequences" if request.api == "messages" else "stop"
+    if len(request.stop) > MAX_STOPS:
+        raise RequestError(f"{param}: at most {MAX_STOPS} are taken", param=param)
+    for i, text in enumerate(request.stop):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            place = param if len(request.stop) == 1 and param == "stop" else f"{param}[{i}]"
+            raise RequestError(f"{place}: expected a text of 1 to {MAX_STOP_CHARS} characters", param=place)
+
+
+def _check_tokens(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise RequestError(f"{param}: the model has no token {token_id}", param=param)
+
+
+def decode(data: bytes) -> Json:
+    try:
+        return _body.decode(data)
+    except msgspec.ValidationError as error:
+        raise RequestError(_explain(str(error))[0]) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+
+
+def convert(value: Json, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
+    """A body, or the part of one at `place`. Raises RequestError that names the field at fault.
+
+    Not `strict`: numbers may be written as texts, as a query has them.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=strict, str_keys=True)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), within=place)
+        raise RequestError(message, param=param) from None
+
+
+def _explain(complaint: str, within: str = "") -> tuple[str, str | None]:
+    """Msgspec's complaint as a sentence about a field, and the field.
+
+    Expected `int`, got `str` - at `$.stop[0]`  ->  stop[0]: expected int, got str
+    """
+    complaint = " ".join(complaint.split())  # it quotes names as they came
+    place = _PLACE.search(complaint)
+    path = ".".join(filter(None, (within, place["path"] if place else "")))
+    what = complaint[: place.start()] if place else complaint
+    if missing := _MISSING.search(what):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return f"{path} is missing", path
+    what = what.replace("`", "")
+    return (f"{path}: {what[0].lower()}{what[1:]}", path) if path else (what, None)

@@ -1,0 +1,107 @@
+"""One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hotloop.core.errors import HotloopError, PromptTooLong
+from hotloop.core.request import Request, SamplingParams, Usage
+from hotloop.core.stream import CallOpened
+from hotloop.server.delivery import OutputCollector, Piece
+from hotloop.server.job import Job
+from hotloop.server.service import Service
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
+    """One request a choice, the choices of a prompt next to each other."""
+    service, caller = Service.of(http), job.caller
+    samplings = [_vary_seed(job.sampling, i) for i in range(job.num_choices)]
+    choices = [(prompt.token_ids, sampling) for prompt in job.prompts for sampling in samplings]
+    requests = [
+        Request(f"{answer_id}-{i}", token_ids, sampling, caller.priority, caller.session_id, job.grammar, caller.scope)
+        for i, (token_ids, sampling) in enumerate(choices)
+    ]
+    trace = service.recorder.open(http, job, answer_id, requests)
+
+    def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
+        service.metrics.observe_finish(request, job.endpoint)
+        service.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
+        job.turn.finish(request, calls)
+        job.inquiry.finish(request)
+        if trace:
+            trace.finish(request)
+
+    try:
+        outputs = service.bridge.submit(requests, finish, job.parser)
+    except HotloopError as error:
+        if trace:
+            trace.refuse(error)
+        if isinstance(error, PromptTooLong):
+            error.param = job.prompt_param
+        raise
+    job.inquiry.begin(answer_id, requests)
+    return outputs
+
+
+def _vary_seed(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The choices of one prompt must differ, and still be the same ones next time."""
+    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """What is bytes already is sent as it is."""
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+
+class StreamWriter(Protocol):
+    """Renders one answer as server-sent events, in the shape of one API: what a step gave, each piece with its choice,
+    and the last words of a stream that went well, or failed after it began.
+    """
+
+    def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes: ...
+
+    def close(self, usages: Sequence[Usage]) -> bytes: ...
+
+    def break_off(self, error: HotloopError, request_id: str) -> bytes: ...
+
+
+class EventStream(Response):
+    """An answer as server-sent events: one write for everything a step gave.
+
+    The status goes out with the first event, so what fails before that still has a status of its own.
+    """
+
+    def __init__(self, outputs: OutputCollector, writer: StreamWriter, request_id: str) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._writer = writer
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outputs, writer = self._outputs, self._writer
+        async with outputs.attended(receive):
+            pieces = await outputs.take()
+            await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+            try:
+                while outputs.has_more:
+                    if data := writer.send(pieces):
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    pieces = await outputs.take()
+                last = writer.send(pieces) + writer.close(outputs.usages)
+            except HotloopError as error:
+                last = writer.break_off(error, self._request_id)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
