@@ -106,10 +106,8 @@ class Agent(Generic[T]):
         """`run`, for programs that do not await."""
 
         async def run() -> Result[T]:
-            try:
+            async with self:
                 return await self.run(prompt, conversation=conversation, context=context, notes=notes)
-            finally:
-                await self.close()
 
         return asyncio.run(run())
 
