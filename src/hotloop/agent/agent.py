@@ -24,8 +24,7 @@ from hotloop.agent.plan.run import PlannedRun
 from hotloop.agent.run import RunLoop, RunSettings
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve
-from hotloop.agent.tools.own import FINAL_ANSWER, FinalAnswer, SubAgent
-from hotloop.agent.tools.tool import AgentTool, FunctionTool, Traits
+from hotloop.agent.tools.tool import FINAL_ANSWER, AgentTool, FinalAnswer, FunctionTool, SubAgent, Traits
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
@@ -107,10 +106,8 @@ class Agent(Generic[T]):
         """`run`, for programs that do not await."""
 
         async def run() -> Result[T]:
-            try:
+            async with self:
                 return await self.run(prompt, conversation=conversation, context=context, notes=notes)
-            finally:
-                await self.close()
 
         return asyncio.run(run())
 

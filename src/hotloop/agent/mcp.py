@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,15 @@ _MAX_CLOSE_S = 15.0  # the library gives a server 2 s to go by itself, and then 
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # how long a call may take is the tool's to say
 
 
+@dataclass(frozen=True, slots=True)
 class McpServer:
     """Where to find a server. `prefix` comes before the names of its tools, where two servers have the same."""
 
-    def __init__(self, name: str, connect: _Connect, *, prefix: str, timeout_s: float | None, start_s: float) -> None:
-        self.name = name
-        self._connect = connect
-        self._prefix = prefix
-        self._timeout_s = timeout_s
-        self._start_s = start_s
+    name: str
+    connect: _Connect
+    prefix: str
+    timeout_s: float | None
+    start_s: float
 
     @classmethod
     def stdio(
@@ -58,7 +59,7 @@ class McpServer:
         """A server started for us. Of our environment it sees only what every program needs, and `env`."""
         parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
         name = " ".join((command, *args))
-        return cls(name, lambda: _stdio(parameters), prefix=prefix, timeout_s=timeout_s, start_s=start_s)
+        return cls(name, lambda: _stdio(parameters), prefix, timeout_s, start_s)
 
     @classmethod
     def http(
@@ -72,20 +73,20 @@ class McpServer:
     ) -> "McpServer":
         """A server that runs somewhere, spoken to over streamable HTTP."""
         sent = dict(headers or {})
-        return cls(url, lambda: _http(url, sent), prefix=prefix, timeout_s=timeout_s, start_s=start_s)
+        return cls(url, lambda: _http(url, sent), prefix, timeout_s, start_s)
 
     async def open(self, stack: AsyncExitStack) -> Sequence[AgentTool]:
         """Connect. Raises ConfigError if there is no server, or none that answers in time."""
-        connection = _Connection(self._connect)
+        connection = _Connection(self.connect)
         stack.push_async_callback(connection.close)
         try:
-            async with asyncio.timeout(self._start_s):
+            async with asyncio.timeout(self.start_s):
                 client, tools = await asyncio.shield(connection.opened)  # who gives up waiting leaves it as it is
         except TimeoutError:
-            raise ConfigError(f"the MCP server {self.name} did not answer within {self._start_s:g} s") from None
+            raise ConfigError(f"the MCP server {self.name} did not answer within {self.start_s:g} s") from None
         except Exception as error:  # the library has no one kind for what goes wrong at the start
             raise ConfigError(f"the MCP server {self.name} cannot be used: {_reason(error)}") from None
-        return [McpTool(client, tool, prefix=self._prefix, timeout_s=self._timeout_s) for tool in tools]
+        return [McpTool(client, tool, prefix=self.prefix, timeout_s=self.timeout_s) for tool in tools]
 
 
 class McpTool:

@@ -60,7 +60,7 @@ class Model(Protocol):
 
 
 class WrappedModel:
-    """A model around another: the same but for what a subclass does with its answers."""
+    """A model around another: the same but for how a subclass streams its answers."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -72,9 +72,6 @@ class WrappedModel:
     @property
     def can_read_ahead(self) -> bool:
         return self._model.can_read_ahead
-
-    def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
-        return self._model.stream(ask)
 
     async def read(self, ask: Ask) -> None:
         await self._model.read(ask)

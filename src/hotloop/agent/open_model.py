@@ -16,6 +16,7 @@ from hotloop.agent.wire.openai import OpenAIModel, ResponsesModel
 from hotloop.agent.wire.served import ServedModel
 from hotloop.core.errors import ConfigError
 
+_WEB = ("http://", "https://")
 _OPENAI, _ANTHROPIC = "https://api.openai.com/v1", "https://api.anthropic.com"
 _KINDS: dict[str, tuple[type[ServedModel], str]] = {
     "openai": (OpenAIModel, _OPENAI),
@@ -26,21 +27,13 @@ _KINDS: dict[str, tuple[type[ServedModel], str]] = {
 
 def open_model(address: str, *, api_key: str | None = None, is_plain: bool = False) -> Model:
     """The model at an address; nothing is asked of its server yet. Raises ConfigError if it is no address."""
-    kind, place = _split(address)
+    kind, _, place = (f"openai:{address}" if address.startswith(_WEB) else address).partition(":")
+    if kind not in _KINDS or not place:
+        raise ConfigError(f"no model at {address!r}: give an address such as http://localhost:8700/v1 or openai:NAME")
     served, hosted_url = _KINDS[kind]
-    if place.startswith(("http://", "https://")):
+    if place.startswith(_WEB):
         url, _, name = place.partition("#")
         return served(url, name or None, api_key=api_key, is_plain=is_plain)
     if not api_key:
         raise ConfigError(f"{address} needs a key: open_model({address!r}, api_key=...)")
     return served(hosted_url, place, api_key=api_key, is_plain=is_plain)
-
-
-def _split(address: str) -> tuple[str, str]:
-    """Which API, and what of it."""
-    if address.startswith(("http://", "https://")):
-        return "openai", address
-    kind, _, place = address.partition(":")
-    if kind not in _KINDS or not place:
-        raise ConfigError(f"no model at {address!r}: give an address such as http://localhost:8700/v1 or openai:NAME")
-    return kind, place

@@ -20,8 +20,7 @@ from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.agent.spans import RunTrace
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.dispatch import Approve, Dispatcher, Pending
-from hotloop.agent.tools.own import FinalAnswer
-from hotloop.agent.tools.tool import AgentTool, Surroundings
+from hotloop.agent.tools.tool import AgentTool, FinalAnswer, Surroundings
 from hotloop.core import stream
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import Message

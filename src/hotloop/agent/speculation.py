@@ -5,9 +5,8 @@
     result                                       └────┘  there already: nobody waits
 
 Only tools that are marked read_only are ever run ahead, and only those without approval and max_concurrency. An early
-call answers exactly one call, which has to be the same to the letter of its values; what nobody asks for is stopped and
-never seen. Once the model has asked for anything that may write, what was read before is stale: it is dropped, and
-nothing is guessed for the rest of the turn.
+call answers exactly one call with the same values. Once the model has asked for anything that may write, what was read
+before is stale: it is dropped, and nothing is guessed for the rest of the turn.
 """
 
 import asyncio

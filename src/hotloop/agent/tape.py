@@ -7,10 +7,10 @@ once, in full, to be shown where a run departs from the tape. A tape holds all t
 import hashlib
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -102,6 +102,7 @@ class VerdictLine(msgspec.Struct, tag="verdict", tag_field="line"):
 
 Line = HeadLine | MessageLine | AnswerLine | OfferLine | OutcomeLine | VerdictLine
 
+T = TypeVar("T")
 _decoder = msgspec.json.Decoder(Line)
 
 
@@ -161,16 +162,10 @@ class Tape:
         return answers.popleft()
 
     def outcome(self, name: str, arguments: str) -> OutcomeLine:
-        outcomes = self._outcomes[name, arguments]
-        if not outcomes:
-            raise RunDeparted(f"the tape has no result for this call: {name} {arguments:.200}")
-        return outcomes.popleft()
+        return _next(self._outcomes, "result", name, arguments)
 
     async def approve(self, call: ToolCall) -> bool | str:
-        verdicts = self._verdicts[call.name, call.arguments]
-        if not verdicts:
-            raise RunDeparted(f"the tape has no approval for this call: {call.name} {call.arguments:.200}")
-        verdict = verdicts.popleft()
+        verdict = _next(self._verdicts, "approval", call.name, call.arguments)
         if verdict.is_failure:
             raise HotloopError(str(verdict.verdict))
         return verdict.verdict
@@ -188,6 +183,12 @@ class Tape:
         was = self._said.get(nearest.messages[i]) if i < len(nearest.messages) else None
         now = ask.messages[i] if i < len(ask.messages) else None
         return f"the run departs from its tape at message {i}: recorded was {_show(was)}, now it is {_show(now)}"
+
+
+def _next(lines: Mapping[tuple[str, str], deque[T]], what: str, name: str, arguments: str) -> T:
+    if not lines[name, arguments]:
+        raise RunDeparted(f"the tape has no {what} for this call: {name} {arguments:.200}")
+    return lines[name, arguments].popleft()
 
 
 def read_tape(path: Path | str) -> list[Line]:

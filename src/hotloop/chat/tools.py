@@ -4,7 +4,7 @@ A tool that passed `check_tools` has a name every format can write without escap
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ def _check_parameters(place: str, tool: Tool) -> None:
     kind = tool.parameters.get("type", "object")
     if kind not in ("object", ["object"]):
         raise RequestError(f"{place}: the type must be 'object', not {kind!r:.100}", param=place)
-    if _depth(tool.parameters) > _MAX_DEPTH:
+    if not _fits(tool.parameters, _MAX_DEPTH):
         raise RequestError(f"{place}: nested more than {_MAX_DEPTH} levels deep", param=place)
     if not isinstance(tool.parameters.get("properties", {}), dict):
         raise RequestError(f"{place}: 'properties' must be an object", param=place)
@@ -65,16 +65,7 @@ def _check_parameters(place: str, tool: Tool) -> None:
         raise RequestError(f"{place}: 'required' must be a list of strings", param=place)
 
 
-def _depth(value: Any) -> int:
-    """How deep a value is nested; level by level, since a stranger's may be deeper than Python's stack."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [part for parent in level for part in _parts(parent)]
-    return depth
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def _fits(value: Any, max_depth: int) -> bool:
+    """Whether a value is nested at most so deep."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return max_depth > 0 and all(_fits(part, max_depth - 1) for part in parts)

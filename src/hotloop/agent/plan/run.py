@@ -50,7 +50,10 @@ class _Planned:
 class Execution:
     """The steps of a plan, added in their order: each begins once what it refers to is there."""
 
-    def __init__(self, dispatcher: Dispatcher, *, turn: int, salt: int, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, tools: Mapping[str, Tool], dispatcher: Dispatcher, *, turn: int, salt: int, emit: Callable[[Event], None]
+    ) -> None:
+        self._tools = tools
         self._dispatcher = dispatcher
         self._turn = turn
         self._salt = salt
@@ -64,12 +67,12 @@ class Execution:
         """The calls, in the order of the plan; each as it was made, once it has begun."""
         return [each.pending for each in self._planned.values()]
 
-    def add(self, text: str, tools: Mapping[str, Tool]) -> None:
+    def add(self, text: str) -> None:
         """Carry out a step, as soon as that can be. Raises BadPlan if it never can, or there are too many."""
-        step = parse_step(text, tools, self._planned)
+        step = parse_step(text, self._tools, self._planned)
         if len(self._planned) == MAX_STEPS:
             raise BadPlan(f"it has more than {MAX_STEPS} steps")
-        call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool.name, _dump(step.arguments))
+        call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool, _dump(step.arguments))
         self._emit(CallOpened(self._turn, call.id, call.name))
         self._emit(CallArguments(self._turn, call.id, call.arguments))
         task = asyncio.create_task(self._carry_out(step), name=f"step {step.id}")
@@ -122,7 +125,7 @@ class Execution:
         step, call = planned.step, planned.pending.call
         results = {step_id: each.pending.task.result().text for step_id, each in needed.items()}
         try:
-            arguments = _dump(fill(step.arguments, results, step.tool.parameters))
+            arguments = _dump(fill(step.arguments, results, self._tools[step.tool].parameters))
         except BadReference as error:
             return str(error)
         except RecursionError:
@@ -136,10 +139,11 @@ class PlannedRun(RunLoop):
 
     async def _turns(self) -> Any:
         turn = await self._begin_turn()
-        execution = Execution(self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
+        tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
+        execution = Execution(tools, self._dispatcher, turn=turn, salt=len(self.conversation), emit=self._emit)
         self._begun = execution.made
         try:
-            await self._follow_plan(execution, turn)
+            await self._follow_plan(execution, tools, turn)
             await execution.begun()
             pending = execution.pending
             said = Message("assistant", tool_calls=tuple(each.call for each in pending)) if pending else None
@@ -148,9 +152,8 @@ class PlannedRun(RunLoop):
             await execution.close()
         return await super()._turns()
 
-    async def _follow_plan(self, execution: Execution, turn: int) -> None:
+    async def _follow_plan(self, execution: Execution, tools: Mapping[str, Tool], turn: int) -> None:
         """Begin the steps as they are written. What is wrong with a plan ends it, and not the run."""
-        tools = {name: tool.spec for name, tool in self._tools.items() if tool is not self._final}
         reader = ElementReader("steps")
         try:
             async with aclosing(self._settings.model.stream(self._ask_for_plan(tools))) as events:
@@ -159,7 +162,7 @@ class PlannedRun(RunLoop):
                         self._answer.push(event)
                     elif isinstance(event, TextDelta):
                         for element in reader.feed(event.text):
-                            execution.add(element, tools)
+                            execution.add(element)
             if self._answer.ended.reason in ("length", "window") or (reader.has_list and not reader.is_closed):
                 raise BadPlan("it was cut off")
             if not execution.pending:

@@ -266,11 +266,8 @@ def _explanations(value: Any, history: History) -> Iterator[Source]:
         return
     names = dict.fromkeys(call.name for call in reversed(history.calls))
     for what in _looks(value):
-        yield from (
-            source
-            for source in (Source("user", what=what), Source("earlier", what=what), Source("model", what=what))
-            if value in values_of(source, history)
-        )
+        sources = (Source("user", what=what), Source("earlier", what=what), Source("model", what=what))
+        yield from (source for source in sources if value in values_of(source, history))
     for name in names:
         call = history.latest(name)
         for path, values in (call.leaves if call else {}).items():
@@ -299,9 +296,8 @@ def _looks(value: Any) -> list[str]:
 def _pick(what: str, tokens: Tokens) -> list[Any]:
     """The tokens of one look, each once, as the type it stands for."""
     if what == "integer":
-        found: list[Any] = [
-            int(token) for _, token in tokens if token.isascii() and token.isdigit() and len(token) < 16
-        ]
+        numbers = (token for _, token in tokens if token.isascii() and token.isdigit() and len(token) < 16)
+        found: list[Any] = [int(token) for token in numbers]
     elif what == "number":
         found = [value for _, token in tokens if (value := _number(token)) is not None]
     else:

@@ -25,10 +25,8 @@ class AnthropicModel(ServedModel):
 
     path = "/v1/messages"
     models_path = "/v1/models"
+    suffix = "/v1"
     quiet: ClassVar[Json] = {"max_tokens": 0}
-
-    def _root(self, base_url: str) -> str:
-        return base_url.rstrip("/").removesuffix("/v1")
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})

@@ -95,9 +95,17 @@ class RemoteServer:
         while True:
             num_tries += 1
             try:
-                return await self._ask(path, body, headers or {})
+                async with self._respond(path, body, headers or {}) as response:
+                    data = await _read(response, _MAX_ANSWER + 1)
+                    break
             except RemoteError as error:
                 await self._retries.wait(num_tries, error)
+        if len(data) > _MAX_ANSWER:
+            raise self.fail(f"answered with more than {_MAX_ANSWER >> 20} MiB")
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self.fail(f"answered what is not JSON: {data[:_MAX_REFUSAL].decode(errors='replace')}") from None
 
     async def close(self) -> None:
         """Close the connections of the running event loop; new ones are made when they are needed."""
@@ -109,16 +117,6 @@ class RemoteServer:
         shown = words.replace(self._secret, "***") if self._secret else words
         shown = shown if len(shown) <= _MAX_WORDS else shown[:_MAX_WORDS] + "…"
         return RemoteError(" ".join(f"{self.url} {shown}".split()), **facts)
-
-    async def _ask(self, path: str, body: Json | None, headers: Mapping[str, str]) -> Any:
-        async with self._respond(path, body, headers) as response:
-            data = await _read(response, _MAX_ANSWER + 1)
-            if len(data) > _MAX_ANSWER:
-                raise self.fail(f"answered with more than {_MAX_ANSWER >> 20} MiB")
-            try:
-                return msgspec.json.decode(data)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                raise self.fail(f"answered what is not JSON: {data[:_MAX_REFUSAL].decode(errors='replace')}") from None
 
     async def _listen(
         self, path: str, body: Json, headers: Mapping[str, str], is_over: Callable[[], bool]

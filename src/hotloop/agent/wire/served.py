@@ -33,6 +33,8 @@ class ServedModel(ABC):
 
     path: ClassVar[str]
     models_path: ClassVar[str] = "/models"
+    suffix: ClassVar[str] = ""
+    """Of a base URL that has too much."""
     quiet: ClassVar[Json] = {}
     """What has a prompt prefilled, and nothing answered."""
 
@@ -49,7 +51,7 @@ class ServedModel(ABC):
         retries: Retries | None = None,
     ) -> None:
         own = {**self._key_headers(api_key), **(headers or {})}
-        url = self._root(base_url)
+        url = base_url.rstrip("/").removesuffix(self.suffix)
         self._server = RemoteServer(url, headers=own, secret=api_key, timeout=timeout, retries=retries)
         self._model = model
         self._max_tokens = max_tokens
@@ -108,10 +110,6 @@ class ServedModel(ABC):
 
     async def close(self) -> None:
         await self._server.close()
-
-    def _root(self, base_url: str) -> str:
-        """Where the paths begin."""
-        return base_url
 
     def _key_headers(self, api_key: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}

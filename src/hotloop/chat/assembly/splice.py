@@ -72,7 +72,8 @@ class Splicer:
         token_ids = [self._tokenizer.bos_id] if add_bos and self._tokenizer.bos_id is not None else []
         if not self._can_split:
             return Encoded(token_ids + self._tokenizer.encode(text), text, [(0, len(token_ids))])
-        chain = _Chain(scope, token_ids)
+        chain = _begin_chain(scope)
+        chain.update(array("i", token_ids))
         starts, num_exact, begin = [], 0, 0
         for piece, token_id in self._tokenizer.split(text):
             starts.append((begin, len(token_ids)))
@@ -82,7 +83,7 @@ class Splicer:
                 piece_ids = [*exact, *self._cut(rest, scope)]
             else:
                 piece_ids = [token_id]
-            chain.add(piece_ids)
+            chain.update(array("i", piece_ids))
             token_ids += piece_ids
             num_exact += len(exact)
             begin += len(piece)
@@ -107,14 +108,15 @@ class Splicer:
         if farthest and not self._tokenizer.has_special(prompt_ids[farthest:]):
             return
         begin = next((i for i in range(len(prompt_ids), farthest, -1) if is_special(prompt_ids[i - 1])), 0)
-        chain = _Chain(scope, prompt_ids[:begin])
+        chain = _begin_chain(scope)
+        chain.update(array("i", prompt_ids[:begin]))
         run: list[int] = []
         for token_id in (*prompt_ids[begin:], *output_ids):
             if not is_special(token_id):
                 run.append(token_id)
                 continue
             self._keep(chain.digest(), run)
-            chain.add([*run, token_id])
+            chain.update(array("i", [*run, token_id]))
             run = []
         self._keep(chain.digest(), run)
 
@@ -191,18 +193,9 @@ class Splicer:
             self._turns.check()
 
 
-class _Chain:
+def _begin_chain(scope: str) -> "hashlib.blake2b":
     """The hash of the tokens so far."""
-
-    def __init__(self, scope: str, token_ids: Sequence[int]) -> None:
-        self._hash = hashlib.blake2b(repr(scope).encode(), digest_size=16)
-        self.add(token_ids)
-
-    def add(self, token_ids: Sequence[int]) -> None:
-        self._hash.update(array("i", token_ids).tobytes())
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
+    return hashlib.blake2b(repr(scope).encode(), digest_size=16)
 
 
 def _num_shared(written: bytes, given: bytes) -> int:
