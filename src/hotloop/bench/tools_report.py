@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
-from hotloop.bench.report import figure, figures_table, percentile, rounded, shown
+from hotloop.bench.report import add_figures, figure, figures_table, percentile, rounded
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
@@ -129,8 +129,7 @@ def _share(part: float, whole: float) -> float:
 
 def tools_table(columns: Sequence[ToolFigures]) -> Table:
     table = figures_table("", (figures.label for figures in columns))
-    for name, row in shown(ToolFigures).items():
-        table.add_row(row["title"], *(row["form"].format(getattr(figures, name)) for figures in columns))
+    add_figures(table, columns)
     return table
 
 
