@@ -7,7 +7,7 @@ alone. What is added is the difference of two percentiles of different requests,
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -21,8 +21,7 @@ _NUM_CONNECTIONS = 32
 _MAX_ANSWER_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """What counts of one request."""
 
     is_good: bool
