@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.agent.recorded import message_of
-from hotloop.agent.predict.history import History, PastCall
+from hotloop.agent.predict.history import History, PastCall, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor
-from hotloop.agent.predict.values import call_key
 from hotloop.agent.speculation import Budget
 from hotloop.bench.workload import read_transcripts
 from hotloop.core.message import Message, ToolCall

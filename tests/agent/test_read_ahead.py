@@ -68,7 +68,7 @@ async def test_not_for_a_few_words() -> None:
 async def test_it_can_be_switched_off() -> None:
     model = Reader([[Call("quick"), Call("late")], "ok"])
     agent = agent_of(model, LONG, waits=False)
-    plain = Agent(model, agent._own_tools, can_read_ahead=False)
+    plain = Agent(model, agent.tools, can_read_ahead=False)
     await listen(plain)
     assert not model.reads
 

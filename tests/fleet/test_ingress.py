@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import ConfigError
-from hotloop.fleet.wire import AnswerHead, Outline
+from hotloop.fleet.tickets import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
 from hotloop.router.upstream.wire import UpstreamRequest
 
@@ -181,4 +181,4 @@ async def test_what_builds_on_an_answer_goes_to_who_made_it(open_door: OpenDoor)
         await http.post("/v1/responses", json={"input": "and", "previous_response_id": "resp_1"})
         await http.get("/v1/responses/resp_1/input_items")
         await http.get("/v1/responses/resp_2")
-    assert [outline.maker for _, outline in engines.asked] == ["", "a", "a", ""]
+    assert [outline.owner for _, outline in engines.asked] == ["", "a", "a", ""]

@@ -3,8 +3,7 @@
 import pickle
 from collections.abc import Callable, Sequence
 
-from hotloop.fleet.tickets import Tickets
-from hotloop.fleet.wire import Outline, Trip
+from hotloop.fleet.tickets import Outline, Tickets, Trip
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import Choice, Placing, View
 from hotloop.router.summary import AnswerSummary

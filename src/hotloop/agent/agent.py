@@ -3,8 +3,7 @@
     agent = Agent("http://localhost:8700/v1", tools=[weather], instructions="Be brief.")
     print(agent.run_sync("Is it warmer in Paris or in Rome?").output)
 
-What never changes comes first in every prompt (instructions, tools in one order), what changes with every run last, so
-that a server reads only what is new.
+What never changes comes first in every prompt (instructions, tools in one order), so that it stays cached.
 """
 
 import asyncio
@@ -78,8 +77,7 @@ class Agent(Generic[T]):
         self.instructions = instructions
         self.output = output
         self.address = model if isinstance(model, str) else ""
-        self._own_tools = [each for each in tools if not hasattr(each, "open")]
-        self._sources = [each for each in tools if hasattr(each, "open")]
+        self.tools = [_as_tool(each) for each in tools]
         self._kept_tools: list[AgentTool] | None = None
         self._kept_open = AsyncExitStack()
         self.settings = RunSettings(
@@ -145,10 +143,7 @@ class Agent(Generic[T]):
     async def fork(
         self, prompts: Sequence[str], *, conversation: Conversation | None = None, context: Sequence[Any] = ()
     ) -> "list[Result[T] | HotloopError]":
-        """Several continuations of one conversation at once, in the order of the prompts; they share all before them.
-
-        One that fails gives its error, and the others their results.
-        """
+        """Several continuations of one conversation at once, in the order of the prompts; one may be an error."""
         base = conversation if conversation is not None else Conversation()
 
         async def branch(prompt: str) -> Result[T] | HotloopError:
@@ -179,16 +174,8 @@ class Agent(Generic[T]):
         return max(answers, key=score)
 
     def as_tool(self, name: str, description: str, *, traits: Traits | None = None) -> SubAgent:
-        """This agent as a tool of another: a call is a run, and several calls are several runs at once.
-
-        Cancelling the caller stops it; what it uses up is charged to the caller, whose limits hold for it, too.
-        """
+        """This agent as a tool of another: a call is a run, charged to the caller, whose limits hold for it, too."""
         return SubAgent(self.run, name, description, traits or Traits(timeout_s=None))
-
-    @property
-    def tools(self) -> "list[AgentTool | ToolSource]":
-        """Its own tools, and what others come from."""
-        return [*map(_as_tool, self._own_tools), *self._sources]
 
     def rebuild(self, settings: RunSettings, tools: Sequence[AgentTool | ToolSource]) -> "Agent[T]":
         """Another that is like it, but for these."""
@@ -250,9 +237,9 @@ class Agent(Generic[T]):
                 await asyncio.wait({task})
 
     async def _open_tools(self, stack: AsyncExitStack) -> list[AgentTool]:
-        tools: list[AgentTool] = [_as_tool(each) for each in self._own_tools]
-        for source in self._sources:
-            tools += await source.open(stack)
+        tools: list[AgentTool] = []
+        for each in self.tools:
+            tools += await each.open(stack) if isinstance(each, ToolSource) else [each]
         names = [tool.spec.name for tool in tools] + ([] if self.output is str else [FINAL_ANSWER])
         for name in names:
             if names.count(name) > 1:
@@ -260,6 +247,6 @@ class Agent(Generic[T]):
         return tools
 
 
-def _as_tool(each: Any) -> AgentTool:
+def _as_tool(each: Any) -> AgentTool | ToolSource:
     """A plain function is a tool nothing is said about."""
-    return each if hasattr(each, "spec") else FunctionTool(each)
+    return each if hasattr(each, "spec") or hasattr(each, "open") else FunctionTool(each)

@@ -4,7 +4,7 @@
     after   [ system | task | summary | the last turns ]
               stays cached    all that has to be recomputed
 
-A cut never parts a call from its result. What it cost is told by an event.
+A cut never parts a call from its result.
 """
 
 from contextlib import aclosing
@@ -27,7 +27,7 @@ class Compaction:
     """When to shorten, and how much to leave alone."""
 
     window_tokens: int
-    """What the model can read."""
+    """The model's context window."""
     fill: float = 0.8
     """How much of the window a prompt may take before it is shortened."""
     num_kept: int = 8
@@ -37,9 +37,6 @@ class Compaction:
     def __post_init__(self) -> None:
         if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
             raise ConfigError("compaction: window_tokens must be above 0, fill between 0 and 1, num_kept not negative")
-
-    def is_due(self, num_tokens: int) -> bool:
-        return num_tokens > self.fill * self.window_tokens
 
     async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], Usage]:
         """The messages of a prompt, fewer if there is a middle to leave out, and what the summary cost."""

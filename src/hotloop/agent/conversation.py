@@ -1,6 +1,4 @@
-"""What was said: append-only, so that every prompt begins as the one before it did. Only compaction replaces messages,
-and says so. Can be kept as JSON and taken up again.
-"""
+"""What was said: append-only but for compaction, so that every prompt begins as the one before it did."""
 
 import secrets
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from hotloop.core.message import Message
 
 
 class Conversation:
-    """Messages, and the session they belong to: a server keeps what it has read by that."""
+    """Messages, and the session they belong to, by which a server keeps its cache."""
 
     def __init__(self, messages: Iterable[Message] = (), *, session_id: str | None = None) -> None:
         self.session_id = session_id or f"session-{secrets.token_hex(8)}"
@@ -32,15 +30,12 @@ class Conversation:
         self._messages += messages
 
     def replace(self, messages: Iterable[Message]) -> None:
-        """Compaction's way: a server will have to read all that changed."""
+        """For compaction: all that changed has to be recomputed."""
         self._messages = list(messages)
         self.num_tokens = 0
 
     def fork(self) -> "Conversation":
-        """Another that begins the same; what is said in one is not said in the other.
-
-        Its session is a branch of this one's, `session-1/2`: servers that route by sessions keep branches together.
-        """
+        """A branch that begins the same. Its session is `session-1/2`: routers keep branches of a session together."""
         branch = Conversation(self._messages, session_id=f"{self.session_id}/{secrets.token_hex(4)}")
         branch.num_tokens = self.num_tokens
         return branch

@@ -14,8 +14,6 @@ from hotloop.agent.limits import Spent
 from hotloop.core.errors import HotloopError
 from hotloop.wire.usage import Usage
 
-RunEnd = Literal["done", "limit", "failed", "cancelled"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -124,7 +122,7 @@ class TurnFinished(Event):
 class RunEnded(Event):
     """The end, always. `output` is set where the run is done."""
 
-    end: RunEnd
+    end: Literal["done", "limit", "failed", "cancelled"]
     output: Any = None
     error: HotloopError | None = None
     spent: Spent = field(default_factory=Spent)

@@ -13,8 +13,6 @@ from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.trace.span import TraceContext
 from hotloop.wire.event import Ended, Event, ThoughtClosed
 
-Choice = Literal["auto", "none", "required"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -26,7 +24,7 @@ class Ask:
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    choice: Choice = "auto"
+    choice: Literal["auto", "none", "required"] = "auto"
     schema: Mapping[str, Any] | None = None
     """If given, the answer is JSON of this schema, and no call."""
     max_tokens: int | None = None

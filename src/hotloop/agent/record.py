@@ -38,10 +38,7 @@ def record(agent: Agent[T], path: Path | str) -> Agent[T]:
 
 
 def replay(agent: Agent[T], path: Path | str, *, is_paced: bool = False) -> Agent[T]:
-    """The same agent, on a tape. `is_paced`: it takes as long as it did then.
-
-    Nothing is foreseen: what was run ahead of time is on the tape as a result like any other.
-    """
+    """The same agent, on a tape, without foresight. `is_paced`: it takes as long as it did then."""
     tape, settings = Tape(path, is_paced=is_paced), agent.settings
     approve = tape.approve if tape.has_verdicts else None
     tools = [ReplayTool(each, tape) for each in agent.tools if not isinstance(each, ToolSource)]

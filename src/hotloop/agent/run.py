@@ -186,7 +186,7 @@ class RunLoop:
 
     async def _compact(self, turn: int) -> None:
         compaction = self._settings.compaction
-        if compaction is None or not compaction.is_due(self.conversation.num_tokens):
+        if not compaction or self.conversation.num_tokens <= compaction.fill * compaction.window_tokens:
             return
         before = len(self.conversation)
         messages, usage = await compaction.shrink(self._settings.model, self._ask())

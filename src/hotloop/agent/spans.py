@@ -1,12 +1,12 @@
-"""A run as spans, from what it tells while it runs; a model that tells of its answers.
+"""A run as spans, made from its events and its asks.
 
     run      ├───────────────────────────────────────┤
     turn       ├─────────────────┤ ├────────────────┤
     chat       ├──────────┤        ├────────────────┤   its id goes along with the request
     tool             ├──────────┤                       begun before it was asked for: from its beginning
 
-A run is told of when it begins, so that it can be watched, and once more when it is over. An agent that runs within a
-tool of another belongs to that one's trace. Where nobody listens nothing is wrapped.
+A run's span is recorded when it begins, so that it can be watched, and again when it is over. An agent that runs
+within a tool of another belongs to that one's trace. Where the tracer is off nothing is wrapped.
 """
 
 import json
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hotloop.agent import events
 from hotloop.agent.limits import price
 from hotloop.agent.model import Ask, Model, WrappedModel
-from hotloop.agent.predict.values import call_key
+from hotloop.agent.predict.history import call_key
 from hotloop.agent.tools.tool import render_result
 from hotloop.agent.wire.openai import render_ask
 from hotloop.core.errors import HotloopError
@@ -61,7 +61,7 @@ class RunTrace:
         self.prices = prices or Prices()
         self._parent_id = outer.span_id if outer else None
         context = outer.child() if outer else TraceContext(new_trace_id(), new_span_id())
-        facts = {names.AGENT: agent, **self.content({names.CONTENT_PROMPT: prompt})}
+        facts = {names.AGENT: agent, names.CONTENT_PROMPT: prompt}
         self._run = _Open(context, time.monotonic(), facts)
         self._turn: _Open | None = None
         self._calls: dict[str, _Open] = {}
@@ -85,11 +85,9 @@ class RunTrace:
 
         return heard
 
-    def content(self, said: Json) -> Json:
-        """What was said, if that is to be recorded."""
-        return said if self.tracer.keeps_content else {}
-
     def tell(self, name: str, span: _Open, parent_id: str | None, until: float) -> None:
+        keeps_content = self.tracer.keeps_content
+        facts = {key: fact for key, fact in span.facts.items() if keeps_content or not key.startswith(names.CONTENT)}
         self.tracer.record(
             Span(
                 trace_id=span.context.trace_id,
@@ -100,7 +98,7 @@ class RunTrace:
                 start_ns=self.clock.unix_ns(span.since),
                 end_ns=self.clock.unix_ns(max(span.since, until)),
                 session=self.session,
-                attributes=span.facts,
+                attributes=facts,
                 error=span.error,
             )
         )
@@ -110,12 +108,12 @@ class RunTrace:
             case events.RunStarted():
                 self.session = event.session_id
                 self._run.facts[names.RUN_ID] = event.run_id
-                self.tell(names.RUN, replace(self._run, facts=dict(self._run.facts)), self._parent_id, self._run.since)
+                self.tell(names.RUN, self._run, self._parent_id, self._run.since)
             case events.TurnStarted():
                 self._turn = self._open(event.at, {names.INDEX: event.turn})
             case events.CallForeseen():
                 facts = {names.TOOL_NAME: event.name, names.CONFIDENCE: event.confidence, names.WAS_USED: False}
-                facts |= self.content({names.CONTENT_ARGUMENTS: event.arguments})
+                facts[names.CONTENT_ARGUMENTS] = event.arguments
                 self._guesses[_key(event)] = self._open(event.at, facts)
             case events.CallDispatched():
                 self._dispatch(event)
@@ -134,7 +132,7 @@ class RunTrace:
             names.TOOL_NAME: event.name,
             names.DISPATCHED_NS: self.clock.unix_ns(event.at),
             names.WAS_FORESEEN: event.was_foreseen,
-            **self.content({names.CONTENT_ARGUMENTS: event.arguments}),
+            names.CONTENT_ARGUMENTS: event.arguments,
         }
         call = self._calls[event.call_id] = self._open(event.at, facts)
         _around.set((self.tracer, call.context))  # in the task of this call, and there alone
@@ -152,7 +150,7 @@ class RunTrace:
             names.CALL_ID: event.call_id,
             names.NUM_TRIES: event.num_tries,
             names.IS_ERROR: event.is_error,
-            **self.content({names.CONTENT_RESULT: event.result}),
+            names.CONTENT_RESULT: event.result,
         }
         self.tell(names.TOOL, call, self._parent_of_calls, event.at)
 
@@ -179,7 +177,7 @@ class RunTrace:
             names.NUM_CALLS: spent.num_calls,
             names.MONEY: spent.money,
             **_render_usage(spent.usage),
-            **(self.content({names.CONTENT_ANSWER: render_result(event.output)}) if event.end == "done" else {}),
+            **({names.CONTENT_ANSWER: render_result(event.output)} if event.end == "done" else {}),
         }
         self.tell(names.RUN, self._run, self._parent_id, time.monotonic())  # with what it took to close it
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from hotloop.agent.events import CallForeseen
 from hotloop.agent.model import PartialAnswer
-from hotloop.agent.predict.history import History
+from hotloop.agent.predict.history import History, call_key
 from hotloop.agent.predict.predictor import Prediction, Predictor, load_predictor, save_predictor
-from hotloop.agent.predict.values import call_key
 from hotloop.agent.tools.dispatch import EarlyCall, Outcome, carry_out, stop
 from hotloop.agent.tools.tool import AgentTool, Surroundings
 from hotloop.core.errors import ConfigError

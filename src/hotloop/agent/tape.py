@@ -131,10 +131,7 @@ class TapeWriter:
 
 
 class Tape:
-    """What was recorded, and is given out once: of several things that fit, the first that was not given yet.
-
-    `is_paced`: everything takes as long as it did.
-    """
+    """What was recorded, each thing given out once, in order. `is_paced`: everything takes as long as it did."""
 
     def __init__(self, path: Path | str, *, is_paced: bool = False) -> None:
         lines = read_tape(path)

@@ -1,11 +1,10 @@
-"""How a prompt differs from what was read before: where the two part, in which words, and how much is the same behind.
+"""How a prompt differs from an earlier one: where the two part, in which words, and how much is the same behind.
 
-    earlier   [ common ............ | other words | read before ...... | answer ]
-    current   [ common ............ | new words | read before ...... | what is new ]
-                          num_common ^             ^ covered by windows of 16 tokens that the earlier one has too
+    earlier   [ common ............ | other words | the same ...... | answer ]
+    current   [ common ............ | new words | the same ...... | what is new ]
+                          num_common ^           ^ covered by windows of 16 tokens that the earlier one has too
 
-Pure: token ids, and a function that spells a token. Linear in both lengths. Knows no server, no cache and no history:
-what to compare with is chosen elsewhere, and whether a token was cached is nothing to it.
+Pure, and linear in both lengths. Knows no server and no cache: what to compare with is chosen elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
@@ -125,7 +124,10 @@ def find_words(parting: Parting, spell: Spell) -> Words:
     """The words around a parting. Text that was only cut otherwise is shown with a bar between its tokens."""
     before = _join(parting.before_ids, spell)
     if parting.change == "retokenised":
-        previous, current = (_show_cuts(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
+        previous, current = (
+            "|".join(spell(token_id).decode(errors="replace") for token_id in ids)
+            for ids in (parting.earlier_ids, parting.current_ids)
+        )
         return Words(_end_of(_decode(before)), _beginning_of(previous), _beginning_of(current))
     earlier_text, current_text = (before + _join(ids, spell) for ids in (parting.earlier_ids, parting.current_ids))
     size = _whole_chars(current_text, num_common(current_text, earlier_text))
@@ -234,10 +236,6 @@ def _join(token_ids: Iterable[int], spell: Spell) -> bytes:
 
 def _decode(data: bytes) -> str:
     return data.decode(errors="ignore")
-
-
-def _show_cuts(token_ids: Iterable[int], spell: Spell) -> str:
-    return "|".join(spell(token_id).decode(errors="replace") for token_id in token_ids)
 
 
 def _open_word(text: str) -> str:

@@ -61,7 +61,7 @@ class ToolFormat(ABC):
         """What the answer must look like. None: anything goes."""
         if not choice.is_binding(tools):
             return None
-        return lark.grammar(self.rules(choice.select(tools), choice, tokenizer))
+        return Grammar("lark", "\n".join(self.rules(choice.select(tools), choice, tokenizer)))
 
     @abstractmethod
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
@@ -250,12 +250,11 @@ def word_messages(messages: Sequence[Message], tools: Sequence[Tool], *, has_sys
 
 
 def word_tools(tools: Sequence[Tool]) -> str:
-    return _INSTRUCTIONS.format(tools="\n".join(map(_word_tool, tools)))
-
-
-def _word_tool(tool: Tool) -> str:
-    description = {"description": tool.description} if tool.description else {}
-    return json.dumps({"name": tool.name, **description, "parameters": dict(tool.parameters)}, ensure_ascii=False)
+    worded = []
+    for tool in tools:
+        described = {"description": tool.description} if tool.description else {}
+        worded.append({"name": tool.name, **described, "parameters": dict(tool.parameters)})
+    return _INSTRUCTIONS.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in worded))
 
 
 def _word_calls(message: Message) -> Message:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hotloop.chat.tools import ToolChoice
-from hotloop.core.grammar import Grammar
 from hotloop.core.message import Tool
 from hotloop.core.schema import json_schema
 from hotloop.models.tokenizer import Tokenizer
@@ -50,10 +49,6 @@ def either(options: Iterable[str]) -> str:
     return f"( {' | '.join(options)} )"
 
 
-def grammar(rules: Iterable[str]) -> Grammar:
-    return Grammar("lark", "\n".join(rules))
-
-
 def start(
     body: str,
     opening: str,
@@ -84,10 +79,7 @@ def start(
 
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    """The ways prose may go on, and their rules. It ends at the opening, lazily: that is, at the first.
-
-    An opening that is a token may be spelt as well: who reads the text could not tell, so it binds in the same way.
-    """
+    """The ways prose may go on, and their rules. It ends at the first opening, be that a token or spelt in text."""
     ways = ["TEXT", f"opening {body}"]
     if special_id(opening, tokenizer) is not None:
         ways += [f"TEXT {marker(opening, tokenizer)} {body}"]
@@ -135,10 +127,9 @@ def arguments(tool: Tool) -> str:
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments: its own, closed, or any object if it is not strict.
+    """The schema of a tool's arguments: any object if it is not strict, else its own, closed.
 
-    Keys that a schema does not mention are left out even where JSON schema would let them pass: a model that is free
-    to invent keys does, and each would have to be sampled.
+    Keys that a schema does not mention are refused: a model that is free to invent keys does.
     """
     if not tool.is_strict:
         return {"type": "object"}

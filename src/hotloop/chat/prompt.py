@@ -1,8 +1,7 @@
 """From a conversation to the tokens the model reads.
 
-The model's own template words the prompt and its own tokenizer cuts it; nothing here knows either format, a wire or an
-engine. `Prompt` is all that is known about a prompt before it becomes a request. What is done on the way, so that a
-prompt begins as the one before it did, is in `assembly`; each of it is told in `Prompt.changes` and can be left out.
+The model's own template renders the prompt and its own tokenizer encodes it. What is done on the way, so that a prompt
+begins as the one before it did, is in `assembly`; each of it is told in `Prompt.changes` and can be switched off.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,10 +70,7 @@ class PromptRules:
 
 
 class Prompts:
-    """Makes the prompts of one model, and remembers what that takes. Used from any thread.
-
-    `scope` keeps apart those who must not notice each other: what was remembered under one is not found under another.
-    """
+    """Makes the prompts of one model, and remembers what that takes, each `scope` its own. Used from any thread."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """An answer's text as it comes, told apart into prose and tool calls.
 
 Invariant: how the text is cut into pushes changes nothing but how the deltas are cut. Prose is given out as soon as it
-cannot be the beginning of a call; a call that turns out not to be one becomes prose again. Knows no tokens and no wire.
+cannot be the beginning of a call; a call that turns out not to be one becomes prose again.
 """
 
 import secrets

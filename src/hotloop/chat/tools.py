@@ -1,7 +1,6 @@
 """What a caller may ask about tools, and what is refused before a prompt is made.
 
 A tool that passed `check_tools` has a name every format can write without escaping, and an object for its arguments.
-Nothing here knows how a model writes a call.
 """
 
 import re
@@ -37,10 +36,7 @@ class ToolChoice:
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice, *, schema_field: str = "parameters") -> None:
-    """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet.
-
-    `schema_field` is what the wire calls a tool's parameters.
-    """
+    """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet."""
     names: set[str] = set()
     for i, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):

@@ -21,7 +21,7 @@ from hotloop.border.headers import end_to_end
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
-from hotloop.fleet.wire import AnswerHead, Outline, Trip
+from hotloop.fleet.tickets import AnswerHead, Outline, Trip
 from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
@@ -80,7 +80,7 @@ class Ingress:
     def __init__(self, engines: DeploymentHandle, *, api_key_env: str, max_body_bytes: int) -> None:
         self._answer = engines.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
-        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
+        self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
         self._api_key = os.environ.get(api_key_env, "").encode()
         if api_key_env and not self._api_key:
             raise ConfigError(f"a key is asked for, but {api_key_env} is not set where the ingress runs")
@@ -113,10 +113,10 @@ class Ingress:
         sent = UpstreamRequest(request.method, target, headers, bytes(body))
         if api and request.method == "POST":
             routed = parse_request(path, request.headers, sent.body)
-            maker = self._makers.get(routed.follows or "", "")
-            return sent, Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, maker)
+            owner = self._owners.get(routed.follows or "", "")
+            return sent, Outline(routed.key, routed.num_tokens, routed.num_output, routed.session, owner)
         answer_id = next((path.removeprefix(start).partition("/")[0] for start in OWNED if path.startswith(start)), "")
-        return sent, Outline(maker=self._makers.get(answer_id, ""))
+        return sent, Outline(owner=self._owners.get(answer_id, ""))
 
     async def _ask(self, sent: UpstreamRequest, outline: Outline) -> BegunAnswer:
         """Raises Overloaded, or RouteError where nobody answers."""
@@ -148,7 +148,7 @@ class Ingress:
         try:
             async for piece in whole_events(begun.pieces) if has_events else begun.pieces:
                 if not end and (answer_id := read_id(piece)):
-                    self._makers[answer_id] = begun.head.replica
+                    self._owners[answer_id] = begun.head.replica
                 end = (end + piece)[-END_BYTES:]
                 yield piece
         except RayError:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from hotloop.fleet.tickets import Tickets
-from hotloop.fleet.wire import Outline
+from hotloop.fleet.tickets import Outline, Tickets
 from hotloop.router.placement.placement import Placement
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.request import BLOCK_TOKENS
@@ -43,8 +42,8 @@ class PlacementRouter(RequestRouter):  # type: ignore[misc]
             return [candidate_replicas]
         outline: Outline = next(each for each in pending_request.args if isinstance(each, Outline))
         able = _by_name(candidate_replicas)
-        if outline.maker in able:
-            able = {outline.maker: able[outline.maker]}
+        if outline.owner in able:
+            able = {outline.owner: able[outline.owner]}
         free = _by_name(self.select_available_replicas([*able.values()]))
         attempt = pending_request.future
         choice = self._tickets.offer(attempt, outline, (free or able).keys())

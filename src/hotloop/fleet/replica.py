@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from hotloop.fleet.residents import OpenResident
-from hotloop.fleet.wire import AnswerHead, Outline
+from hotloop.fleet.tickets import AnswerHead, Outline
 from hotloop.router.placement.policy import Choice
 from hotloop.router.upstream.wire import UpstreamRequest
 

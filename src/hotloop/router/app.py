@@ -21,7 +21,7 @@ from hotloop.router.config import FleetConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.proxy.proxy import BadAnswer, Begun, Proxy
+from hotloop.router.proxy.proxy import BadAnswer, Proxy
 from hotloop.router.proxy.relay import kept_headers, relay
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.request import RoutedRequest, parse_request
@@ -149,7 +149,7 @@ class RouterApp:
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
         elif path.startswith(tuple(OWNED)):
-            await self._ask_maker(method, path, scope["query_string"], caller)
+            await self._ask_owner(method, path, scope["query_string"], caller)
         elif method == "GET" and path == "/metrics":
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
         elif method == "GET":
@@ -180,7 +180,11 @@ class RouterApp:
         try:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
-            headers = [*_route_headers(begun, request), caller.id_header, *([_tier_header(tier)] if tier else [])]
+            matched = f"{choice.matched_tokens}/{request.num_tokens}"
+            route = render_route(choice.name, choice.reason, matched, begun.num_tried)
+            headers = [(ROUTE_HEADER, route), caller.id_header, *([_tier_header(tier)] if tier else [])]
+            if begun.notes:
+                headers.append((NOTES_HEADER, "; ".join(begun.notes).encode("ascii", "replace")[:1000]))
             summary = await relay(begun, request.api, headers, caller.request_id, caller.send)
             self.fleet.learn(begun.place, summary)
             self.metrics.count_ended(replica.name, summary)
@@ -190,11 +194,11 @@ class RouterApp:
         finally:
             await self._proxy.finish(begun)
 
-    async def _ask_maker(self, method: str, path: str, query: bytes, caller: Caller) -> None:
+    async def _ask_owner(self, method: str, path: str, query: bytes, caller: Caller) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
         target = path + (f"?{query.decode('latin-1')}" if query else "")
-        for replica in self.fleet.possible_makers(path.removeprefix(prefix).partition("/")[0]):
+        for replica in self.fleet.possible_owners(path.removeprefix(prefix).partition("/")[0]):
             request = UpstreamRequest(method, target, replica.headers(caller.headers))
             status, headers, body = await fetch(replica.upstream, request, self._max_body)
             if status != 404:
@@ -231,15 +235,6 @@ def render_route(name: str, reason: str, matched: str, num_tried: int) -> bytes:
     """Where a request went, why, and how much of it was expected to be cached there."""
     about = f"replica={name}; reason={reason.replace(' ', '_')}; matched={matched}; tried={num_tried}"
     return about.encode("latin-1", "replace")
-
-
-def _route_headers(begun: Begun, request: RoutedRequest) -> Headers:
-    choice = begun.place.ticket.choice
-    matched = f"{choice.matched_tokens}/{request.num_tokens}"
-    headers = [(ROUTE_HEADER, render_route(choice.name, choice.reason, matched, begun.num_tried))]
-    if begun.notes:
-        headers.append((NOTES_HEADER, "; ".join(begun.notes).encode("ascii", "replace")[:1000]))
-    return headers
 
 
 def _tier_header(choice: TierChoice) -> tuple[bytes, bytes]:

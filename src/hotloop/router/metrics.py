@@ -82,31 +82,21 @@ class _StateCollector(Collector):
         self._find_saved = find_saved
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        replicas, saved = self._fleet.replicas, self._find_saved()
+        saved, room = self._find_saved(), self._fleet.room
+        replicas, tallies = self._fleet.replicas.items(), saved.tallies.items()
+        about_up, about_elsewhere = "Whether a replica takes requests.", "Requests a replica has from others."
         gauges: Rows = {
-            ("replica_up", "replica", "Whether a replica takes requests."): {
-                name: float(each.state == "up") for name, each in replicas.items()
-            },
-            ("running", "replica", "Requests at a replica."): {
-                name: each.num_running for name, each in replicas.items()
-            },
-            ("elsewhere", "replica", "Requests a replica has from others."): {
-                name: each.num_elsewhere for name, each in replicas.items()
-            },
+            ("replica_up", "replica", about_up): {name: float(each.state == "up") for name, each in replicas},
+            ("running", "replica", "Requests at a replica."): {name: each.num_running for name, each in replicas},
+            ("elsewhere", "replica", about_elsewhere): {name: each.num_elsewhere for name, each in replicas},
             ("waiting", "priority", "Requests waiting for a place."): {
-                each.name.lower(): self._fleet.room.num_waiting(each) for each in Priority
+                priority.name.lower(): room.num_waiting(priority) for priority in Priority
             },
         }
         counters: Rows = {
-            ("tier_answers", "tier", "Answers by tier."): {
-                name: tally.num_answers for name, tally in saved.tallies.items()
-            },
-            ("tier_discarded", "tier", "Answers not taken."): {
-                name: tally.num_discarded for name, tally in saved.tallies.items()
-            },
-            ("tier_cost", "tier", "Money spent, by the prices given."): {
-                name: tally.cost for name, tally in saved.tallies.items()
-            },
+            ("tier_answers", "tier", "Answers by tier."): {name: tally.num_answers for name, tally in tallies},
+            ("tier_discarded", "tier", "Answers not taken."): {name: tally.num_discarded for name, tally in tallies},
+            ("tier_cost", "tier", "Money spent, by the prices given."): {name: tally.cost for name, tally in tallies},
         }
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for (name, label, text), values in rows.items():

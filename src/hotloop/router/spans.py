@@ -5,8 +5,10 @@ The trace goes on at the replica: the parent it is told is the router's own span
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hotloop.core.request import Priority
 from hotloop.router.placement.policy import Choice
@@ -39,44 +41,37 @@ class RouteRecorder:
         return RouteSpan(self, request, sent, request_id, context, parent_id)
 
 
-class RouteSpan:
+@dataclass(slots=True)
+class RouteSpan(AbstractContextManager["RouteSpan"]):
     """What is known of one request's way so far. `headers` are those to send on."""
 
-    def __init__(
-        self,
-        recorder: RouteRecorder,
-        request: RoutedRequest,
-        headers: Headers,
-        request_id: str,
-        context: TraceContext | None = None,
-        parent_id: str | None = None,
-    ) -> None:
-        self.headers = headers
-        self.facts: dict[str, Any] = {
-            names.ENDPOINT: request.api,
-            names.MODEL: request.model,
-            names.PRIORITY: Priority(request.priority).name.lower(),
-            names.REQUEST_ID: request_id,
+    recorder: RouteRecorder
+    request: RoutedRequest
+    headers: Headers
+    request_id: str
+    context: TraceContext | None = None
+    parent_id: str | None = None
+    facts: dict[str, Any] = field(init=False)
+    _began_at: float = field(default_factory=time.monotonic)
+    _clock: Clock = field(default_factory=Clock)
+    _error: str = ""
+    _has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.facts = {
+            names.ENDPOINT: self.request.api,
+            names.MODEL: self.request.model,
+            names.PRIORITY: Priority(self.request.priority).name.lower(),
+            names.REQUEST_ID: self.request_id,
             names.TRIED: [],
             names.QUEUE_NS: 0,
         }
-        self._recorder = recorder
-        self._session = request.session
-        self._context = context
-        self._parent_id = parent_id
-        self._began_at = time.monotonic()
-        self._clock = Clock()
-        self._error = ""
-        self._has_ended = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self._error = str(error) or type(error).__name__
-        if self._context:
-            self._record(names.ROUTE, self._context, self._parent_id, self._began_at, self.facts, self._error)
+        if self.context:
+            self._record(names.ROUTE, self.context, self.parent_id, self._began_at, self.facts, self._error)
 
     def hang_up(self) -> None:
         """The client has left; an answer that had ended is no error."""
@@ -88,9 +83,9 @@ class RouteSpan:
         self.facts[names.QUEUE_NS] += round(wait_s * 1e9)
 
     def fail(self, replica: str, why: str, since: float) -> None:
-        if self._context:
-            context = TraceContext(self._context.trace_id, new_span_id())
-            self._record(names.ATTEMPT, context, self._context.span_id, since, {names.REPLICA: replica}, why)
+        if self.context:
+            context = TraceContext(self.context.trace_id, new_span_id())
+            self._record(names.ATTEMPT, context, self.context.span_id, since, {names.REPLICA: replica}, why)
 
     def begin(self, choice: Choice, status: int) -> None:
         self.facts |= {
@@ -115,16 +110,16 @@ class RouteSpan:
     def _record(
         self, name: str, context: TraceContext, parent_id: str | None, since: float, facts: dict[str, Any], error: str
     ) -> None:
-        self._recorder.tracer.record(
+        self.recorder.tracer.record(
             Span(
                 trace_id=context.trace_id,
                 span_id=context.span_id,
                 parent_id=parent_id,
                 name=name,
-                service=self._recorder.service,
+                service=self.recorder.service,
                 start_ns=self._clock.unix_ns(since),
                 end_ns=self._clock.now_ns(),
-                session=self._session,
+                session=self.request.session,
                 attributes=facts,
                 error=error,
             )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.agent.predict.values import (
+from hotloop.agent.predict.history import (
     MAX_LEAVES,
     call_key,
     canonical,

@@ -60,16 +60,13 @@ class Execution:
         self._planned: dict[str, _Planned] = {}
 
     @property
-    def step_ids(self) -> set[str]:
-        return set(self._planned)
-
-    @property
     def pending(self) -> list[Pending]:
         """The calls, in the order of the plan; each as it was made, once it has begun."""
         return [each.pending for each in self._planned.values()]
 
-    def add(self, step: Step) -> None:
-        """Carry out a step, as soon as that can be. Raises BadPlan if there are too many."""
+    def add(self, text: str, tools: Mapping[str, Tool]) -> None:
+        """Carry out a step, as soon as that can be. Raises BadPlan if it never can, or there are too many."""
+        step = parse_step(text, tools, self._planned)
         if len(self._planned) == MAX_STEPS:
             raise BadPlan(f"it has more than {MAX_STEPS} steps")
         call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool.name, _dump(step.arguments))
@@ -162,7 +159,7 @@ class PlannedRun(RunLoop):
                         self._answer.push(event)
                     elif isinstance(event, TextDelta):
                         for element in reader.feed(event.text):
-                            execution.add(parse_step(element, tools, execution.step_ids))
+                            execution.add(element, tools)
             if self._answer.ended.reason in ("length", "window") or (reader.has_list and not reader.is_closed):
                 raise BadPlan("it was cut off")
             if not execution.pending:

@@ -1,4 +1,4 @@
-"""How one tool is called: the recipes that made its calls so far, and how often each of them was right.
+"""How one tool is called: where its arguments come from, the recipes of its calls, and how often they were right.
 
 A constant is kept only if nothing said before explains it, it does not look like somebody's (an id, a date, an address,
 an amount), and `MIN_RUNS` runs have used it. Until then there is but a mark of it, too short to tell which of many
@@ -7,16 +7,15 @@ values it was. Somebody who comes often would else be written down by name.
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hotloop.agent.predict.history import History, PastCall
-from hotloop.agent.predict.sources import Source, explain, values_of
-from hotloop.agent.predict.values import call_key, canonical
+from hotloop.agent.predict.history import History, PastCall, Tokens, call_key, canonical, shape_of
 
 MAX_RECIPES = 12
 MIN_RUNS = 3
@@ -36,6 +35,32 @@ _PRIOR_TRIES = 2.0  # how many tries of a narrow context outweigh what the wider
 
 _Count = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
+
+_MAX_EXPLANATIONS = 8
+_MAX_SAID = 20  # messages of the user that are looked through
+
+
+class Source(msgspec.Struct, frozen=True, array_like=True):
+    """The `result` of the tool `where`, at the path `what`; its `argument` `what`; a token of the shape `what` in the
+    `user`'s latest message, in one `earlier`, or in the `model`'s; or the `constant` `what`, as JSON."""
+
+    kind: Literal["result", "argument", "user", "earlier", "model", "constant"]
+    where: str = ""
+    what: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "constant":
+            json.loads(self.what)  # a file that is damaged is refused when it is read
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "result":
+                return f"{self.where} → {self.what or 'the result'}"
+            case "argument":
+                return f"{self.where}({self.what})"
+            case "constant":
+                return f"always {self.what}"
+        return {"user": "the user", "earlier": "the user, earlier", "model": "the model"}[self.kind] + f": {self.what}"
 
 
 class Tally(msgspec.Struct, array_like=True):
@@ -82,7 +107,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
             key = call_key(tool, arguments)
             if key is None or any(key == each.key for each in (*fresh, *made)):
                 continue
-            if history.has_made(key):
+            if any(call.key == key for call in history.calls):
                 made.append(Candidate(tool, arguments, key, None))
             else:
                 fresh.append(Candidate(tool, arguments, key, len(fresh)))
@@ -210,3 +235,82 @@ def may_be_constant(value: Any) -> bool:
     if isinstance(value, str):
         return _CONSTANT_WORD.fullmatch(value) is not None
     return isinstance(value, int) and abs(value) < _MAX_CONSTANT
+
+
+def values_of(source: Source, history: History) -> list[Any]:
+    match source.kind:
+        case "result":
+            call = history.latest(source.where)
+            return call.leaves.get(source.what, []) if call else []
+        case "argument":
+            value = history.value_of(source.where, source.what)
+            return [] if value is None else [value]
+        case "user":
+            return _pick(source.what, history.said[-1]) if history.said else []
+        case "earlier":
+            return [value for tokens in reversed(history.said[-_MAX_SAID:-1]) for value in _pick(source.what, tokens)]
+        case "model":
+            return _pick(source.what, history.answered)
+        case "constant":
+            return [json.loads(source.what)]
+
+
+def explain(value: Any, history: History) -> list[Source]:
+    """The sources in what was said before that would have given this value."""
+    return list(itertools.islice(_explanations(value, history), _MAX_EXPLANATIONS))
+
+
+def _explanations(value: Any, history: History) -> Iterator[Source]:
+    text = canonical(value)
+    if text is None:
+        return
+    names = dict.fromkeys(call.name for call in reversed(history.calls))
+    for what in _looks(value):
+        yield from (
+            source
+            for source in (Source("user", what=what), Source("earlier", what=what), Source("model", what=what))
+            if value in values_of(source, history)
+        )
+    for name in names:
+        call = history.latest(name)
+        for path, values in (call.leaves if call else {}).items():
+            if value in values:
+                yield Source("result", name, path)
+    for name in names:
+        past = next(call for call in reversed(history.calls) if call.name == name)
+        for other, earlier in (past.arguments or {}).items():
+            if canonical(earlier) == text:
+                yield Source("argument", name, other)
+
+
+def _looks(value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return []
+    if isinstance(value, int):
+        return ["integer"]
+    if isinstance(value, float):
+        return ["number"]
+    if not isinstance(value, str):
+        return []
+    shape = shape_of(value)
+    return ([shape] if shape else []) + ["quoted"]
+
+
+def _pick(what: str, tokens: Tokens) -> list[Any]:
+    """The tokens of one look, each once, as the type it stands for."""
+    if what == "integer":
+        found: list[Any] = [
+            int(token) for _, token in tokens if token.isascii() and token.isdigit() and len(token) < 16
+        ]
+    elif what == "number":
+        found = [value for _, token in tokens if (value := _number(token)) is not None]
+    else:
+        found = [token for shape, token in tokens if shape == what]
+    return list(dict.fromkeys(found))
+
+
+def _number(token: str) -> float | None:
+    try:
+        return float(token.lstrip("$€£")) if len(token) < 24 else None
+    except ValueError:
+        return None

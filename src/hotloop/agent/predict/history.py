@@ -1,11 +1,17 @@
-"""A conversation as a predictor sees it: what was called and what came of it, and what was said. Grows with the run."""
+"""A conversation as a predictor sees it: what was called and what came of it, what was said, and the values in both.
 
-from collections.abc import Sequence
+Everything read here is not to be trusted (results may be megabytes, or nested without end), so that all of it is
+bounded: what lies beyond the bounds is not seen.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hotloop.agent.predict.values import Leaves, call_key, leaves_of, tokens_of
 from hotloop.core.message import Message, ToolCall
 from hotloop.wire.arguments import read_arguments
 
@@ -13,6 +19,19 @@ MAX_MESSAGES = 200
 """How far back a predictor looks."""
 
 Tokens = tuple[tuple[str, str], ...]
+MAX_RESULT_CHARS = 100_000
+MAX_TEXT_CHARS = 8_000
+MAX_DEPTH = 8
+MAX_LEAVES = 2_000
+MAX_VALUE_CHARS = 128
+_MANY_KEYS = 24  # an object with more is a map from data, not a record with names
+
+Leaves = dict[str, list[Any]]
+"""The values of a result by their path, in order; `orders[*].id` are the ids of all orders."""
+
+_WORD = re.compile(r"""[^\s"'`“”‘’,;()\[\]{}<>|*]+""")
+_QUOTED = re.compile(r"""(?<!\w)(?:'([^'\n]{1,80})'|"([^"\n]{1,80})"|‘([^’\n]{1,80})’|“([^”\n]{1,80})”)(?!\w)""")
+_FIELD = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
 
 
 class PastCall:
@@ -62,9 +81,6 @@ class History:
         """This history and one more call, whose result is not known yet."""
         return History([*self.calls, PastCall(call)], self.said, self.answered, self.trail)
 
-    def has_made(self, key: str | None) -> bool:
-        return any(call.key == key for call in self.calls)
-
     def latest(self, name: str) -> PastCall | None:
         return next((call for call in reversed(self.calls) if call.name == name and not call.is_error), None)
 
@@ -92,3 +108,83 @@ class History:
                 call.result = message.content
                 self.trail.append(f"{call.name}!" if call.is_error else call.name)
                 return
+
+
+def canonical(value: Any) -> str | None:
+    """The one text of a JSON value; None for what JSON has no word for."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def call_key(name: str, arguments: dict[str, Any] | None) -> str | None:
+    """What two calls have in common if and only if they are the same call."""
+    text = None if arguments is None else canonical(arguments)
+    return None if text is None else f"{name}{text}"
+
+
+def shape_of(token: str) -> str | None:
+    """What a token looks like, such as `a_a_9` or `9999-99-99`; None for a mere word, which looks like any other."""
+    if not 1 <= len(token) <= MAX_VALUE_CHARS:
+        return None
+    if re.fullmatch(r"[A-Z0-9]{3,12}", token) and not token.isdigit():
+        return f"X{len(token)}"
+    if not re.search(r"[A-Za-z]", token):
+        return re.sub(r"\d", "9", token)[:32] if re.search(r"\d", token) else None
+    if not re.search(r"[0-9_@/.\\]|\w-\w", token):
+        return None
+    return re.sub(r"\d+", "9", re.sub(r"[^\W\d_]+", "a", token))[:32]
+
+
+def tokens_of(text: str) -> Iterator[tuple[str, str]]:
+    """(shape, token) for what in a text may be a value: ids, numbers, dates, addresses, and what stands in quotes."""
+    text = text[-MAX_TEXT_CHARS:]
+    for match in _QUOTED.finditer(text):
+        yield "quoted", next(group for group in match.groups() if group)
+    for match in _WORD.finditer(text):
+        token = match.group().strip(".:!?#$\\").removesuffix("'s")
+        if shape := shape_of(token):
+            yield shape, token
+
+
+def leaves_of(text: str) -> Leaves:
+    """What a result holds, by path, each value once. A result that is not JSON holds its tokens, by shape."""
+    try:
+        value = json.loads(text) if len(text) <= MAX_RESULT_CHARS else None
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict | list):
+        found = _walk(value, "", 0)
+    else:
+        found = itertools.chain([("", value)], ((f"~{shape}", token) for shape, token in tokens_of(text)))
+    leaves: dict[str, dict[Any, None]] = {}
+    for path, leaf in itertools.islice(found, MAX_LEAVES):
+        is_prose = isinstance(leaf, str) and len(leaf) > MAX_VALUE_CHARS
+        if leaf is not None and not isinstance(leaf, bool) and not is_prose:
+            leaves.setdefault(path, {})[leaf] = None
+    return {path: list(values) for path, values in leaves.items()}
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        is_map = _is_map(value)
+        for key, item in value.items():
+            if is_map:
+                yield f"{path}{{*}}", key
+            yield from _walk(item, f"{path}.*" if is_map else f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _walk(item, f"{path}[*]", depth + 1)
+    else:
+        yield path, value
+
+
+def _is_map(value: dict[str, Any]) -> bool:
+    """Whether the keys are data, not names of fields: such keys are wild in a path, and so never kept."""
+    if len(value) > _MANY_KEYS or not all(_FIELD.fullmatch(key) for key in value):
+        return True
+    items = list(value.values())
+    return len(items) > 1 and all(isinstance(each, dict) and each.keys() == items[0].keys() for each in items)

@@ -1,13 +1,11 @@
-"""What comes next: learns from runs, and tells the calls a model will probably make, each with a confidence.
+"""Learns from runs which calls a model will probably make, each with a confidence; deterministic, and bounded.
 
-A pattern is a recipe (a tool, and where its arguments come from) after what happened last. Whenever a recipe can be
-followed it has been tried, and when the model then makes just that call it has hit: a rate is directly the chance that
-this very call comes, arguments and all. Two questions are asked and learned apart: what comes `next`, before the model
-has said anything; and, once it has `named` a tool, with what arguments.
+A recipe that can be followed has been tried, and has hit when the model then makes just that call: a rate is directly
+the chance that this very call comes, arguments and all. Two questions are learned apart: what comes `next`, before the
+model has said anything; and, once it has `named` a tool, with what arguments.
 
-Everything is bounded, and nothing depends on a clock or on chance. On disk it is one JSON file, believed only after it
-was checked: names of tools, arguments and fields of results, shapes of ids (`a_a_9`), counts, and the few values that
-several runs had in common (see `habits`). What was said, and what tools answered, is not in it.
+On disk it is one JSON file: names of tools, arguments and fields, shapes of ids (`a_a_9`), counts, and the few values
+that several runs had in common (see `habits`). What was said, and what tools answered, is not in it.
 """
 
 import os

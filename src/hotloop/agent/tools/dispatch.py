@@ -106,10 +106,7 @@ class Dispatcher:
         self._running: set[asyncio.Task[Outcome]] = set()
 
     def start(self, call: ToolCall, turn: int) -> Pending:
-        """Dispatch a call; it begins before this turn of the event loop is over, or as soon as there is room.
-
-        Raises LimitReached if there were too many.
-        """
+        """Dispatch a call, to begin as soon as there is room. Raises LimitReached if there were too many."""
         self._count()
         task = asyncio.create_task(self._run(call, turn), name=f"tool {call.name}")
         self._running.add(task)
@@ -162,7 +159,7 @@ class Dispatcher:
 async def carry_out(tool: AgentTool, arguments: str, surroundings: Surroundings) -> Outcome:
     """Run a tool. A tool that crashed or ran late is tried again if that does no harm; what it refused is not."""
     pause_s = _FIRST_PAUSE_S
-    max_tries = MAX_TRIES if tool.traits.can_retry else 1
+    max_tries = MAX_TRIES if tool.traits.idempotent or tool.traits.read_only else 1
     for num_tries in range(1, max_tries + 1):
         outcome, can_retry = await _try(tool, arguments, surroundings, num_tries)
         if not can_retry or num_tries == max_tries or _is_cancelled():

@@ -13,10 +13,7 @@ FINAL_ANSWER = "final_answer"
 
 
 class FinalAnswer:
-    """The end of one run: the model calls it when it is done, and its arguments are the answer.
-
-    This works wherever tools do, beside other tools, and is strict where calls are.
-    """
+    """The model calls it when it is done: its arguments are the answer. This works wherever tools do."""
 
     traits = Traits()
 

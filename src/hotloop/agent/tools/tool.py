@@ -84,10 +84,6 @@ class Traits:
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1, not {self.max_concurrency}")
 
-    @property
-    def can_retry(self) -> bool:
-        return self.idempotent or self.read_only
-
 
 class AgentTool(Protocol):
     """A tool that can be run."""

@@ -71,9 +71,6 @@ class RemoteServer:
         self._retries = retries or Retries()
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
-    def __repr__(self) -> str:
-        return f"RemoteServer({self.url!r})"
-
     async def events(
         self, path: str, body: Json, headers: Mapping[str, str], is_over: Callable[[], bool]
     ) -> AsyncGenerator[ServerEvent, None]:
@@ -144,8 +141,11 @@ class RemoteServer:
     @contextlib.asynccontextmanager
     async def _respond(self, path: str, body: Json | None, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
         """The response, if it is a good one. Whatever goes wrong meanwhile is a RemoteError."""
-        method, content = ("GET", None) if body is None else ("POST", _encode(body))
-        sent = _check_headers(headers)
+        method, sent = "GET" if body is None else "POST", _check_headers(headers)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"what is asked cannot be written as JSON: {error}") from None
         try:
             async with self._client().stream(method, self.url + path, content=content, headers=sent) as response:
                 if response.status_code != 200:
@@ -197,13 +197,6 @@ def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not (name + value).isascii() or not value.isprintable():
             raise ConfigError(f"the header {name!r} has characters that cannot be sent")
     return {"content-type": "application/json", **headers}
-
-
-def _encode(body: Json) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"what is asked cannot be written as JSON: {error}") from None
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

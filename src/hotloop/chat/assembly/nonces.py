@@ -96,17 +96,14 @@ class Nonces:
             if i not in places:
                 continue
             is_newest = i == places[-1]
-            note = self._note(chain.digest(), news if is_newest and news != last else "")
+            with self._lock:
+                if is_newest and news != last:
+                    self._notes.put(chain.digest(), news, len(news))
+                note = self._notes.get(chain.digest())
             if note and note != last:
                 moved[i] = replace(message, content=f"{message.content}\n\n<system>\n{note}\n</system>")
                 last = note
         return tuple(moved)
-
-    def _note(self, place: bytes, news: str) -> str:
-        with self._lock:
-            if news:
-                self._notes.put(place, news, len(news))
-            return self._notes.get(place) or ""
 
 
 def _without(messages: Turns, nonces: Sequence[Nonce]) -> tuple[Turns, str, tuple[str, ...]]:

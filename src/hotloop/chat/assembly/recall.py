@@ -1,8 +1,8 @@
 """Tool calls as the model wrote them, for clients that send them back in other words and templates that have others.
 
-Many clients parse the JSON of a call and write it anew: other spaces, other escapes. Where a call comes back with the
-id it was given and arguments of the same value, it is the text that counts which the model has already read. And where
-the template would word the calls otherwise than the model did, the whole answer is given to it as plain text.
+Many clients parse the JSON of a call and write it anew: other spaces, other escapes. Where a call comes back with its
+id and arguments of the same value, the cached text is used. And where the template would word the calls otherwise than
+the model did, the whole answer is given to it as plain text.
 """
 
 import json
@@ -76,11 +76,8 @@ class WrittenCalls:
         answer = self._find(call)
         known = (other.arguments for other in answer.calls if _key(other.id) == _key(call.id)) if answer else iter(())
         written = next(known, call.arguments)
-        return (
-            call
-            if written == call.arguments or not _is_same(written, call.arguments)
-            else replace(call, arguments=written)
-        )
+        is_reworded = written != call.arguments and _is_same(written, call.arguments)
+        return replace(call, arguments=written) if is_reworded else call
 
     def _verbatim(self, message: Message, word: Word) -> Message:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None

@@ -1,8 +1,8 @@
 """Where each token of a prompt came from: which message, which tool, or the template itself.
 
-A template may trim, reorder and leave out, so nothing is searched for: the conversation is worded once more with a mark
-of one private character around each part of it, and the marks are read off. If the text without the marks is not the
-prompt's, the template minded them; then contents are looked for, one after the other. Worked out only when asked for.
+A template may trim, reorder and leave out, so the conversation is rendered once more with a mark of one private
+character around each part of it, and the marks are read off. If the text without the marks is not the prompt's, the
+contents are searched for, one after the other. Worked out only when asked for.
 
     marked   <|im_start|>user⏎ [0 hi 0] <|im_end|>
     chars    0               17   17 19
@@ -46,10 +46,7 @@ class PromptPlace:
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """A part of a prompt, in tokens `begin` to `end`; `place` has the characters.
-
-    Spans follow each other without a gap. A token belongs to the part in which it begins.
-    """
+    """A part of a prompt in tokens, without gaps; `place` has its characters. A token is where it begins."""
 
     kind: SpanKind
     index: int | None

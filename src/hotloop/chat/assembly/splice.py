@@ -1,16 +1,13 @@
 """Text to tokens, where text that was tokens before becomes the same tokens again.
 
-A model may write a word in other tokens than its tokenizer would cut it into, above all where a grammar forced some of
-them. When its answer comes back as text, the very tokens it was generated as are put in its place, so that what was
-computed for them is still good; all other text is cut by the tokenizer, and once only.
+A model may write a word in other tokens than its tokenizer would, above all where a grammar forced some of them. When
+its answer comes back as text, it becomes the tokens it was generated as, so that their KV is still good.
 
     prompt   <|im_start|> | user⏎ hi | <|im_end|> | ⏎ | <|im_start|> | assistant⏎            answer: hel lo <|im_end|>
     piece                 |          |            |   |              | assistant⏎ hel lo |
 
 Special tokens cut a text into pieces that do not touch each other. An answer is kept under the hash of all tokens
-before the piece it stands in, so that it is only ever found where it was written. One that goes on a text of many
-thousand tokens without a special one is not kept.
-
+before the piece it stands in, so that it is only ever found where it was written.
 Invariant: the text of the tokens is the text that was given (after the model's own normalisation).
 """
 
@@ -55,10 +52,7 @@ class _Turn:
 
 
 class Splicer:
-    """Remembers answers and pieces of text. Used from any thread.
-
-    What is remembered under one `scope` is not found under another.
-    """
+    """Remembers answers and pieces of text, each scope its own. Used from any thread."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> None:
         self._tokenizer = tokenizer

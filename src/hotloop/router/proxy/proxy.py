@@ -169,9 +169,10 @@ class Proxy:
         response = await replica.upstream.send(sent)
         replica.last_byte_at = time.monotonic()
         try:
-            if response.status < 400 and is_stream(response.headers):
-                return await self._start(place, response, translation)
-            return await self._hold(place, response, translation)
+            is_started = response.status < 400 and is_stream(response.headers)
+            begun = await (self._start if is_started else self._hold)(place, response, translation)
+            begun.notes = translation.notes if translation else ()
+            return begun
         except BaseException:
             await response.aclose()
             raise
@@ -183,7 +184,7 @@ class Proxy:
             status, body = translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:
             raise BadAnswer(response, status, body)
-        return Begun(place, response, status, _single(body), is_whole=True, notes=_notes(translation))
+        return Begun(place, response, status, _single(body), is_whole=True)
 
     async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
         """A stream, once its first piece is there."""
@@ -191,7 +192,7 @@ class Proxy:
         body = whole_events(chunks, await anext(chunks, b""))
         if translation:
             body = _translated(body, translation)
-        return Begun(place, response, response.status, body, is_whole=False, notes=_notes(translation))
+        return Begun(place, response, response.status, body, is_whole=False)
 
 
 def compose(
@@ -252,7 +253,3 @@ def end_of_events(piece: bytes) -> int:
 
 def is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-
-
-def _notes(translation: Translation | None) -> tuple[str, ...]:
-    return tuple(translation.notes) if translation else ()

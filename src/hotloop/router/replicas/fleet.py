@@ -46,8 +46,8 @@ class Fleet:
         self._placement = Placement(POLICIES[config.router.policy], block_tokens=BLOCK_TOKENS)
         self._exact = ExactState(lambda question: tokenize(self.replicas.values(), question))
         self._watches: dict[Replica, asyncio.Task[None]] = {}
-        self._farewells: set[asyncio.Task[None]] = set()
-        self._makers: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
+        self._background: set[asyncio.Task[None]] = set()
+        self._owners: RecentDict[str, str] = RecentDict(MAX_ANSWERS)
 
     def start(self) -> None:
         for each in self.config.replicas:
@@ -68,7 +68,7 @@ class Fleet:
     async def aclose(self) -> None:
         for replica in list(self.replicas.values()):
             self._remove(replica)
-        await asyncio.gather(*self._farewells, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     @property
     def num_running(self) -> int:
@@ -151,21 +151,21 @@ class Fleet:
             place.replica.breaker.succeed()
         place.summary = summary
         if summary.answer_id:
-            self._makers[summary.answer_id] = place.replica.name
+            self._owners[summary.answer_id] = place.replica.name
 
-    def possible_makers(self, answer_id: str) -> list[Replica]:
+    def possible_owners(self, answer_id: str) -> list[Replica]:
         """Who made an answer; everybody who is up, if that is not known."""
-        maker = self.replicas.get(self._makers.get(answer_id, ""))
-        return [maker] if maker else [each for each in self.replicas.values() if each.state == "up"]
+        owner = self.replicas.get(self._owners.get(answer_id, ""))
+        return [owner] if owner else [each for each in self.replicas.values() if each.state == "up"]
 
     def _candidates(self, request: RoutedRequest, tried: Collection[str]) -> frozenset[str]:
         """Who could take it now: rather one that speaks its language and was not tried."""
         now = time.monotonic()
-        maker = self._makers.get(request.follows or "")
+        owner = self._owners.get(request.follows or "")
         fit = [
             each
             for each in self._serving(request)
-            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and maker in (None, each.name)
+            if each.state == "up" and each.has_room and each.breaker.can_ask(now) and owner in (None, each.name)
         ]
         fit = [each for each in fit if each.name not in tried] or fit
         fluent = [each for each in fit if request.api in each.apis]
@@ -202,14 +202,14 @@ class Fleet:
         self._watches.pop(replica).cancel()
         replica.state, replica.why = "leaving", "taken out"
         self.leaving.add(replica)
-        self._run_in_background(self._see_off(replica))
+        self._run_in_background(self._drain(replica))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _see_off(self, replica: Replica) -> None:
+    async def _drain(self, replica: Replica) -> None:
         """Close it when it is idle, or has had its time."""
         if replica.config.kv_events:
             await self._exact.remove_replica(replica.name)

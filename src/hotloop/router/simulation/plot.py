@@ -15,7 +15,12 @@ def draw(figures: Sequence[Figures], title: str) -> str:
     """Two bars a policy, the first policy in colour; the line is what one replica with room for everything has."""
     bottom = _TOP + _ROW * len(figures)
     most = max([1.0, *(each.imbalance - 1 for each in figures)])
-    rows = [_draw_row(each, _TOP + i * _ROW, "#c9c9d1" if i else "#e4572e", most) for i, each in enumerate(figures)]
+    rows = []
+    for i, each in enumerate(figures):
+        top, colour, excess = _TOP + i * _ROW, "#c9c9d1" if i else "#e4572e", each.imbalance - 1
+        rows.append(f'<text x="{_NAME}" y="{top + 13}">{escape(each.policy)}</text>')
+        rows.append(_draw_bar(_HIT, top, _BAR * each.hit_rate, colour, f"{each.hit_rate:.1%}"))
+        rows.append(_draw_bar(_EXCESS, top, _BAR * excess / most, colour, f"+{excess:.0%}"))
     ideal = _HIT + _BAR * max((each.ideal_rate for each in figures), default=0.0)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img">'
@@ -25,15 +30,6 @@ def draw(figures: Sequence[Figures], title: str) -> str:
         f'<text x="{_EXCESS}" y="48">busiest replica, more than the mean</text>{"".join(rows)}'
         f'<path d="M{ideal:.1f} {_TOP - 6}V{bottom}" stroke="#8a8a95" stroke-dasharray="3 3"/>'
         f'<text x="{ideal:.1f}" y="{bottom + 14}" text-anchor="middle">one cache for all</text></svg>\n'
-    )
-
-
-def _draw_row(figures: Figures, top: int, colour: str, most: float) -> str:
-    excess = figures.imbalance - 1
-    return (
-        f'<text x="{_NAME}" y="{top + 13}">{escape(figures.policy)}</text>'
-        f"{_draw_bar(_HIT, top, _BAR * figures.hit_rate, colour, f'{figures.hit_rate:.1%}')}"
-        f"{_draw_bar(_EXCESS, top, _BAR * excess / most, colour, f'+{excess:.0%}')}"
     )
 
 
