@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.agent.plan import make_tools
 from benchmarks.agent.recorded import AgentJob, Episode, Latency, RecordedTool, canonical
@@ -31,8 +31,7 @@ NUM_RECORDED = 5
 MAX_OUT = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """A run as its caller saw it. One that is broken off tells its caller nothing."""
 
     name: str

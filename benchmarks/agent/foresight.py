@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from benchmarks.agent.recorded import message_of
 from hotloop.agent.predict.history import History, PastCall, call_key
@@ -50,8 +50,7 @@ READ_ONLY_WORDS = frozenset(
 """A recorded tool counts as read-only if its name begins with one of these; records do not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """How fast the model of the record is taken to be, and its tools."""
 
     first_token_s: float = 0.3

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,8 +29,7 @@ class Episode:
     answers: tuple[Message, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentJob:
+class AgentJob(NamedTuple):
     """One agent's run."""
 
     id: str

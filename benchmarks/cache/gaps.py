@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -47,8 +47,7 @@ _CALLS: Json = {"tool_choice": {"type": "function", "function": {"name": "look_u
 _ENDS: Json = {"tool_choice": "none", "structured_outputs": {"choice": [_DONE]}}
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(NamedTuple):
     """One agent's job: after each result but the last it calls a tool, which takes its time and gives the next."""
 
     name: str

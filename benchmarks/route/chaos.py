@@ -6,7 +6,7 @@ Knows nothing of the router but its address and how it is told of other replicas
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily, now
@@ -78,7 +78,7 @@ class _Director:
         async with self.turns[trouble.replica]:
             begins_s = now() - self.began_at
             await self._carry_out(trouble, self.stubs[trouble.replica])
-            self.happened.append(replace(trouble, begins_s=begins_s, ends_s=now() - self.began_at))
+            self.happened.append(trouble._replace(begins_s=begins_s, ends_s=now() - self.began_at))
         self.on_trouble()
 
     async def _carry_out(self, trouble: Trouble, stub: StubProcess) -> None:

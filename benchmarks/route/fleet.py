@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from rich.table import Table
@@ -32,8 +32,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaCount:
+class ReplicaCount(NamedTuple):
     """What one replica had to do, by its own account."""
 
     num_requests: int

@@ -7,12 +7,12 @@ alone. What is added is the difference of two percentiles of different requests,
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily
-from hotloop.bench.report import figures_table, percentile
+from hotloop.bench.report import add_figures, figure, figures_table, percentile
 from hotloop.core.errors import RemoteError
 
 DIRECT = "direct"
@@ -21,8 +21,7 @@ _NUM_CONNECTIONS = 32
 _MAX_ANSWER_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """What counts of one request."""
 
     is_good: bool
@@ -43,23 +42,23 @@ class Lane:
     cpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaneFigures:
     """Times in milliseconds. `late` is how much later than due requests were sent: the load's own jitter."""
 
     label: str
-    num_asked: int
-    num_failed: int
-    ttfb_p50_ms: float
-    ttfb_p99_ms: float
-    whole_p50_ms: float
-    added_p50_ms: float
-    added_p99_ms: float
-    round_p99_ms: tuple[float, ...]
-    cpu_ms: float
+    num_asked: int = figure("requests")
+    num_failed: int = figure("failed")
+    ttfb_p50_ms: float = figure("first byte p50", "{:.2f} ms")
+    ttfb_p99_ms: float = figure("first byte p99", "{:.2f} ms")
+    added_p50_ms: float = figure("added p50", "{:.2f} ms")
+    added_p99_ms: float = figure("added p99", "{:.2f} ms")
+    whole_p50_ms: float = figure("whole answer p50", "{:.2f} ms")
+    cpu_ms: float = figure("processor time a request", "{:.2f} ms")
     """Processor time that whoever answers spends on one request."""
-    late_p50_ms: float
-    late_p99_ms: float
+    late_p50_ms: float = figure("sent late p50, by the load itself", "{:.2f} ms")
+    late_p99_ms: float = figure("sent late p99, by the load itself", "{:.2f} ms")
+    round_p99_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +75,10 @@ class OverheadReport:
 
     def to_table(self) -> Table:
         table = figures_table("", (lane.label for lane in self.lanes))
-        for title, name, form in _ROWS:
-            table.add_row(title, *(form.format(getattr(lane, name)) for lane in self.lanes))
+        add_figures(table, self.lanes)
         table.caption = f"{self.rate:g} requests/s, {self.duration_s:g} s each way"
         table.caption_justify = "left"
         return table
-
-
-_ROWS = (
-    ("requests", "num_asked", "{:,}"),
-    ("failed", "num_failed", "{:,}"),
-    ("first byte p50", "ttfb_p50_ms", "{:.2f} ms"),
-    ("first byte p99", "ttfb_p99_ms", "{:.2f} ms"),
-    ("added p50", "added_p50_ms", "{:.2f} ms"),
-    ("added p99", "added_p99_ms", "{:.2f} ms"),
-    ("whole answer p50", "whole_p50_ms", "{:.2f} ms"),
-    ("processor time a request", "cpu_ms", "{:.2f} ms"),
-    ("sent late p50, by the load itself", "late_p50_ms", "{:.2f} ms"),
-    ("sent late p99, by the load itself", "late_p99_ms", "{:.2f} ms"),
-)
 
 
 async def measure_overhead(

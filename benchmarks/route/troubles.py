@@ -10,8 +10,7 @@ Somebody is always well, but for one slot in the middle, in which nobody is for 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 TroubleKind = Literal["kill", "hang", "slow", "error", "half", "refuse", "remove"]
 """What a stub can be told to do wrong, being killed and started again, and being taken out by a reload and put back."""
@@ -24,8 +23,7 @@ _BLACKOUT_SHARE = 0.3
 _TWO_AT_ONCE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """One replica, from one time to another, in seconds since the beginning."""
 
     kind: TroubleKind

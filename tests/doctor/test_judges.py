@@ -142,10 +142,10 @@ def test_turns_keep_what_was_before():
     check(judges.judge_turns(hit, hits), OK, "960 cached, where the turn before had 1,000")
     check(judges.judge_turns(missed, hits), FAILURE)
     check(judges.judge_turns(Turned(heard(), heard(cached=0)), hits), FAILURE)
-    check(judges.judge_turns(replace(hit, kept=rewritten), hits), FAILURE, "40 of 1,000")
+    check(judges.judge_turns(hit._replace(kept=rewritten), hits), FAILURE, "40 of 1,000")
     check(judges.judge_turns(missed, misses), UNKNOWN)  # the cache is the trouble, not the template
     check(judges.judge_turns(missed, ()), UNKNOWN)
-    check(judges.judge_turns(replace(missed, kept=kept), misses), OK)
+    check(judges.judge_turns(missed._replace(kept=kept), misses), OK)
 
 
 def test_without_cached_tokens_a_turn_that_comes_sooner_was_kept():

@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 import msgspec
@@ -27,16 +26,14 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What an answer has gained: text or, at the very end, the usage."""
 
     text: str = ""
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
+class ChatAnswer(NamedTuple):
     text: str
     calls: tuple[ToolCall, ...]
     end: EndReason

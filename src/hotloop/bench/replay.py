@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from hotloop.bench.client import ChatClient
 from hotloop.bench.workload import AgentJob, WorkloadTurn
@@ -19,8 +19,7 @@ from hotloop.core.request import Usage
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedTurn:
+class ReplayedTurn(NamedTuple):
     job_id: str
     turn: int
     ttft_s: float
@@ -28,8 +27,7 @@ class ReplayedTurn:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What happened just now: a turn began (no text yet), wrote `text`, ended in `step`, or failed with `error`."""
 
     job_id: str

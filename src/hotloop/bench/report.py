@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rich.table import Table
@@ -12,26 +12,6 @@ from hotloop.bench.workload import AgentJob
 
 _OLD_NAMES = {"num_read_tokens": "num_prefilled_tokens", "num_reread_tokens": "num_recomputed_tokens"}
 """The old names are in the JSON beside the new ones; they go with the next version."""
-_ROWS = {
-    "num_jobs": ("jobs", "{:,d}"),
-    "num_steps": ("turns", "{:,d}"),
-    "num_errors": ("errors", "{:,d}"),
-    "num_prompt_tokens": ("prompt tokens", "{:,d}"),
-    "num_prefilled_tokens": ("tokens prefilled", "{:,d}"),
-    "num_recomputed_tokens": ("tokens recomputed", "{:,d}"),
-    "cached_share": ("cached share", "{:.1%}"),
-    "ttft_p50_s": ("TTFT p50", "{:.3f} s"),
-    "ttft_p95_s": ("TTFT p95", "{:.3f} s"),
-    "step_p50_s": ("turn p50", "{:.3f} s"),
-    "step_p95_s": ("turn p95", "{:.3f} s"),
-    "job_mean_s": ("job mean", "{:.2f} s"),
-    "job_p50_s": ("job p50", "{:.2f} s"),
-    "job_p95_s": ("job p95", "{:.2f} s"),
-    "output_tokens_per_s": ("output tokens/s", "{:.1f}"),
-    "wall_s": ("wall time", "{:.1f} s"),
-}
-_COMPARED = ("num_prefilled_tokens", *(name for name in _ROWS if name.endswith("_s")))
-"""What can be better; recomputed tokens are an estimate of next to nothing."""
 _MORE_IS_BETTER = {"output_tokens_per_s"}
 
 
@@ -43,11 +23,27 @@ def figures_table(title: str, columns: Iterable[str]) -> Table:
     return table
 
 
+def figure(title: str, form: str = "{:,d}") -> Any:
+    """A field of a dataclass that tables show: under which title, and how it is written."""
+    return field(metadata={"title": title, "form": form})
+
+
+def shown(kind: type) -> dict[str, Mapping[str, str]]:
+    """The titles and forms of what is shown, by field."""
+    return {each.name: each.metadata for each in fields(kind) if each.metadata}
+
+
+def add_figures(table: Table, columns: Sequence[Any]) -> None:
+    """A row for each figure that is shown of these, which are all of one dataclass."""
+    for name, row in shown(type(columns[0])).items():
+        table.add_row(row["title"], *(row["form"].format(getattr(column, name)) for column in columns))
+
+
 def rounded(values: Mapping[str, Any], digits: int = 4) -> dict[str, Any]:
     return {name: round(value, digits) if isinstance(value, float) else value for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One run in figures.
 
@@ -57,28 +53,33 @@ class Summary:
     """
 
     label: str
-    num_jobs: int
-    num_steps: int
-    num_errors: int
-    wall_s: float
-    ttft_p50_s: float
-    ttft_p95_s: float
-    step_p50_s: float
-    step_p95_s: float
-    job_mean_s: float
-    job_p50_s: float
-    job_p95_s: float
-    num_prompt_tokens: int
-    num_prefilled_tokens: int
-    num_recomputed_tokens: int
-    cached_share: float
+    num_jobs: int = figure("jobs")
+    num_steps: int = figure("turns")
+    num_errors: int = figure("errors")
+    num_prompt_tokens: int = figure("prompt tokens")
+    num_prefilled_tokens: int = figure("tokens prefilled")
+    num_recomputed_tokens: int = figure("tokens recomputed")
+    cached_share: float = figure("cached share", "{:.1%}")
+    ttft_p50_s: float = figure("TTFT p50", "{:.3f} s")
+    ttft_p95_s: float = figure("TTFT p95", "{:.3f} s")
+    step_p50_s: float = figure("turn p50", "{:.3f} s")
+    step_p95_s: float = figure("turn p95", "{:.3f} s")
+    job_mean_s: float = figure("job mean", "{:.2f} s")
+    job_p50_s: float = figure("job p50", "{:.2f} s")
+    job_p95_s: float = figure("job p95", "{:.2f} s")
+    output_tokens_per_s: float = figure("output tokens/s", "{:.1f}")
+    wall_s: float = figure("wall time", "{:.1f} s")
     num_output_tokens: int
-    output_tokens_per_s: float
 
     def to_json(self) -> dict[str, Any]:
         figures = asdict(self)
         figures |= {old: figures[new] for old, new in _OLD_NAMES.items()}
         return rounded(figures)
+
+
+_SHOWN = shown(Summary)
+_COMPARED = ("num_prefilled_tokens", *(name for name in _SHOWN if name.endswith("_s")))
+"""What can be better; recomputed tokens are an estimate of next to nothing."""
 
 
 def summarise(label: str, run: Replay, jobs: Sequence[AgentJob]) -> Summary:
@@ -148,17 +149,16 @@ def ratios(first: Summary, second: Summary) -> dict[str, float | None]:
     return result
 
 
-def table_of(summaries: Sequence[Summary], names: Iterable[str] = _ROWS) -> Table:
+def table_of(summaries: Sequence[Summary], names: Iterable[str] = _SHOWN) -> Table:
     """Figures down, all or those named, and runs across; for two runs, how many times better the second is."""
     table = figures_table("", (summary.label for summary in summaries))
     times = ratios(*summaries) if len(summaries) == 2 else {}
     if times:
         table.add_column("times better", justify="right")
     for name in names:
-        title, form = _ROWS[name]
-        cells = [form.format(getattr(summary, name)) for summary in summaries]
+        cells = [_SHOWN[name]["form"].format(getattr(summary, name)) for summary in summaries]
         time = times.get(name)
-        table.add_row(title, *cells, *([f"{time:.2f}x" if time else ""] if times else []))
+        table.add_row(_SHOWN[name]["title"], *cells, *([f"{time:.2f}x" if time else ""] if times else []))
     return table
 
 

@@ -7,7 +7,7 @@ shortcuts goes first, a few questions at a time: the other way round the drafts 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.bench.client import ChatAnswer, ChatClient
 from hotloop.bench.questions import AskOptions, ToolQuestion
@@ -17,8 +17,7 @@ from hotloop.core.errors import RemoteError
 _QUESTIONS_A_ROUND = 4  # for each agent: enough that the slowest of a round does not decide its time
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """An answer and how long it took, from sending the request to its end."""
 
     answer: ChatAnswer
@@ -29,8 +28,7 @@ class Timed:
         return self.latency_s / max(1, self.answer.usage.num_output)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """One question, answered with and without shortcuts; `unstreamed` are the same once more, if that was wanted."""
 
     question: ToolQuestion

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
-from hotloop.bench.report import figures_table, percentile, rounded
+from hotloop.bench.report import add_figures, figure, figures_table, percentile, rounded
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
@@ -20,7 +20,7 @@ Check = Callable[[ToolQuestion, ToolCall], bool]
 _MAX_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFigures:
     """One category in figures. Fast is with shortcuts, slow without; answers and calls are those of both.
 
@@ -29,36 +29,36 @@ class ToolFigures:
     """
 
     label: str
-    num_questions: int
-    num_errors: int
-    num_answers: int
-    num_without_call: int
-    num_cut: int
+    num_questions: int = figure("questions")
+    num_errors: int = figure("errors")
+    num_answers: int = figure("answers")
+    num_without_call: int = figure("  without a call")
+    num_cut: int = figure("  cut by the limit")
     """Answers that ended at the limit of tokens."""
-    num_calls: int
-    num_valid: int
+    num_calls: int = figure("calls")
+    num_valid: int = figure("  valid")
     invalid: tuple[str, ...]
     """The first few that are not, and what their answers ended with."""
-    num_identical: int
+    num_identical: int = figure("identical with and without")
     """Questions whose answers are the same, however they were asked."""
-    num_right: int
+    num_right: int = figure("right")
     """Questions that the fast answer got right, by the key."""
     num_slow_right: int
-    num_output_tokens: int
-    forced_share: float
-    num_drafted: int
+    num_output_tokens: int = figure("output tokens")
+    forced_share: float = figure("  forced", "{:.1%}")
+    num_drafted: int = figure("drafted tokens")
     num_accepted: int
-    acceptance: float
-    tokens_per_step: float
-    slow_tokens_per_step: float
+    acceptance: float = figure("  accepted", "{:.1%}")
+    tokens_per_step: float = figure("tokens a step", "{:.2f}")
+    slow_tokens_per_step: float = figure("  without shortcuts", "{:.2f}")
     wall_s: float
     slow_wall_s: float
-    tokens_per_s: float
-    slow_tokens_per_s: float
-    ratio: float
-    ratio_p10: float
-    ratio_p50: float
-    ratio_p90: float
+    tokens_per_s: float = figure("output tokens/s", "{:.1f}")
+    slow_tokens_per_s: float = figure("  without shortcuts", "{:.1f}")
+    ratio: float = figure("times faster", "{:.2f}x")
+    ratio_p10: float = figure("  a question, p10", "{:.2f}x")
+    ratio_p50: float = figure("  a question, median", "{:.2f}x")
+    ratio_p90: float = figure("  a question, p90", "{:.2f}x")
 
     def to_json(self) -> dict[str, Any]:
         return rounded(asdict(self))
@@ -127,35 +127,9 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-_ROWS = (
-    ("questions", "num_questions", "{:,d}"),
-    ("errors", "num_errors", "{:,d}"),
-    ("answers", "num_answers", "{:,d}"),
-    ("  without a call", "num_without_call", "{:,d}"),
-    ("  cut by the limit", "num_cut", "{:,d}"),
-    ("calls", "num_calls", "{:,d}"),
-    ("  valid", "num_valid", "{:,d}"),
-    ("identical with and without", "num_identical", "{:,d}"),
-    ("right", "num_right", "{:,d}"),
-    ("output tokens", "num_output_tokens", "{:,d}"),
-    ("  forced", "forced_share", "{:.1%}"),
-    ("drafted tokens", "num_drafted", "{:,d}"),
-    ("  accepted", "acceptance", "{:.1%}"),
-    ("tokens a step", "tokens_per_step", "{:.2f}"),
-    ("  without shortcuts", "slow_tokens_per_step", "{:.2f}"),
-    ("output tokens/s", "tokens_per_s", "{:.1f}"),
-    ("  without shortcuts", "slow_tokens_per_s", "{:.1f}"),
-    ("times faster", "ratio", "{:.2f}x"),
-    ("  a question, p10", "ratio_p10", "{:.2f}x"),
-    ("  a question, median", "ratio_p50", "{:.2f}x"),
-    ("  a question, p90", "ratio_p90", "{:.2f}x"),
-)
-
-
 def tools_table(columns: Sequence[ToolFigures]) -> Table:
     table = figures_table("", (figures.label for figures in columns))
-    for title, name, form in _ROWS:
-        table.add_row(title, *(form.format(getattr(figures, name)) for figures in columns))
+    add_figures(table, columns)
     return table
 
 

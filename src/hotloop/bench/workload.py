@@ -8,9 +8,8 @@ text and tool results are user turns, so that a chat template without tools can 
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,8 +52,7 @@ ChatMessage = dict[str, str]
 """A message as it goes over the wire: role and content."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadTurn:
+class WorkloadTurn(NamedTuple):
     """One request: everything said so far, and how many tokens to ask for."""
 
     messages: tuple[ChatMessage, ...]
@@ -65,8 +63,7 @@ class WorkloadTurn:
         return sum(len(message["content"]) for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentJob:
+class AgentJob(NamedTuple):
     """One agent's run; each turn's messages begin with those of the turn before. Ids are ours, unique and plain."""
 
     id: str

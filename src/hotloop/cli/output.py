@@ -5,8 +5,7 @@ Text for a terminal is on one line, no longer than there is room, and has nothin
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -56,8 +55,7 @@ def make_table(*titles: str, words: Collection[str], width: int | None = None, f
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A stretch of time, and the character and style it is drawn with."""
 
     begin: float

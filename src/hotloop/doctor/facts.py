@@ -6,6 +6,7 @@ None stands for what the deployment does not tell.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ class Heard:
         return self.num_output if self.num_output is not None else self.num_pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(NamedTuple):
     """A long prompt that nobody has sent before, the same once more, and a short one to compare with.
 
     Where the second found nothing, `later` are the same again and again.
@@ -59,8 +59,7 @@ class Repeated:
     later: Sequence[Heard] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(NamedTuple):
     """Requests one after the other by a client that would keep its connection, and one after it was idle."""
 
     num_requests: int
@@ -100,8 +99,7 @@ class Batched:
         return self.together_rate / self.alone_rate if self.alone_rate else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     """Calls of a strict tool whose schema does not allow what the user asks for."""
 
     num_asked: int
@@ -113,8 +111,7 @@ class Called:
     """What was said, if such requests are not taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptPrefix:
+class KeptPrefix(NamedTuple):
     """How much of one turn's prompt the next turn's prompt begins with, by their token ids."""
 
     what: str
@@ -122,8 +119,7 @@ class KeptPrefix:
     num_common: int
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(NamedTuple):
     """Two turns of a conversation, the second with the first's own answer in it."""
 
     first: Heard
@@ -146,8 +142,7 @@ class HungUp:
     """How long a short answer takes alone, beside theirs and after they went away, where there is no count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed:
+class Exposed(NamedTuple):
     """Who gets an answer. `address` is whom the connection was made to; behind a client's proxy, that proxy."""
 
     address: str

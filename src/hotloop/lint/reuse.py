@@ -5,7 +5,7 @@ A model of a cache that never forgets, whoever asked. Bounded: beyond so many ch
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.lint.change import Change, count_common
 from hotloop.lint.meter import Scale
@@ -17,8 +17,7 @@ _MAX_SIBLINGS = 64
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(NamedTuple):
     """How far a prompt is known: whole parts, and characters of the next."""
 
     num_parts: int
