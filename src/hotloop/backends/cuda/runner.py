@@ -67,14 +67,13 @@ def open_cuda(
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
-    is_fp8 = weight_format == "fp8"
-    if is_fp8:
+    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8")
+    if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
         check_device("kv_precision", precision)
     elif config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
-    kv_dtype = kv_dtype_for(config, dtype)
     share = share_of(model.spec, config.gpus)
 
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
@@ -86,30 +85,29 @@ def open_cuda(
             share=config.gpu_memory,
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
-            weight_format="fp8" if is_fp8 else own,
-            kv_item_bytes=kv_dtype.itemsize,
+            weight_format="fp8" if plan.has_fp8_weights else own,
+            kv_item_bytes=plan.kv_dtype.itemsize,
             companion=companion,
             num_gpus=config.gpus,
         )
 
     try:
-        if config.gpus > 1:
-            with ExitStack() as at_failure:
-                workers = Workers(config.gpus, "cuda", "nccl")
+        with ExitStack() as at_failure:
+            workers = Workers(config.gpus, "cuda", "nccl") if config.gpus > 1 else None
+            if workers:
                 at_failure.callback(workers.close)
-                first, *others = workers.memory
-                kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
-                flash = find_flash(share, BLOCK_SIZE, kv_dtype)
-                backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
-                warm_up(backend)
-                at_failure.pop_all()
-                return backend
-        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, kv_dtype.itemsize)
-        kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
-        flash = find_flash(share, BLOCK_SIZE, kv_dtype)
-        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
-        warm_up(backend)
-        return backend
+            left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
+            first, *others = workers.memory if workers else [memory_of("cuda")]
+            kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
+            flash = find_flash(share, BLOCK_SIZE, plan.kv_dtype)
+            backend = (
+                open_ranks(model, kv_bytes, plan, workers, flash=flash)
+                if workers
+                else CudaBackend(model, kv_bytes, plan, flash=flash)
+            )
+            warm_up(backend)
+            at_failure.pop_all()
+            return backend
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
@@ -117,37 +115,23 @@ def open_cuda(
         ) from None
 
 
-def kv_dtype_for(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """What keys and values are held in where `dtype` is computed in."""
-    return E4M3 if config.kv_precision == "fp8" else dtype
-
-
 def open_ranks(
     model: Model,
     kv_bytes: int,
-    config: EngineConfig,
+    plan: Plan,
     workers: Workers,
     *,
-    dtype: torch.dtype,
-    has_fp8_weights: bool = False,
-    has_graphs: bool = True,
     flash: Flash | None = None,
     min_saved_bytes: int = MIN_SAVED_BYTES,
 ) -> "CudaBackend":
-    """Rank 0 of several; the others are opened meanwhile."""
+    """Rank 0 of several; the others read the model's files themselves, and are opened meanwhile."""
     load_format: LoadFormat = "dummy" if isinstance(model.weights, DummyWeights) else "auto"
-    plan = Plan(
-        str(model.path), load_format, kv_bytes, config, dtype, has_fp8_weights, has_graphs, has_flash=flash is not None
-    )
-    with workers.opened(plan) as group:
+    with workers.opened(str(model.path), load_format, kv_bytes, plan, has_flash=flash is not None) as group:
         return CudaBackend(
             model,
             kv_bytes,
-            config,
-            dtype=dtype,
-            has_fp8_weights=has_fp8_weights,
+            plan,
             device=workers.device,
-            has_graphs=has_graphs,
             flash=flash,
             min_saved_bytes=min_saved_bytes,
             group=group,
@@ -179,17 +163,15 @@ class CudaBackend:
         self,
         model: Model,
         kv_bytes: int,
-        config: EngineConfig,
+        plan: Plan,
         *,
-        dtype: torch.dtype = torch.bfloat16,
-        has_fp8_weights: bool = False,
         device: str = "cuda",
-        has_graphs: bool = True,
         flash: Flash | None = None,
         min_saved_bytes: int = MIN_SAVED_BYTES,
         group: Group = ALONE,
         workers: Workers | None = None,
     ) -> None:
+        config, dtype, kv_dtype = plan.config, plan.dtype, plan.kv_dtype
         self.spec = model.spec
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
@@ -199,13 +181,12 @@ class CudaBackend:
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
-        kv_dtype = kv_dtype_for(config, dtype)
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
-        weight_format = "fp8" if has_fp8_weights else dtype
+        weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        formats = {"is_fp8": has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
+        formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
@@ -223,7 +204,7 @@ class CudaBackend:
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
-        if has_graphs:
+        if plan.has_graphs:
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
