@@ -5,7 +5,6 @@ token's position. So it is the same however the batch is made up.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,51 +16,6 @@ from hotloop.backends.sampler import mix
 
 _FORBIDDEN = -1e30
 Upload = Callable[[Sequence[NDArray[np.generic]]], list[torch.Tensor]]
-
-
-@dataclass(slots=True)
-class _Adjustments:
-    """Changes of single logits: (row, token) -> its repetition penalty and what is added."""
-
-    rows: list[NDArray[np.int32]] = field(default_factory=list)
-    tokens: list[NDArray[np.int32]] = field(default_factory=list)
-    repetition: list[NDArray[np.float32]] = field(default_factory=list)
-    addend: list[NDArray[np.float32]] = field(default_factory=list)
-
-    def add(self, index: int, row: SampleRow, eos_ids: frozenset[int]) -> None:
-        """What is said more than once of a token is summed up."""
-        params = row.request.sampling
-        tokens, repetition, addend = _penalties(row) if params.has_penalties else _no_penalties()
-        extra = dict(params.logit_bias)
-        if row.num_output < params.min_tokens:
-            extra |= dict.fromkeys(eos_ids | params.stop_token_ids, _FORBIDDEN)
-        tokens = np.append(tokens, np.array([*extra], np.int32)).astype(np.int32)
-        repetition = np.append(repetition, np.ones(len(extra), np.float32))
-        addend = np.append(addend, np.array([*extra.values()], np.float32))
-        unique, where = np.unique(tokens, return_inverse=True)
-        largest, total = np.ones(len(unique), np.float32), np.zeros(len(unique), np.float32)
-        is_set = repetition != 1
-        largest[where[is_set]] = repetition[is_set]
-        np.add.at(total, where, addend)
-        self.rows.append(np.full(len(unique), index, np.int32))
-        self.tokens.append(unique)
-        self.repetition.append(largest)
-        self.addend.append(total)
-
-
-def _no_penalties() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    return np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32)
-
-
-def _penalties(row: SampleRow) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Repetition counts the prompt too; presence and frequency the output only."""
-    params, seen = row.request.sampling, row.token_ids()
-    tokens = np.unique(seen)
-    output, counts = np.unique(seen[row.request.num_prompt :], return_counts=True)
-    repetition = np.full(len(tokens), params.repetition_penalty, np.float32)
-    addend = np.zeros(len(tokens), np.float32)
-    addend[np.searchsorted(tokens, output)] = -(counts * params.frequency_penalty + params.presence_penalty)
-    return tokens.astype(np.int32), repetition, addend
 
 
 def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, upload: Upload) -> None:
@@ -96,14 +50,35 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
 
 
 def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:
-    changes = _Adjustments()
+    """Penalties, biases and forbidden ends: each (row, token) comes once, with all that is to be done to it."""
+    changes = []
     for index, row in enumerate(sampling.rows):
         params = row.request.sampling
         if params.has_penalties or params.logit_bias or row.num_output < params.min_tokens:
-            changes.add(index, row, sampling.eos_ids)
-    if changes.rows:
-        columns = (changes.rows, changes.tokens, changes.repetition, changes.addend)
-        adjust(logits, *upload([np.concatenate(column) for column in columns]))
+            tokens, repetition, addend = _changes(row, sampling.eos_ids)
+            changes.append((np.full(len(tokens), index, np.int32), tokens, repetition, addend))
+    if changes:
+        adjust(logits, *upload([np.concatenate(column) for column in zip(*changes, strict=True)]))
+
+
+def _changes(row: SampleRow, eos_ids: frozenset[int]) -> tuple[NDArray[np.generic], ...]:
+    """Tokens, the repetition penalty of each and what is added to it. Repetition counts the prompt too; presence and
+    frequency the output only.
+    """
+    params = row.request.sampling
+    seen = row.token_ids() if params.has_penalties else np.empty(0, np.int32)
+    biases = dict(params.logit_bias)
+    if row.num_output < params.min_tokens:
+        biases |= dict.fromkeys(eos_ids | params.stop_token_ids, _FORBIDDEN)
+    biased = np.array([*biases], np.int32)
+    output, counts = np.unique(seen[row.request.num_prompt :], return_counts=True)
+    tokens = np.union1d(seen, biased)
+    repetition = np.ones(len(tokens), np.float32)
+    repetition[np.searchsorted(tokens, seen)] = params.repetition_penalty
+    addend = np.zeros(len(tokens), np.float32)
+    addend[np.searchsorted(tokens, output)] -= counts * params.frequency_penalty + params.presence_penalty
+    addend[np.searchsorted(tokens, biased)] += np.array([*biases.values()], np.float32)
+    return tokens, repetition, addend
 
 
 def _seed(row: SampleRow) -> int:

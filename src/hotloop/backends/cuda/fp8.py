@@ -123,10 +123,8 @@ def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:
 
 
 def kv_scales(
-    keys: torch.Tensor,  # [num_kv_heads, head_dim, hidden] float32: the weights that make keys and values,
-    values: torch.Tensor,  #                                       those of the norm in front multiplied in
-    key_bias: torch.Tensor | None,  # [num_kv_heads, head_dim]
-    value_bias: torch.Tensor | None,
+    weights: torch.Tensor,  # [keys and values, num_kv_heads, head_dim, hidden] float32, times the norm in front
+    bias: torch.Tensor | None,  # [keys and values, num_kv_heads, head_dim]
     key_norm: torch.Tensor | None,  # [head_dim]
 ) -> torch.Tensor:
     """[2 * num_kv_heads] float32: what keys and values of each head are divided by to become e4m3.
@@ -136,12 +134,10 @@ def kv_scales(
     together. That is e4m3's largest number. Usual values, about |w|, are smaller by sqrt(hidden), 64 or 90, and e4m3
     is as precise down to a 28,000th.
     """
-    _, head_dim, hidden_size = keys.shape
-    key_bounds, value_bounds = (each.norm(dim=-1) * math.sqrt(hidden_size) for each in (keys, values))
-    if key_bias is not None and value_bias is not None:
-        key_bounds, value_bounds = key_bounds + key_bias.abs(), value_bounds + value_bias.abs()
+    head_dim, hidden_size = weights.shape[2:]
+    keys, values = weights.norm(dim=-1) * math.sqrt(hidden_size) + (0 if bias is None else bias.abs())
     if key_norm is not None:
-        key_bounds = (key_norm.abs() * math.sqrt(head_dim)).expand_as(key_bounds)
-    first, second = key_bounds.chunk(2, -1)
-    largest = torch.cat((torch.hypot(first, second).amax(-1), value_bounds.amax(-1)))
+        keys = (key_norm.abs() * math.sqrt(head_dim)).expand_as(keys)
+    first, second = keys.chunk(2, -1)
+    largest = torch.cat((torch.hypot(first, second).amax(-1), values.amax(-1)))
     return largest.div(_LARGEST[E4M3]).clamp_(_LEAST_SCALE.value)

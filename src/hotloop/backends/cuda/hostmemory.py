@@ -15,7 +15,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.cuda.failure import hardware
-from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
+from hotloop.backends.cuda.kernels import copy_blocks
 from hotloop.backends.cuda.pinned import PinnedBytes
 from hotloop.backends.cuda.staging import Event, Staging
 from hotloop.core.config import EngineConfig
@@ -87,12 +88,11 @@ class CudaHostMemory:
         self._steps, self._gathers = Fences(kv.shape[2]), Fences(kv.shape[2])
         self._writes = Fences(num_blocks)
 
-    def before_step(self, block_ids: NDArray[np.int32]) -> None:
-        """Whatever is enqueued next may change these blocks: it waits until they are copied."""
+    @contextmanager
+    def step(self, block_ids: NDArray[np.int32]) -> Iterator[None]:
+        """What is enqueued meanwhile uses these blocks, once they are copied; later copies of them wait for it."""
         _wait(torch.cuda.current_stream() if self._kv.is_cuda else None, self._gathers.last(block_ids))
-
-    def after_step(self, block_ids: NDArray[np.int32]) -> None:
-        """What was enqueued last uses these blocks."""
+        yield
         self._steps.mark(block_ids, self._record())
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
@@ -105,7 +105,7 @@ class CudaHostMemory:
                 slot = next(self._out)
                 with _on(self._gathering):
                     _wait(self._gathering, slot.free)
-                    copy_blocks_out(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    copy_blocks(self._kv, on_device[begin:end], slot.blocks[: end - begin], is_out=True)
                     gathered = self._record()
                 with _on(self._leaving):
                     _wait(self._leaving, gathered)
@@ -134,7 +134,7 @@ class CudaHostMemory:
                 with _on(self._scattering):
                     _wait(self._scattering, arrived)
                     _wait(self._scattering, self._gathers.last(ids[begin:end]))  # what was there leaves meanwhile
-                    copy_blocks_in(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    copy_blocks(self._kv, on_device[begin:end], slot.blocks[: end - begin], is_out=False)
                     slot.free = self._record()
             with _on(self._scattering):
                 ended = self._record(has_time=True)
@@ -164,24 +164,25 @@ class CudaHostMemory:
         return event
 
 
+@dataclass(slots=True)
 class CudaRestore:
     """Blocks on their way to the device."""
 
-    def __init__(self, num_bytes: int, begun: Event, ended: Event) -> None:
-        self.num_bytes = num_bytes
-        self._begun, self._ended = begun, ended
+    num_bytes: int
+    begun: Event
+    ended: Event
 
     @property
     def is_done(self) -> bool:
         try:
-            return self._ended.query()
+            return self.ended.query()
         except RuntimeError:  # `wait` says more
             return True
 
     def wait(self) -> float:
         with hardware():
-            self._ended.synchronize()
-            return self._begun.elapsed_time(self._ended) / 1000
+            self.ended.synchronize()
+            return self.begun.elapsed_time(self.ended) / 1000
 
 
 class Fences:
@@ -209,13 +210,13 @@ class Fences:
         return next((event for ticket, event in reversed(self._pending) if ticket <= newest), None)
 
 
+@dataclass(slots=True)
 class _Slot:
     """Device memory that some blocks pass through."""
 
-    def __init__(self, blocks: torch.Tensor) -> None:
-        self.blocks = blocks
-        self.free: Event | None = None
-        """When what passed through it last has left."""
+    blocks: torch.Tensor
+    free: Event | None = None
+    """When what passed through it last has left."""
 
 
 def _runs(host_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:

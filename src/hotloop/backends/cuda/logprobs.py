@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hotloop.backends.cuda.choosing import Upload
+from hotloop.backends.cuda.staging import to_host
 from hotloop.core.request import TokenLogprob
 
 
@@ -28,8 +29,8 @@ class Logprobs:
         token_ids = chosen.index_select(0, self._rows).clamp(min=0).long()[:, None]
         top_logits, top_ids = self._logits.topk(self._num_top)
         logs = torch.cat((self._logits.gather(1, token_ids), top_logits), 1) - self._totals
-        self._ids = _to_host(torch.cat((token_ids, top_ids), 1))
-        self._logs = _to_host(logs)
+        self._ids = to_host(torch.cat((token_ids, top_ids), 1))
+        self._logs = to_host(logs)
 
     def of(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
         """Once the step has ended."""
@@ -38,9 +39,3 @@ class Logprobs:
         if token_id != chosen_id:
             log = float(self._logits[place, token_id] - self._totals[place, 0])
         return TokenLogprob(token_id, log, tuple(zip(top_ids[:num_top], logs[:num_top], strict=True)))
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    host.copy_(tensor, non_blocking=True)
-    return host

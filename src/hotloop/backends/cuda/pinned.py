@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 from hotloop.backends.cuda.failure import first_line
-from hotloop.models.memory import available_bytes
+from hotloop.models.memory import available_bytes, gib
 
 
 class PinnedBytes:
@@ -19,7 +19,7 @@ class PinnedBytes:
     def __init__(self, num_bytes: int, *, is_cuda: bool) -> None:
         free_bytes = available_bytes()
         if num_bytes > free_bytes:  # the kernel would rather end the process than refuse a page
-            raise MemoryError(f"{_gib(num_bytes)} are wanted, {_gib(free_bytes)} are free")
+            raise MemoryError(f"{gib(num_bytes)} are wanted, {gib(free_bytes)} are free")
         try:
             pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
@@ -43,12 +43,8 @@ def _register(data: torch.Tensor) -> None:
     if int(status) != 0:
         with suppress(RuntimeError):  # CUDA tells every error twice, the second time to whoever asks next
             torch.zeros(1, device="cuda")
-        raise MemoryError(f"CUDA pins no {_gib(len(data))} (cudaHostRegister: {status})")
+        raise MemoryError(f"CUDA pins no {gib(len(data))} (cudaHostRegister: {status})")
 
 
 def _unregister(address: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB"

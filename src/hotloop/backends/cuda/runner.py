@@ -10,32 +10,25 @@ back have streams of their own (`hostmemory`).
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
-from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait, synchronize
+from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
 from hotloop.backends.cuda.fp8 import E4M3, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
-from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
+from hotloop.backends.cuda.kernels import copy_blocks
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import (
-    MAX_SHORT_ROWS,
-    Packed,
-    Shape,
-    capacity,
-    num_looked_up,
-    pack,
-    shape_of,
-    view_parts,
-)
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
@@ -50,7 +43,7 @@ from hotloop.models.spec import ModelSpec
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
-_NOBODY = nullcontext()
+_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 def open_cuda(
@@ -175,7 +168,7 @@ class CudaBackend:
         self.spec = model.spec
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
-        self._wait: Wait = workers.wait if workers else synchronize
+        self._wait: Wait = workers.wait if workers else lambda event: event.synchronize()
         self.timeline: list[CudaFlight] | None = None
         """Whoever wants to see when the device was busy puts a list here."""
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
@@ -216,12 +209,8 @@ class CudaBackend:
             if self.timeline is not None:
                 self.timeline.append(flight)
             step = self._pack(batch)
-            if self._host:
-                self._host.before_step(batch.block_ids)
-            with self._told("compute", step):
+            with self._using(batch.block_ids), self._told("compute", step):
                 flight.logits = self.compute(step, flight.begun)
-            if self._host:
-                self._host.after_step(batch.block_ids)
             return flight
 
     def _pack(self, batch: Batch) -> Packed:
@@ -230,7 +219,7 @@ class CudaBackend:
         shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
-        num_chosen = num_looked_up(batch) if self._workers else 0
+        num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
         return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
@@ -243,44 +232,44 @@ class CudaBackend:
         if self._graphs and step.is_graph:
             hidden = self._graphs.replay(step.shape)[: step.num_wanted]
         else:
-            views = view_parts(self._indexes, step.shape).with_wanted(step.num_wanted)
+            views = view_parts(self._indexes, step.shape)
+            views = replace(views, wanted=views.wanted[: step.num_wanted])
             hidden = self._decoder.forward(views, self._chosen, step.shape)
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
         with hardware(), self._told("gather_blocks", block_ids):
-            gathered = self.gather_blocks(block_ids)
-            if self._host:
-                self._host.after_step(np.array(block_ids, np.int32))
-            return CudaCopy(gathered, self._wait)
+            with self._using(np.array(block_ids, np.int32)):
+                gathered = self.gather_blocks(block_ids)
+            return CudaCopy(gathered, self._staging, self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
         kv = self._decoder.kv
         share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
-        copy_blocks_out(kv, ids, share.view(kv.dtype))
+        copy_blocks(kv, ids, share.view(kv.dtype), is_out=True)
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with hardware(), self._told("scatter_blocks", block_ids):
-            if self._host:
-                self._host.before_step(np.array(block_ids, np.int32))
+        with hardware(), self._using(np.array(block_ids, np.int32)), self._told("scatter_blocks", block_ids):
             self.scatter_blocks(block_ids, data)
-            if self._host:
-                self._host.after_step(np.array(block_ids, np.int32))
 
     def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
         """Every rank's share of what rank 0 is given, into these blocks."""
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
         kv = self._decoder.kv
-        copy_blocks_in(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype))
+        copy_blocks(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype), is_out=False)
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
         kv = self._decoder.kv
         return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
+
+    def _using(self, block_ids: NDArray[np.int32]) -> AbstractContextManager[None]:
+        """Keep copies to and from host memory, if there is any, off these blocks."""
+        return self._host.step(block_ids) if self._host else _NOBODY
 
     def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
         """Have the other ranks, if there are any, do the same."""

@@ -81,5 +81,11 @@ class Staging:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.is_cuda)
 
 
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host once the stream gets that far."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
 def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
