@@ -32,9 +32,8 @@ from hotloop.backends.cuda.runner import CudaBackend
 from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import Overloaded
-from hotloop.core.grammar import Grammar
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob
-from hotloop.core.schema import json_schema
 from hotloop.engine.engine import Engine
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.model import Model, load_model

@@ -23,8 +23,8 @@ from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, ConfigError
+from hotloop.core.grammar import json_schema
 from hotloop.core.request import SamplingParams
-from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.cuda import sampling
-from hotloop.backends.cuda.logprobs import Logprobs
+from hotloop.backends.cuda.choosing import Logprobs
 from hotloop.backends.cuda.staging import Staging
 from hotloop.core.request import TokenLogprob
 

@@ -12,9 +12,8 @@ from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
 from hotloop.models.gguf import GgufWeights, gguf_spec
 from hotloop.models.gguf_file import GgufFile, read_gguf_file
-from hotloop.models.huggingface import folder_template, folder_tokenizer
+from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
 from hotloop.models.layout import check_spec
-from hotloop.models.safetensors import SafetensorsWeights, config_spec, weight_files
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ What a token depends on is the row: its logits, its request's parameters, and a 
 token's position. So it is the same however the batch is made up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
+from hotloop.backends.cuda.staging import to_host
 from hotloop.backends.sampler import mix
+from hotloop.core.request import TokenLogprob
 
 _FORBIDDEN = -1e30
 Upload = Callable[[Sequence[NDArray[np.generic]]], list[torch.Tensor]]
@@ -30,23 +32,20 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
             words[i].view(np.uint8)[: len(mask)] = mask
         apply_masks(logits, *upload([indexes, words]))
     params = [row.request.sampling for row in rows]
-    is_random = any(not each.is_greedy for each in params)
-    if not is_random:
-        blank = out  # read by nobody: no row is drawn or cut
-        choose(logits, blank, blank, blank, blank, blank, out, is_random=False, has_cuts=False)
-        return
-    has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in params if not each.is_greedy)
-    arrays = upload(
-        [
-            np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-            np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
-            np.array([each.top_p for each in params], np.float32),
-            np.array([each.min_p for each in params], np.float32),
-            np.array([_seed(row) for row in rows], np.int64),
-        ]
-    )
-    temperature, top_k, top_p, min_p, seeds = arrays
-    choose(logits, temperature, top_k, top_p, min_p, seeds, out, is_random=True, has_cuts=has_cuts)
+    random = [each for each in params if not each.is_greedy]
+    has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in random)
+    arrays = [out] * 5  # read by nobody if no row is drawn or cut
+    if random:
+        arrays = upload(
+            [
+                np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
+                np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
+                np.array([each.top_p for each in params], np.float32),
+                np.array([each.min_p for each in params], np.float32),
+                np.array([_seed(row) for row in rows], np.int64),
+            ]
+        )
+    choose(logits, *arrays, out, is_random=bool(random), has_cuts=has_cuts)
 
 
 def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:
@@ -84,3 +83,35 @@ def _changes(row: SampleRow, eos_ids: frozenset[int]) -> tuple[NDArray[np.generi
 def _seed(row: SampleRow) -> int:
     """Of the request and the position, as a signed number of 63 bits."""
     return mix(mix(row.request.seed) + row.position) >> 1
+
+
+class Logprobs:
+    """Log-probabilities of the model's own distribution, for the rows that ask for them: made before anything changes
+    the logits, measured once tokens are chosen.
+
+    They travel with the tokens, so nobody waits for the device a second time. Only the token that a grammar put in the
+    place of the chosen one has to be looked up.
+    """
+
+    def __init__(self, logits: torch.Tensor, num_tops: Mapping[int, int], upload: Upload) -> None:
+        self._places = {row: i for i, row in enumerate(num_tops)}
+        self._num_top = min(max(num_tops.values()), logits.shape[1])
+        [self._rows] = upload([np.array([*num_tops], np.int32)])
+        self._logits = logits.index_select(0, self._rows)
+
+    def measure(self, chosen: torch.Tensor) -> None:
+        """`chosen` [wanted] are the tokens of all rows; -1 where there is none."""
+        self._totals = torch.logsumexp(self._logits, 1, keepdim=True)
+        token_ids = chosen.index_select(0, self._rows).clamp(min=0).long()[:, None]
+        top_logits, top_ids = self._logits.topk(self._num_top)
+        logs = torch.cat((self._logits.gather(1, token_ids), top_logits), 1) - self._totals
+        self._ids = to_host(torch.cat((token_ids, top_ids), 1))
+        self._logs = to_host(logs)
+
+    def of(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        """Once the step has ended."""
+        place = self._places[row]
+        (chosen_id, *top_ids), (log, *logs) = self._ids[place].tolist(), self._logs[place].tolist()
+        if token_id != chosen_id:
+            log = float(self._logits[place, token_id] - self._totals[place, 0])
+        return TokenLogprob(token_id, log, tuple(zip(top_ids[:num_top], logs[:num_top], strict=True)))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from hotloop.backends.backend import Allowed, Sampling
-from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.cuda.choosing import Logprobs, choose_tokens
 from hotloop.backends.cuda.failure import hardware
-from hotloop.backends.cuda.logprobs import Logprobs
 from hotloop.backends.cuda.staging import Event, Staging, to_host
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.errors import BackendError, RequestError
@@ -23,8 +22,7 @@ class CudaFlight:
 
     logits: torch.Tensor
 
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
-        self.num_rows = num_rows
+    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, wait: Wait) -> None:
         self._wait = wait
         self._chosen = chosen[:num_wanted]
         self._staging = staging

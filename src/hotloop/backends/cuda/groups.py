@@ -30,10 +30,8 @@ _SPARE_ITEMS = 4  # for groups whose last tile is not full
 
 
 class PrefixGroup(NamedTuple):
-    members: NDArray[np.intp]
-    """Sequences of the batch."""
-    num_blocks: int
-    """How many they begin with in common."""
+    members: NDArray[np.intp]  # sequences of the batch
+    num_blocks: int  # that they begin with in common
 
     @property
     def num_saved(self) -> int:
@@ -56,12 +54,9 @@ class Sharing:
 
     block_size: int
     tile_rows: int
-    num_programs: int
-    """Items that fill the card."""
-    min_saved: int
-    """Blocks that a step must save in all, or sharing costs more than it brings."""
-    split_rows: int
-    """Rows times parts that there is room for, half of it for the rows' own keys."""
+    num_programs: int  # items that fill the card
+    min_saved: int  # blocks that a step must save in all, or sharing costs more than it brings
+    split_rows: int  # rows times parts that there is room for, half of it for the rows' own keys
 
     def find(self, batch: Batch, max_rows: int) -> list[PrefixGroup]:
         """The groups of a step, the most worthwhile first; none if they are not worth it. Sequences with more rows than

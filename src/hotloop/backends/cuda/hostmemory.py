@@ -12,10 +12,12 @@ and a step waits for the copies of its own blocks. Without CUDA all of it happen
 """
 
 import logging
+import mmap
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeAlias
@@ -24,12 +26,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotloop.backends.cuda.failure import hardware
+from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.kernels import copy_blocks
-from hotloop.backends.cuda.pinned import PinnedBytes
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.core.config import EngineConfig
-from hotloop.models.memory import available_bytes
+from hotloop.core.config import EngineConfig, parse_bytes
+from hotloop.models.memory import available_bytes, gib
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def wanted_bytes(config: EngineConfig, kv_bytes: int, *, is_cuda: bool) -> int:
         return 0
     if config.host_kv == "auto":
         return min(kv_bytes, int(AUTO_SHARE * available_bytes())) if is_cuda else 0
-    return config.host_kv_bytes
+    return parse_bytes(config.host_kv)
 
 
 def open_host_memory(kv: torch.Tensor, config: EngineConfig) -> "CudaHostMemory | None":
@@ -235,3 +236,42 @@ def _on(stream: Stream) -> AbstractContextManager[object]:
 def _wait(stream: Stream, event: Event | None) -> None:
     if stream and isinstance(event, torch.cuda.Event):
         stream.wait_event(event)
+
+
+class PinnedBytes:
+    """Host memory that the GPU copies from and to by itself: pages of our own, for PyTorch's pinned memory comes in
+    powers of two. Raises MemoryError with a reason if they cannot be had.
+    """
+
+    def __init__(self, num_bytes: int, *, is_cuda: bool) -> None:
+        free_bytes = available_bytes()
+        if num_bytes > free_bytes:  # the kernel would rather end the process than refuse a page
+            raise MemoryError(f"{gib(num_bytes)} are wanted, {gib(free_bytes)} are free")
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError) as error:
+            raise MemoryError(first_line(error)) from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer pages to pin
+        self.data = torch.frombuffer(pages, dtype=torch.uint8)
+        if is_cuda:
+            self.data.zero_()  # all cores together bring the pages quicker than CUDA alone
+            _register(self.data)
+        self._at_end = weakref.finalize(self, _unregister, self.data.data_ptr()) if is_cuda else None
+
+    def close(self) -> None:
+        """Nothing is copied any more. Pages that are given back while CUDA knows them could never be pinned again."""
+        if self._at_end:
+            self._at_end()
+
+
+def _register(data: torch.Tensor) -> None:
+    status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), len(data), 0)
+    if int(status) != 0:
+        with suppress(RuntimeError):  # CUDA tells every error twice, the second time to whoever asks next
+            torch.zeros(1, device="cuda")
+        raise MemoryError(f"CUDA pins no {gib(len(data))} (cudaHostRegister: {status})")
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -169,8 +169,6 @@ class CudaBackend:
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
         self._wait: Wait = workers.wait if workers else lambda event: event.synchronize()
-        self.timeline: list[CudaFlight] | None = None
-        """Whoever wants to see when the device was busy puts a list here."""
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
@@ -205,9 +203,7 @@ class CudaBackend:
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
-            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids), self._wait)
-            if self.timeline is not None:
-                self.timeline.append(flight)
+            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), self._wait)
             step = self._pack(batch)
             with self._using(batch.block_ids), self._told("compute", step):
                 flight.logits = self.compute(step, flight.begun)
@@ -279,8 +275,8 @@ class CudaBackend:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
         is_waiting = self._workers is not None and self._workers.failure is not None  # maybe for ever, for other ranks
         with suppress(BackendError), hardware():
-            if not is_waiting:
-                self._staging.synchronize()
+            if self._staging.is_cuda and not is_waiting:
+                torch.cuda.synchronize(self._indexes.device)
         if self._workers:
             self._workers.close()
         if self._host:

@@ -66,10 +66,6 @@ class Staging:
             for begin, array in zip(begins, arrays, strict=False)
         ]
 
-    def synchronize(self) -> None:
-        if self.is_cuda:
-            torch.cuda.synchronize(self._device)
-
     def _next(self, num_bytes: int) -> tuple[torch.Tensor, int]:
         turn = self._turn = (self._turn + 1) % _NUM_BUFFERS
         self._copied[turn].synchronize()

@@ -33,22 +33,14 @@ MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
 class Shape(NamedTuple):
     """The numbers of a step that are fixed when it is launched, and what a CUDA graph is captured for."""
 
-    num_short: int
-    """Sequences with few rows."""
-    num_rows: int
-    """Of all sequences."""
-    max_short_rows: int
-    """Most of one sequence that has few."""
-    num_splits: int
-    """Room for what the keys of these are split into."""
-    num_items: int = 0
-    """Room for what sequences share."""
-    num_long: int = 0
-    """Sequences with many rows."""
-    max_long_rows: int = 0
-    """Most of one of these."""
-    table_width: int = 0
-    """Blocks that there is room for in a line of the table; 0: there is none."""
+    num_short: int  # sequences with few rows
+    num_rows: int  # of all sequences
+    max_short_rows: int  # of one sequence that has few
+    num_splits: int  # room for what the keys of these are split into
+    num_items: int = 0  # room for what sequences share
+    num_long: int = 0  # sequences with many rows
+    max_long_rows: int = 0  # of one of these
+    table_width: int = 0  # blocks that there is room for in a line of the table; 0: there is none
 
     @property
     def num_short_rows(self) -> int:

@@ -79,16 +79,13 @@ def load_weights(
     share = share_of(model.spec, num_ranks)
     if is_fp8:
         _check_sizes(share)
-    layers = tuple(
-        _allocate_layer(share, model.weights, layer, device, dtype, is_fp8=is_fp8) for layer in range(share.num_layers)
-    )
-    weights = _allocate(share, layers, device, dtype, rank, num_ranks, is_fp8=is_fp8)
+    weights = _Allocation(share, model.weights, device, dtype, is_fp8).all(num_ranks, rank)
     _fill(dict(_places(share, weights)), model.weights, device, chunk_bytes, rank)
     if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
         quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
     if has_fp8_kv:
-        layers = tuple(replace(layer, kv_scales=_kv_scales(share, layer)) for layer in layers)
-        weights = replace(weights, layers=layers)
+        layers = (replace(layer, kv_scales=_kv_scales(share, layer)) for layer in weights.layers)
+        weights = replace(weights, layers=tuple(layers))
     return weights
 
 
@@ -113,68 +110,58 @@ def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
     return kv_scales((rows * layer.attn_norm.float()).view(*shape, -1), bias, layer.k_norm)
 
 
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """Room for a rank's share of a model, not filled yet."""
+
+    spec: ModelSpec
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    is_fp8: bool
+
+    def all(self, num_ranks: int, rank: int) -> DeviceWeights:
+        spec = self.spec
+        layers = tuple(
+            LayerWeights(**{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()})
+            for layer in range(spec.num_layers)
+        )
+        embed = self._empty(spec.vocab_size, spec.hidden_size)
+        num_tokens = -(-spec.vocab_size // num_ranks)
+        head: Matrix
+        if self.is_fp8:
+            head = ScaledMatrix.empty(num_tokens, spec.hidden_size, self.device, torch.int8)
+        elif spec.has_tied_head:
+            head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
+        else:
+            head = self._empty(num_tokens, spec.hidden_size)
+        return DeviceWeights(embed, layers, self._empty(spec.hidden_size), head)
+
+    def _stacked(self, layer: int, names: tuple[str, ...]) -> Matrix | None:
+        """Room for these, one below the other; None if the model has none of them."""
+        shapes, int4 = layer_shapes(self.spec), self.spec.int4
+        if names[0] not in shapes:
+            return None
+        num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
+        if self.is_fp8 and row_shape:
+            return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
+        if int4 and row_shape:
+            if isinstance(self.weights, DummyWeights):
+                return Int4Matrix.empty(num_rows, row_shape[0], int4.group_size, device=self.device)
+            stored = [self.weights.stored(f"layers.{layer}.{name}") for name in names]
+            packed = [each for each in stored if isinstance(each, Int4Stored)]
+            if len(packed) == len(stored):  # the files may hold some in another way
+                return room_for(packed, num_rows, row_shape[0], self.device)
+        return self._empty(num_rows, *row_shape)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+
 def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
     """A rank's rows of a head that is the embedding as well."""
     begin = share_begin(len(embed), num_tokens, rank)
     return embed[begin : begin + num_tokens]
-
-
-def _allocate(
-    spec: ModelSpec,
-    layers: tuple[LayerWeights, ...],
-    device: torch.device,
-    dtype: torch.dtype,
-    rank: int,
-    num_ranks: int,
-    *,
-    is_fp8: bool,
-) -> DeviceWeights:
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, device=device, dtype=dtype)
-
-    embed = empty(spec.vocab_size, spec.hidden_size)
-    num_tokens = -(-spec.vocab_size // num_ranks)
-    head: Matrix
-    if is_fp8:
-        head = ScaledMatrix.empty(num_tokens, spec.hidden_size, device, torch.int8)
-    elif not spec.has_tied_head:
-        head = empty(num_tokens, spec.hidden_size)
-    else:
-        head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
-    return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
-
-
-def _allocate_layer(
-    spec: ModelSpec, weights: Weights, layer: int, device: torch.device, dtype: torch.dtype, *, is_fp8: bool
-) -> LayerWeights:
-    shapes = layer_shapes(spec)
-
-    def stacked(*names: str) -> Matrix | None:
-        """Room for these, one below the other; None if the model has none of them."""
-        if names[0] not in shapes:
-            return None
-        num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if is_fp8 and row_shape:
-            return ScaledMatrix.empty(num_rows, row_shape[0], device)
-        if spec.int4 and row_shape:
-            full_names = [f"layers.{layer}.{name}" for name in names]
-            int4 = _allocate_int4(spec, weights, full_names, num_rows, row_shape[0], device)
-            if int4 is not None:
-                return int4
-        return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
-
-    return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
-
-
-def _allocate_int4(
-    spec: ModelSpec, weights: Weights, names: list[str], num_rows: int, num_columns: int, device: torch.device
-) -> Int4Matrix | None:
-    """Room for these; None if the files do not hold all of them in four bits."""
-    assert spec.int4
-    if isinstance(weights, DummyWeights):
-        return Int4Matrix.empty(num_rows, num_columns, spec.int4.group_size, device=device)
-    stored = [each for each in map(weights.stored, names) if isinstance(each, Int4Stored)]
-    return room_for(stored, num_rows, num_columns, device) if len(stored) == len(names) else None
 
 
 _LAYER_PARTS = {
