@@ -45,6 +45,20 @@ class Batch:
     """None: every token is known."""
 
 
+def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch:
+    """A prompt in the first blocks, its last tokens wanted, to warm up with: whoever gets the blocks overwrites it."""
+    num_blocks = -(-num_tokens // block_size)
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.arange(num_tokens),
+        past_lens=np.zeros(1, np.int32),
+        begins=np.array([0, num_tokens], np.int32),
+        block_ids=np.arange(num_blocks, dtype=np.int32),
+        block_begins=np.array([0, num_blocks], np.int32),
+        wanted=np.arange(num_tokens - num_wanted, num_tokens),
+    )
+
+
 class Allowed(Protocol):
     """Which tokens may come next."""
 

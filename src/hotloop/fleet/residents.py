@@ -14,7 +14,8 @@ from hotloop.core.errors import EngineClosed
 from hotloop.engine.engine import Engine
 from hotloop.fleet.asgi import ask_app
 from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
-from hotloop.models.registry import list_models, pull
+from hotloop.models.catalogue import list_models
+from hotloop.models.model import pull
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamRequest, UpstreamResponse
 from hotloop.server.app import create_app

@@ -61,8 +61,8 @@ def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: st
     total_bytes = sum(parts.values())
     if total_bytes <= free_bytes:
         return
-    need = " + ".join(f"{part} {_gib(size)}" for part, size in parts.items())
-    line = f"{name} does not fit: {need} = {_gib(total_bytes)}, but {have}"
+    need = " + ".join(f"{part} {gib(size)}" for part, size in parts.items())
+    line = f"{name} does not fit: {need} = {gib(total_bytes)}, but {have}"
     if advice:
         raise ConfigError(f"{line}; {advice}")
     raise ModelError(f"{line}; no setting changes that, only a smaller model or more memory")
@@ -86,7 +86,7 @@ def check_fits_cpu(
         advice = f"--kv-memory {left_bytes >> 20}MiB would fit"
     elif smaller:
         advice = f"--weights {smaller[0]} would fit"
-    check_fits(name, parts, free_bytes, have=f"this machine has only {_gib(free_bytes)} free", advice=advice)
+    check_fits(name, parts, free_bytes, have=f"this machine has only {gib(free_bytes)} free", advice=advice)
 
 
 def fit_kv_gpu(
@@ -125,7 +125,7 @@ def fit_kv_gpu(
         advice = f"--gpu-memory {-(-need_bytes * 100 // total_bytes) / 100:g} would fit"
     elif left_bytes >= _LEAST_KV_BYTES:
         advice = f"--max-context {left_bytes // token_bytes} would fit"
-    have = f"--gpu-memory {share:g} of a GPU of {_gib(total_bytes)}, {_gib(free_bytes)} free, is {_gib(allowed_bytes)}"
+    have = f"--gpu-memory {share:g} of a GPU of {gib(total_bytes)}, {gib(free_bytes)} free, is {gib(allowed_bytes)}"
     check_fits(name, parts, allowed_bytes, have=have, advice=advice)
     return left_bytes * own_bytes // token_bytes
 
@@ -183,5 +183,5 @@ def _numbers(path: Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(?:(\S+)\s+)?(\d+)\b", text, re.MULTILINE)}
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"

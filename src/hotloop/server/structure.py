@@ -12,8 +12,7 @@ from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
-from hotloop.core.schema import json_schema
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options

@@ -11,9 +11,8 @@ from typing import TypeAlias
 
 import torch
 
-from hotloop.backends.cuda.fp8 import ScaledMatrix, multiply
+from hotloop.backends.cuda.fp8 import ScaledMatrix, int8_logits, multiply
 from hotloop.backends.cuda.gemv import gemv
-from hotloop.backends.cuda.head import int8_logits
 from hotloop.backends.cuda.int4 import MAX_GEMV_ROWS, Int4Matrix
 from hotloop.backends.cuda.int4 import multiply as multiply_int4
 from hotloop.backends.cuda.kernels import silu_mul

@@ -19,8 +19,8 @@ from openvino import Node
 from openvino.op.util import Variable, VariableInfo
 
 from hotloop.backends.openvino.weights import compress
-from hotloop.backends.rotary import rotary_frequencies
 from hotloop.core.config import WeightFormat
+from hotloop.models.rope import rotary_frequencies
 from hotloop.models.spec import ModelSpec, Weights
 
 GAP = "attention."

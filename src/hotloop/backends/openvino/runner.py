@@ -11,7 +11,7 @@ from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_form
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
-from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
+from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes
 from hotloop.models.model import Model
@@ -35,7 +35,7 @@ def open_cpu(
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
-    kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
+    kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     if not _has_paged_attention():
@@ -90,7 +90,7 @@ def _check_memory(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},
         weight_format,
-        kv_bytes=config.kv_memory_bytes,
+        kv_bytes=parse_bytes(config.kv_memory),
         working_bytes=_working_bytes(model.spec, config),
         free_bytes=available_bytes(),
     )
