@@ -98,7 +98,7 @@ bench: model ## Measure hotloop against itself without reuse and batching, and t
 	@$(BIN)/python -m benchmarks.run
 
 docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.md
-	$(BIN)/python -m hotloop.cli.reference docs
+	$(BIN)/python docs/reference.py
 
 clean: ## Remove .venv and what tools left behind
 	rm -rf $(VENV) $(KERNELS) $(CUDA) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -30,10 +30,10 @@ from benchmarks.cache.run import Company, Held, hold
 from benchmarks.cache.script import Script, generate_scripts, read_scripts
 from benchmarks.cache.wire import Streamed, Wire
 from hotloop.bench.serving import ChildServer, exit_on_sigterm
-from hotloop.cli.advice.linting import load_count
+from hotloop.cli.advice.linting import make_meter
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, lint_run
-from hotloop.lint.meter import Count, Meter, estimate
+from hotloop.lint.meter import Count, Meter
 from hotloop.lint.parts import parse_stream
 from hotloop.lint.requests import LintedRequest
 from hotloop.lint.rules import RULES
@@ -129,7 +129,7 @@ def main() -> int:
     exit_on_sigterm()
     limits = {"max_scripts": args.conversations, "max_turns": args.turns}
     scripts = read_scripts(args.data, max_chars=28_000, **limits) if args.data else generate_scripts(**limits)
-    count = load_count(args.tokenizer) if args.tokenizer else estimate
+    count = make_meter(args.tokenizer).count
     breakers = [breaker for breaker in BREAKERS if breaker.name in ("none", *args.only) or not args.only]
     with ChildServer(UNPROTECTED) as server:
         rows = asyncio.run(measure(server.url, scripts, breakers, count))

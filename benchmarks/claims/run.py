@@ -78,10 +78,14 @@ QUICK = Scale(
 class Supplies:
     """What is not generated: without them something else is taken, or a claim is skipped."""
 
-    transcripts: Path | None = None
+    data: Path | None = None
+    """Recorded transcripts with tool calls, .jsonl or .jsonl.gz; generated workflows if not given."""
     questions: Path | None = None
+    """A folder of questions for tiers, such as simple_python.jsonl.gz; downloaded if not given."""
     small: str | None = None
+    """A small model for tiers: a name `hotloop models` lists, or a path."""
     large: str | None = None
+    """A large one."""
 
 
 def run_claims(
@@ -92,7 +96,7 @@ def run_claims(
     watch: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
     """Each row as soon as it is there; `watch` hears what is about to be measured."""
-    with _transcripts(supplies.transcripts) as data:
+    with _transcripts(supplies.data) as data:
         for name, measure in _scenarios(scale, supplies, data).items():
             if name in only:
                 watch(name)

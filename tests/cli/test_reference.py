@@ -3,7 +3,8 @@
 from dataclasses import fields
 from pathlib import Path
 
-from hotloop.cli.reference import cli_page, configuration_page
+from docs.reference import cli_page, configuration_page
+
 from hotloop.cli.settings import CONFIG_CLASSES, env_name, flag_name
 
 DOCS = Path(__file__).parents[2] / "docs"

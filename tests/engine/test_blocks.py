@@ -18,10 +18,15 @@ def test_allocates_all_or_nothing() -> None:
     assert pool.allocate(0) == []
 
 
-def test_a_block_is_free_when_its_last_user_leaves() -> None:
+def allocated(count: int) -> tuple[BlockPool, list[int]]:
     pool = BlockPool(2)
-    block_ids = pool.allocate(1)
+    block_ids = pool.allocate(count)
     assert block_ids
+    return pool, block_ids
+
+
+def test_a_block_is_free_when_its_last_user_leaves() -> None:
+    pool, block_ids = allocated(1)
     pool.use(block_ids)
     pool.release(block_ids)
     assert (pool.num_free, pool.num_used) == (1, 1)
@@ -30,9 +35,7 @@ def test_a_block_is_free_when_its_last_user_leaves() -> None:
 
 
 def test_a_kept_block_is_idle_without_users_and_can_be_used_again() -> None:
-    pool = BlockPool(2)
-    block_ids = pool.allocate(2)
-    assert block_ids
+    pool, block_ids = allocated(2)
     pool.keep(block_ids)
     pool.release(block_ids)
     assert (pool.num_free, pool.num_idle, pool.num_used) == (0, 2, 0)

@@ -115,6 +115,36 @@ def tokens_of(events: list[TokenEvent]) -> tuple[int, ...]:
     return tuple(token_id for event in events for token_id in event.token_ids)
 
 
+Jobs = dict[str, tuple[tuple[int, ...], int, int, int]]
+
+
+def run_all(engine: Turned, rng: random.Random, jobs: Jobs, add_rate: float, *, can_fail: bool) -> set[str]:
+    """Add all jobs at random turns, and abort some; the names of these."""
+    waiting, aborted = list(jobs), set[str]()
+    while waiting or not engine.core.is_idle:
+        if waiting and rng.random() < add_rate:
+            engine.add(name := waiting.pop(), *jobs[name])
+        elif engine.said and rng.random() < 0.05:
+            aborted.add(name := rng.choice([*engine.said]))
+            engine.core.abort(name)
+        engine.is_broken = can_fail and rng.random() < 0.01
+        engine.turn()
+    engine.finish()
+    return aborted
+
+
+def check_answers(engine: Turned, jobs: Jobs, aborted: set[str]) -> None:
+    """Each has ended once, with what is answered alone or, if it was broken off, the beginning of that."""
+    for name, events in engine.said.items():
+        assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
+        expected = alone(*jobs[name])
+        if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert tokens_of(events) == expected
+        else:
+            assert name in aborted if events[-1].finish_reason is FinishReason.ABORT else engine.num_failed
+            assert tokens_of(events) == expected[: len(tokens_of(events))]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
 def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: bool, can_fail: bool) -> None:
@@ -126,24 +156,7 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
         jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
     answers = {job[0]: alone(*job) for job in jobs.values()}
     engine = Turned(rng, Oracle(answers, 0.3) if has_drafts else None)
-    waiting, aborted = list(jobs), set()
-    while waiting or not engine.core.is_idle:
-        if waiting and rng.random() < 0.4:
-            engine.add(name := waiting.pop(), *jobs[name])
-        elif engine.said and rng.random() < 0.05:
-            aborted.add(name := rng.choice([*engine.said]))
-            engine.core.abort(name)
-        engine.is_broken = can_fail and rng.random() < 0.01
-        engine.turn()
-    engine.finish()
-    for name, events in engine.said.items():
-        assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
-        expected = alone(*jobs[name])
-        if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert tokens_of(events) == expected
-        else:
-            assert name in aborted if events[-1].finish_reason is FinishReason.ABORT else engine.num_failed
-            assert tokens_of(events) == expected[: len(tokens_of(events))]
+    check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
 
 
 def test_plain_requests_overlap_and_those_that_need_values_do_not() -> None:

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from tests.backends.device import NullDevice
-from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, tokens_of
+from tests.engine.test_flights import SAMPLINGS, SHAPES, Turned, alone, check_answers, run_all, tokens_of
 from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, Listener, greedy, make_request, run_alone, until_idle
 
 from hotloop.core.config import EngineConfig
@@ -36,25 +36,9 @@ def test_an_engine_over_both_says_what_it_says_over_one(
         prompt = (*trunk[: rng.randrange(31)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
         jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
     engine = host_turned(rng, num_blocks, num_host_blocks)
-    waiting, aborted = list(jobs), set()
-    while waiting or not engine.core.is_idle:
-        if waiting and rng.random() < 0.3:
-            engine.add(name := waiting.pop(), *jobs[name])
-        elif engine.said and rng.random() < 0.05:
-            aborted.add(name := rng.choice([*engine.said]))
-            engine.core.abort(name)
-        engine.is_broken = can_fail and rng.random() < 0.01
-        engine.turn()
-    engine.finish()
+    aborted = run_all(engine, rng, jobs, 0.3, can_fail=can_fail)
     assert engine.core.scheduler.tree.host_pool.num_used == 0
-    for name, events in engine.said.items():
-        assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
-        expected = alone(*jobs[name])
-        if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert tokens_of(events) == expected
-        else:
-            assert name in aborted if events[-1].finish_reason is FinishReason.ABORT else engine.num_failed
-            assert tokens_of(events) == expected[: len(tokens_of(events))]
+    check_answers(engine, jobs, aborted)
 
 
 PROMPT = [i * 7 % 250 for i in range(50)]
@@ -66,6 +50,13 @@ def host_engine(num_blocks: int = 20, num_host_blocks: int = 100, **settings: An
         block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, num_host_blocks=num_host_blocks
     )
     return Engine(TOKENIZER, backend, EngineConfig(**{"debug_checks": True, "retention": False, **settings}))
+
+
+def push_out_prompt(engine: Engine) -> None:
+    """Have it read, and then so much else that it is no longer on the device."""
+    engine.generate(PROMPT, greedy())
+    for other in OTHERS:
+        engine.generate(other, greedy())
 
 
 def test_a_prefix_comes_back_from_host_memory_and_the_usage_says_so() -> None:
@@ -110,9 +101,7 @@ def test_what_is_slower_than_computing_is_computed() -> None:
     with host_engine() as engine:
         tier = engine._core.host
         assert tier
-        engine.generate(PROMPT, greedy())
-        for other in OTHERS:
-            engine.generate(other, greedy())
+        push_out_prompt(engine)
         tier._byte_s = 10.0
         again = engine.generate(PROMPT, greedy())
     assert again.token_ids == run_alone(PROMPT, greedy()).token_ids
@@ -128,9 +117,7 @@ def test_a_copy_that_fails_costs_its_prefix_and_nobodys_answer(when: str) -> Non
     with host_engine() as engine:
         memory = engine._backend.host_memory
         assert memory
-        engine.generate(PROMPT, greedy())
-        for other in OTHERS:
-            engine.generate(other, greedy())
+        push_out_prompt(engine)
         restore = memory.restore
 
         def restore_badly(host_ids: Any, block_ids: Any) -> Any:

@@ -192,12 +192,20 @@ def test_a_failed_step_empties_the_cache() -> None:
         ]
 
 
-def test_everything_is_said_again_if_somebody_asks_for_what_is_gone() -> None:
-    life = Told()
-    asked: list[bool] = []
-    publisher = KvPublisher(ANYWHERE, BLOCK, lambda: asked.append(True), max_replayed=2)
+@contextmanager
+def publishing(**limits: int) -> Iterator[tuple[Told, KvPublisher, list[bool]]]:
+    """A tree and who publishes it, and each time that the publisher asked to be told everything again."""
+    life, asked = Told(), list[bool]()
+    publisher = KvPublisher(ANYWHERE, BLOCK, lambda: asked.append(True), **limits)
     publisher.changes = life.changes
     try:
+        yield life, publisher, asked
+    finally:
+        publisher.close()
+
+
+def test_everything_is_said_again_if_somebody_asks_for_what_is_gone() -> None:
+    with publishing(max_replayed=2) as (life, publisher, asked):
         for i in range(4):
             life.remember(i, i)
             publisher.flush()
@@ -208,24 +216,15 @@ def test_everything_is_said_again_if_somebody_asks_for_what_is_gone() -> None:
             publisher.flush()
             events = replay_until(dealer, lambda batches: has(batches, 4))[-1][1]
         assert [event[0] for event in events] == ["AllBlocksCleared", *["BlockStored"] * 4]
-    finally:
-        publisher.close()
 
 
 def test_too_much_at_once_is_told_as_a_whole() -> None:
-    life = Told()
-    asked: list[bool] = []
-    publisher = KvPublisher(ANYWHERE, BLOCK, lambda: asked.append(True), max_waiting=0)
-    publisher.changes = life.changes
-    try:
-        life.remember(1, 1)
-        publisher.flush()
-        life.remember(2, 2)
-        publisher.flush()
+    with publishing(max_waiting=0) as (life, publisher, asked):
+        for i in (1, 2):
+            life.remember(i, i)
+            publisher.flush()
         assert asked == [True]
-    finally:
-        publisher.close()
-        publisher.close()
+        publisher.close()  # and once more when the context is left
 
 
 @pytest.mark.parametrize("endpoint", ["5557", "tcp://host", "tcp://host:99999", "ipc:///tmp/x", "http://host:1"])

@@ -20,11 +20,16 @@ def is_level(request: Request) -> bool:
     return missing == 1 or (request.num_computed >= request.num_prompt and missing <= BLOCK_SIZE)
 
 
-def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> None:
+def loop_that_knows(token_ids: list[int]) -> Loop:
     loop = Loop(make_scheduler())
-    first = loop.add("first", prompt(32))
+    first = loop.add("first", token_ids)
     loop.step()
     loop.finish(first)
+    return loop
+
+
+def test_blocks_of_drafts_that_came_to_nothing_are_not_taken_for_computed() -> None:
+    loop = loop_that_knows(prompt(32))
     request = loop.add("second", prompt(8))
     step = loop.scheduler.schedule(loop.now)
     loop.scheduler.extend(step.slices[0], [70, 71, 72, 73, 74, 75], [1] * 6)
@@ -70,10 +75,7 @@ def test_who_decodes_gets_a_token_while_another_reads() -> None:
 
 
 def test_a_known_prefix_is_adopted_and_its_last_token_computed() -> None:
-    loop = Loop(make_scheduler())
-    first = loop.add("a", prompt(8))
-    loop.step()
-    loop.finish(first)
+    loop = loop_that_knows(prompt(8))
     second = loop.add("b", prompt(8))
     assert loop.step() == {"b": (4, 8)}
     assert second.num_cached == 4

@@ -25,12 +25,17 @@ def expect(loop: Loop, request: Request, hold: Hold) -> None:
     loop.scheduler.seating.hold(request.token_ids, hold, request.salt, request.line)
 
 
+def crowd(loop: Loop) -> Request:
+    """One that runs, and a newcomer that wants much of what is left."""
+    loop.add("runs", prompt(4))
+    loop.step()
+    return loop.add("new", prompt(40, 200))
+
+
 def test_a_newcomer_waits_for_the_room_of_a_session_in_a_tool_gap() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
     gone = leave(loop, "gone", 100, until=9.0)
-    loop.add("runs", prompt(4))
-    loop.step()
-    loop.add("new", prompt(40, 200))
+    crowd(loop)
     assert "new" not in loop.step()
     loop.add("back", [*gone, 1], session="gone")
     assert "back" in loop.step(), "though it came later"
@@ -40,9 +45,7 @@ def test_a_newcomer_waits_for_the_room_of_a_session_in_a_tool_gap() -> None:
 def test_a_newcomer_waits_no_longer_than_one_is_expected() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
     leave(loop, "gone", 100, until=9.0)
-    loop.add("runs", prompt(4))
-    loop.step()
-    new = loop.add("new", prompt(40, 200))
+    new = crowd(loop)
     assert "new" not in loop.step()
     assert "new" in loop.step(9.0)
     assert new.usage.waits_s[Wait.SESSIONS] == pytest.approx(9.0)
@@ -54,18 +57,14 @@ def test_a_newcomer_does_not_wait_for_one_whose_run_is_over() -> None:
     loop.step()
     loop.finish(request)
     expect(loop, request, Hold(HoldKind.FINISHED))
-    loop.add("runs", prompt(4))
-    loop.step()
-    loop.add("new", prompt(40, 200))
+    crowd(loop)
     assert "new" in loop.step()
 
 
 def test_who_has_waited_long_takes_the_seat_of_a_session_in_a_tool_gap() -> None:
     loop = Loop(make_scheduler(num_blocks=16))
     gone = leave(loop, "gone", 100, until=900.0)
-    loop.add("runs", prompt(4))
-    loop.step()
-    loop.add("new", prompt(40, 200))
+    crowd(loop)
     assert "new" not in loop.step(MAX_WAIT_S - 1)
     assert "new" in loop.step(2.0)
     loop.add("back", [*gone, 1], session="gone")
@@ -106,9 +105,7 @@ def test_whoever_keeps_coming_back_is_waited_for_with_or_without_a_name(session:
         loop.step()
         loop.scheduler.finish(request, reason)
         loop.now += 3.0
-    loop.add("runs", prompt(4))
-    loop.step()
-    loop.add("new", prompt(40, 200))
+    crowd(loop)
     assert "new" not in loop.step()
     back = loop.add("back", prompt(30, 100), session=session)
     assert "back" in loop.step()
@@ -177,9 +174,7 @@ def test_nothing_is_kept_for_one_who_was_back_and_left_before_its_turn() -> None
 def test_switched_off_newcomers_take_what_room_there_is() -> None:
     loop = Loop(make_scheduler(num_blocks=16, admission=False))
     leave(loop, "gone", 100, until=900.0)
-    loop.add("runs", prompt(4))
-    loop.step()
-    loop.add("new", prompt(40, 200))
+    crowd(loop)
     assert "new" in loop.step()
 
 

@@ -3,6 +3,8 @@
 import random
 import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.engine.test_radix import BLOCK, Life, tokens
@@ -12,6 +14,7 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.null import NullBackend
 from hotloop.core.config import EngineConfig
 from hotloop.engine.core import EngineCore
+from hotloop.engine.engine import Engine
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.snapshot import BlockCount, EngineSnapshot, Snapshotter, count_up
 
@@ -152,18 +155,24 @@ def _allocate(life: Life, count: int) -> list[int]:
     return block_ids
 
 
+@contextmanager
+def held_step() -> Iterator[tuple[Engine, Listener, threading.Event]]:
+    """An engine in the middle of a request's first step, which ends when the event is set."""
+    begun, may_end, listener = threading.Event(), threading.Event(), Listener()
+
+    def hold(batch: Batch) -> None:
+        begun.set()
+        assert may_end.wait(30)
+
+    with make_engine(on_run=hold) as engine:
+        engine.submit([make_request([1] * BLOCK, "r")], listener)
+        assert begun.wait(30)
+        yield engine, listener, may_end
+
+
 class TestAsking:
     def test_the_answer_comes_after_the_step(self):
-        begun, may_end = threading.Event(), threading.Event()
-
-        def hold(batch: Batch) -> None:
-            begun.set()
-            assert may_end.wait(30)
-
-        with make_engine(on_run=hold) as engine:
-            listener = Listener()
-            engine.submit([make_request([1] * BLOCK, "r", session_id="one")], listener)
-            assert begun.wait(30)
+        with held_step() as (engine, listener, may_end):
             asked = engine.snapshot()
             assert engine.snapshot() is asked, "several wait for the same one"
             assert not asked.done()
@@ -174,16 +183,7 @@ class TestAsking:
             listener.wait("r")
 
     def test_who_waits_no_longer_takes_it_from_nobody(self):
-        begun, may_end = threading.Event(), threading.Event()
-
-        def hold(batch: Batch) -> None:
-            begun.set()
-            assert may_end.wait(30)
-
-        with make_engine(on_run=hold) as engine:
-            listener = Listener()
-            engine.submit([make_request([1] * BLOCK, "r")], listener)
-            assert begun.wait(30)
+        with held_step() as (engine, listener, may_end):
             asked = engine.snapshot()
             assert not asked.cancel()
             may_end.set()

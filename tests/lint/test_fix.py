@@ -39,7 +39,7 @@ def test_tools_in_any_order_are_fix(change):
 def test_properties_keep_their_order():
     (tool,) = sort_tools({"tools": TOOLS[:1]})["tools"]
     assert [*tool["function"]["parameters"]["properties"]] == ["id", "why"]
-    assert [*tool["function"]["parameters"]] == ["properties", "required", "type"]
+    assert [*tool["function"]["parameters"]] == ["type", "properties", "required"]
 
 
 def test_what_is_no_tool_is_left_alone():

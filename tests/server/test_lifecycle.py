@@ -145,25 +145,18 @@ def test_a_drain_lets_everything_finish_and_admits_nothing() -> None:
             httpx.get(f"{serving.url}/health")
 
 
-def test_a_drain_that_takes_too_long_ends_streams_with_an_error() -> None:
-    with Serving(ServerConfig(port=0, drain_timeout_s=0.05)) as serving:
+@pytest.mark.parametrize(("drain_timeout_s", "is_stopped_twice"), [(0.05, False), (1000, True)])
+def test_a_drain_that_takes_too_long_or_a_second_stop_ends_streams_with_an_error(
+    drain_timeout_s: float, is_stopped_twice: bool
+) -> None:
+    with Serving(ServerConfig(port=0, drain_timeout_s=drain_timeout_s)) as serving:
         with serving.http.stream("POST", "/v1/chat/completions", json=ENDLESS | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             serving.server.stop()
-            last = [line for line in lines if line][-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
-        serving.join()
-
-
-def test_a_second_stop_aborts_at_once() -> None:
-    with Serving(ServerConfig(port=0, drain_timeout_s=1000)) as serving:
-        with serving.http.stream("POST", "/v1/chat/completions", json=ENDLESS | {"stream": True}) as response:
-            lines = response.iter_lines()
-            next(lines)
-            serving.server.stop()
-            until(lambda: bool(serving.notices))
-            serving.server.stop()
+            if is_stopped_twice:
+                until(lambda: bool(serving.notices))
+                serving.server.stop()
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         serving.join()

@@ -33,8 +33,6 @@ class TurnStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Text(Event):
-    """More of what the model says."""
-
     turn: int
     text: str
 
@@ -50,8 +48,6 @@ class CallOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallArguments(Event):
-    """More of a call's arguments."""
-
     turn: int
     call_id: str
     arguments: str

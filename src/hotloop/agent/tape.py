@@ -17,6 +17,7 @@ import msgspec
 from hotloop.agent.model import Ask
 from hotloop.agent.tools.tool import Traits
 from hotloop.core.errors import ConfigError, HotloopError
+from hotloop.core.files import named_errors
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
@@ -113,10 +114,8 @@ class TapeWriter:
         self._path = Path(path)
         self._said: set[str] = set()
         self.numbers = itertools.count()
-        try:
+        with named_errors("record to", self._path):
             self._path.write_bytes(_encode(HeadLine(VERSION)))
-        except OSError as error:
-            raise ConfigError(f"cannot record to {path}: {error.strerror}") from None
 
     def write(self, *lines: Line) -> None:
         with self._path.open("ab") as file:
@@ -193,10 +192,10 @@ def _next(lines: Mapping[tuple[str, str], deque[T]], what: str, name: str, argum
 
 def read_tape(path: Path | str) -> list[Line]:
     """All lines. Raises ConfigError if it is no tape, or one of another version."""
+    with named_errors("read", Path(path)):
+        data = Path(path).read_bytes()
     try:
-        lines: list[Line] = [_decoder.decode(text) for text in Path(path).read_bytes().splitlines()]
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        lines: list[Line] = [_decoder.decode(text) for text in data.splitlines()]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no tape of a run: {error}") from None
     match lines:

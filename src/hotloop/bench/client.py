@@ -5,7 +5,6 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Self
 
 import httpx
-import msgspec
 
 from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.core.errors import RemoteError
@@ -16,14 +15,6 @@ from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.errors import read_failure
 from hotloop.wire.event import Ended, EndReason, Event, gather
 from hotloop.wire.sse import EventReader
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class Delta(NamedTuple):
@@ -61,12 +52,13 @@ class ChatClient:
         if self.model is None:
             try:
                 response = await self._http.get(f"{self.url}/v1/models")
-                if response.status_code != 200:
-                    raise refused(self.url, response.status_code, response.content)
-                self.model = msgspec.json.decode(response.content, type=_Models).data[0].id
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise RemoteError(f"cannot reach {self.url}: {str(error) or type(error).__name__}") from None
-            except (msgspec.MsgspecError, IndexError):
+            if response.status_code != 200:
+                raise refused(self.url, response.status_code, response.content)
+            try:
+                self.model = str(response.json()["data"][0]["id"])
+            except (ValueError, LookupError, TypeError):
                 raise RemoteError(f"{self.url}/v1/models lists no model") from None
         return self.model
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
@@ -21,8 +21,7 @@ Expected = Mapping[str, Mapping[str, Sequence[Any]]]
 """One call of the key: a function's name to its arguments, each a list of possible values; "" for "may be left out"."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolQuestion:
+class ToolQuestion(NamedTuple):
     """Messages and tools as they go over the wire, and the calls that would be right, in any order."""
 
     id: str

@@ -10,7 +10,7 @@ Pure, and linear in both lengths. Knows no server and no cache: what to compare 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +57,7 @@ class Comparison:
         return int(np.count_nonzero(self._is_again[max(begin - self.num_common, 0) :]))
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """A few words in common, and those that follow them in the earlier and in the current prompt."""
 
     before: str

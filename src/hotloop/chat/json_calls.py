@@ -7,7 +7,7 @@ keys nobody asked for, a closing word that never comes. Within the arguments onl
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotloop.chat.lark import FENCE
 from hotloop.chat.stream import EventCollector, MarkedParser
@@ -21,8 +21,7 @@ _BARE_NAME = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?
 _BARE_NAME_CHARS = re.compile(r"[\w.\-\[\]\s]{1,200}")
 
 
-@dataclass(frozen=True, slots=True)
-class JsonMarks:
+class JsonMarks(NamedTuple):
     """How one family sets calls apart from prose."""
 
     opening: str

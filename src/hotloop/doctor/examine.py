@@ -74,13 +74,12 @@ async def examine(
         raise RemoteError(f"{deployment.url} timed out after {pace.check_s:g} s") from None
     async with deployment.newcomer() as client:
         judged = await _Examiner(target, client, pace, addresses, watch).examine()
-    findings = [CheckResult(check, *judged[check][:2], _advise(check, judged[check], target.kind)) for check in CHECKS]
+    findings = []
+    for check in CHECKS:
+        verdict, measured, trouble = judged[check]
+        is_fine = verdict in (Verdict.OK, Verdict.UNKNOWN)
+        findings.append(CheckResult(check, verdict, measured, "" if is_fine else advise(trouble or check, target.kind)))
     return Examination(deployment.url, await deployment.find_model(), target.kind, findings)
-
-
-def _advise(check: str, judged: Judged, kind: str) -> str:
-    is_fine = judged.verdict in (Verdict.OK, Verdict.UNKNOWN)
-    return "" if is_fine else advise(judged.trouble or check, kind)
 
 
 @dataclass(slots=True)

@@ -68,8 +68,7 @@ class Connected(NamedTuple):
     is_open_after_idle: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Batched:
+class Batched(NamedTuple):
     """Answers of about the same length: some alone, then several at once, sent at the same moment."""
 
     alone: Sequence[Heard]
@@ -127,8 +126,7 @@ class Turned(NamedTuple):
     kept: Sequence[KeptPrefix] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HungUp:
+class HungUp(NamedTuple):
     """Clients that went away in the middle of long answers. Running requests are as the deployment's metrics tell."""
 
     num_clients: int

@@ -126,14 +126,9 @@ def judge_batching(batched: Batched) -> Judged:
     if not batched.alone_rate or statistics.median(each.total_s for each in batched.alone) < _FAST_S:
         return Judged(UNKNOWN, f"answers are too quick to tell; {measured}")
     is_parallel = is_whole or batched.overlap >= _MIN_OVERLAP
-    verdict = _judge_speedup(batched.speedup) if is_parallel else FAILURE
-    return Judged(verdict, measured)
-
-
-def _judge_speedup(speedup: float) -> Verdict:
-    if speedup < _WEAK_SPEEDUP:
-        return FAILURE
-    return OK if speedup >= _MIN_SPEEDUP else WARNING
+    if not is_parallel or batched.speedup < _WEAK_SPEEDUP:
+        return Judged(FAILURE, measured)
+    return Judged(OK if batched.speedup >= _MIN_SPEEDUP else WARNING, measured)
 
 
 def judge_calls(demanded: Called, offered: Called) -> Judged:

@@ -4,7 +4,7 @@ It is recognised by its address, headers, list of models or metrics, or by pages
 """
 
 import secrets
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +36,7 @@ class _TgiInfo(msgspec.Struct):
     max_total_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """`context`: how many tokens a request may have, where that is told."""
 
     kind: str
@@ -75,8 +74,7 @@ async def read_running(deployment: Deployment) -> int | None:
     return next((load for kind in kinds if (load := read_load(kind, page)) is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     deployment: Deployment
     kind: str
     prompt_chars: int

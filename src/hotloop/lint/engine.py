@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.prices import Prices
@@ -52,8 +53,7 @@ def measure_speed(steps: Iterable[LintedStep]) -> float | None:
     return num_prefilled / total_ms * 1000 if num_prefilled and total_ms else None
 
 
-@dataclass(frozen=True, slots=True)
-class LintReport:
+class LintReport(NamedTuple):
     runs: tuple[LintedRun, ...]
     findings: tuple[Finding, ...]
 

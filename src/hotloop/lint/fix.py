@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
+from hotloop.chat.assembly.canonical import canonical_schema
 from hotloop.core.errors import ConfigError
 from hotloop.lint.cause import LossCause
 from hotloop.lint.parts import Json, listing, mapping
 from hotloop.lint.requests import BODY_KEYS
 from hotloop.lint.run import LintedRun, LintedStep
 
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("enum", "const", "default", "examples")
 _MARK = {"type": "ephemeral"}
 
 
@@ -130,27 +129,13 @@ def _append(message: Json, note: str) -> None:
 def _sort_tool(tool: Json) -> Json:
     if isinstance(function := tool.get("function"), dict):
         return tool | {"function": _sort_tool(function)}
-    return {name: _sort_schema(part) if name in ("parameters", "input_schema") else part for name, part in tool.items()}
+    return {
+        name: canonical_schema(part) if name in ("parameters", "input_schema") else part for name, part in tool.items()
+    }
 
 
 def _tool_name(tool: Json) -> str:
     return str(mapping(tool.get("function")).get("name") or tool.get("name") or tool.get("type", ""))
-
-
-def _sort_schema(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_sort_schema(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {keyword: _sort_part(keyword, schema[keyword]) for keyword in sorted(schema)}
-
-
-def _sort_part(keyword: str, part: Any) -> Any:
-    if keyword in _SCHEMAS_BY_NAME and isinstance(part, dict):
-        return {name: _sort_schema(inner) for name, inner in part.items()}
-    if keyword == "required" and isinstance(part, list):
-        return sorted(part, key=str)
-    return part if keyword in _VALUES else _sort_schema(part)
 
 
 def _without_marks(value: Any) -> Any:

@@ -6,6 +6,7 @@ What rules look at is worked out once, when a step is made: what changed, and wh
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from hotloop.lint.cause import LossCause, find_cause
 from hotloop.lint.change import Change
@@ -61,8 +62,7 @@ class LintedStep:
         return Waste(num_recomputed=self.num_lost if change is self.changes[0] else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class LintedRun:
+class LintedRun(NamedTuple):
     id: str
     steps: tuple[LintedStep, ...]
 

@@ -10,6 +10,7 @@ A step of the engine reads every weight once, and computes with the rows of all 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
+from typing import NamedTuple
 
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError
@@ -90,8 +91,7 @@ class Estimate:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(NamedTuple):
     """How long the parts of a turn take with the device to themselves."""
 
     spec: ModelSpec

@@ -28,7 +28,10 @@ class Content:
     @classmethod
     def parse(cls, is_kept: bool, patterns: Sequence[str]) -> "Content":
         """Raises ConfigError where a pattern is none."""
-        return cls(is_kept, tuple(map(_compile, patterns)))
+        try:
+            return cls(is_kept, tuple(map(re.compile, patterns)))
+        except re.error as error:
+            raise ConfigError(f"trace_redact has a pattern that is none, {error.pattern!r}: {error}") from None
 
     def clean(self, span: Span) -> Span:
         if self.redact and span.error:
@@ -75,10 +78,3 @@ class Content:
             if any(match.start() < len(before) < match.end() for match in found):
                 return dict.fromkeys(words, REDACTED)
         return words
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"trace_redact has a pattern that is none, {pattern!r}: {error}") from None

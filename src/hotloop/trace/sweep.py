@@ -13,9 +13,9 @@ alike the one that ends last. Every moment is counted once; what this follows is
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 from hotloop.trace import names
 from hotloop.trace.tree import SpanNode
@@ -60,8 +60,7 @@ _READING = 1
 _WHOLE = {names.FORESEEN: TimePart.FORESEEN, names.QUEUE: TimePart.QUEUE, names.ATTEMPT: TimePart.NETWORK}
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """For this long, this is what was waited for; None is nothing that was recorded."""
 
     node: SpanNode | None
@@ -69,8 +68,7 @@ class Segment:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(NamedTuple):
     """A child that says: this time is mine."""
 
     begin: int

@@ -63,11 +63,11 @@ def test_a_damaged_file_is_one_clear_line(damage: str, predictor: Predictor, tmp
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         load_predictor(tmp_path / "none.json")
 
 
 def test_a_place_that_cannot_be_written(predictor: Predictor, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot write"):
         save_predictor(predictor, tmp_path / "file" / "foresight.json")

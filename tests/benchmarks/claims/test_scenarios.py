@@ -102,7 +102,7 @@ def test_tools_are_run_both_ways():
 
 def test_a_claim_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path):
     seen: list[str] = []
-    supplies = Supplies(transcripts=tmp_path / "nothing.jsonl")
+    supplies = Supplies(data=tmp_path / "nothing.jsonl")
     rows = list(run_claims(QUICK, supplies, only=(FORESIGHT, TIERS, TOOLS), watch=seen.append))
     assert [row.name for row in rows] == seen == [TOOLS, FORESIGHT, TIERS]
     assert not rows[0].error

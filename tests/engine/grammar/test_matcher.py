@@ -96,11 +96,17 @@ def test_what_is_rolled_back_never_was(data: st.DataObject, grammar: Grammar):
     assert matcher.error is None
 
 
+def somewhere(data: st.DataObject, grammar: Grammar) -> Matcher:
+    """A matcher some tokens into its grammar."""
+    matcher = WORDY.matcher(grammar)
+    random_walk(data, matcher, data.draw(st.integers(0, 12)))
+    return matcher
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(GRAMMARS))
 def test_forced_tokens_are_the_only_ones_the_mask_allows(data: st.DataObject, grammar: Grammar):
-    matcher = WORDY.matcher(grammar)
-    random_walk(data, matcher, data.draw(st.integers(0, 12)))
+    matcher = somewhere(data, grammar)
     run = matcher.forced()
     for i, token_id in enumerate(run):
         assert matcher.forced() == run[i:]
@@ -112,8 +118,7 @@ def test_forced_tokens_are_the_only_ones_the_mask_allows(data: st.DataObject, gr
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.sampled_from(GRAMMARS))
 def test_a_single_token_and_the_mask_agree(data: st.DataObject, grammar: Grammar):
-    matcher = WORDY.matcher(grammar)
-    random_walk(data, matcher, data.draw(st.integers(0, 10)))
+    matcher = somewhere(data, grammar)
     mask = matcher.mask()
     for token_id in range(WORDS.vocab_size + 50):
         assert matcher.allows(token_id) == is_allowed(mask, token_id)

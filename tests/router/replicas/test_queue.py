@@ -55,11 +55,16 @@ async def test_urgent_first_then_by_arrival():
     assert len(places.room) == 0
 
 
-async def test_a_place_goes_to_the_first_whom_it_serves():
+async def two_waiting(*names: str) -> "tuple[Places, asyncio.Task[None], asyncio.Task[None]]":
+    """Two who wait in this order, and a place given back to them."""
     places = Places()
-    stuck = await places.start(Priority.INTERACTIVE, "stuck")
-    served = await places.start(Priority.INTERACTIVE, "served")
+    first, second = [await places.start(Priority.INTERACTIVE, name) for name in names]
     places.give_back("")
+    return places, first, second
+
+
+async def test_a_place_goes_to_the_first_whom_it_serves():
+    places, stuck, served = await two_waiting("stuck", "served")
     await served
     assert places.gone == ["served"]
     stuck.cancel()
@@ -68,10 +73,7 @@ async def test_a_place_goes_to_the_first_whom_it_serves():
 
 
 async def test_a_place_taken_for_one_who_leaves_goes_to_the_next():
-    places = Places()
-    leaving = await places.start(Priority.INTERACTIVE, "leaving")
-    staying = await places.start(Priority.INTERACTIVE, "staying")
-    places.give_back("")
+    places, leaving, staying = await two_waiting("leaving", "staying")
     leaving.cancel()
     await asyncio.wait_for(staying, 5)
     assert places.gone == ["staying"]

@@ -1,5 +1,6 @@
 """One turn more translates to what there was, and more. What is only a mark changes no word of the prompt."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -28,21 +29,24 @@ def to_blocks(body: Json) -> list[tuple[str, Json]]:
     return [("system", block) for block in asked.get("system", ())] + turns
 
 
+def assert_prefixes(
+    translated: Callable[[Json], list[Any]], body: Json, num_least: int, *, must_grow: bool = False
+) -> None:
+    whole = translated(body)
+    for num_turns in range(num_least, len(body["messages"])):
+        shorter = translated({**body, "messages": body["messages"][:num_turns]})
+        assert whole[: len(shorter)] == shorter
+        assert not must_grow or len(shorter) < len(whole)
+
+
 @given(message_bodies)
 def test_a_longer_conversation_of_messages_begins_as_the_shorter_one(body: Json) -> None:
-    whole = to_chat(body)
-    for num_turns in range(1, len(body["messages"])):
-        shorter = to_chat({**body, "messages": body["messages"][:num_turns]})
-        assert whole[: len(shorter)] == shorter
-        assert len(shorter) < len(whole)
+    assert_prefixes(to_chat, body, 1, must_grow=True)
 
 
 @given(chat_bodies)
 def test_a_longer_chat_begins_as_the_shorter_one(body: Json) -> None:
-    whole = to_blocks(body)
-    for num_messages in range(2, len(body["messages"])):
-        shorter = to_blocks({**body, "messages": body["messages"][:num_messages]})
-        assert whole[: len(shorter)] == shorter
+    assert_prefixes(to_blocks, body, 2)
 
 
 @given(message_bodies)

@@ -234,14 +234,18 @@ async def test_a_connection_with_something_after_its_answeris_not_used_again(raw
         await upstream.aclose()
 
 
+async def all_closed(replica: Replica, upstream: Http1Upstream) -> None:
+    await replica.until(lambda replica: replica.num_gone == 1)
+    assert upstream.num_open == 0
+    await upstream.aclose()
+
+
 async def test_bytes_nobody_asked_for_close_a_connection() -> None:
     async with Replica(saying(OK)) as replica:
         upstream = replica.upstream()
         assert await body_of(await upstream.send(POST)) == b"ok"
         await replica.visits[0].say(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
-        await replica.until(lambda replica: replica.num_gone == 1)
-        assert upstream.num_open == 0
-        await upstream.aclose()
+        await all_closed(replica, upstream)
 
 
 async def test_an_answerleft_unread_closes_its_connection() -> None:
@@ -251,9 +255,7 @@ async def test_an_answerleft_unread_closes_its_connection() -> None:
         assert await anext(left) == b"half"
         await left.aclose()
         await left.aclose()
-        await replica.until(lambda replica: replica.num_gone == 1)
-        assert upstream.num_open == 0
-        await upstream.aclose()
+        await all_closed(replica, upstream)
 
 
 async def cancelled(task: "asyncio.Task[object]") -> None:
@@ -268,9 +270,7 @@ async def test_cancelled_while_waiting_for_a_head() -> None:
         task = asyncio.create_task(upstream.send(POST))
         await replica.until(lambda replica: len(replica.visits) == 1)
         await cancelled(task)
-        await replica.until(lambda replica: replica.num_gone == 1)
-        assert upstream.num_open == 0
-        await upstream.aclose()
+        await all_closed(replica, upstream)
 
 
 async def test_cancelled_within_a_body() -> None:

@@ -11,8 +11,7 @@ ours. Other things a dollar can mean, such as `$5` or `${HOME}`, are left as the
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 STEP_ID = r"[a-z][a-z0-9_]{0,31}"
 MAX_CHARS = 1_000_000
@@ -27,8 +26,7 @@ class BadReference(Exception):
     """A reference cannot be read, or leads nowhere; `str(error)` says which and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     step_id: str
     path: tuple[str | int, ...]
     text: str

@@ -10,8 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -78,8 +77,7 @@ class Tally(msgspec.Struct, array_like=True):
         return (self.hits + prior_tries * prior) / (self.tries + prior_tries)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A call that may come next. `rank` counts those of its recipe that were not made yet; None: it was."""
 
     name: str

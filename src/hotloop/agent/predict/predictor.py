@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from hotloop.agent.predict.habits import Candidate, Habits, Number, Recipe, Tally
 from hotloop.agent.predict.history import History, PastCall
 from hotloop.core.errors import ConfigError
+from hotloop.core.files import named_errors
 from hotloop.core.message import Message, ToolCall
 
 _VERSION = 1
@@ -36,8 +37,7 @@ Question = Literal["next", "named"]
 _PRIORS: dict[Question, float] = {"next": 0.1, "named": 0.3}
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A call, and the chance that it is the next. `expected` is that chance before it was calibrated."""
 
     name: str
@@ -59,8 +59,7 @@ class Pattern:
     hit_rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
+class _Guess(NamedTuple):
     candidate: Candidate
     recipe: Recipe
     contexts: tuple[str, ...]
@@ -190,7 +189,7 @@ def _contexts(question: Question, candidate: Candidate, history: History) -> tup
 
 def save_predictor(predictor: Predictor, path: Path) -> None:
     """Raises ConfigError where the file cannot be written; what was there is then still there."""
-    try:
+    with named_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner only
         try:
@@ -200,17 +199,12 @@ def save_predictor(predictor: Predictor, path: Path) -> None:
         except BaseException:
             os.unlink(name)
             raise
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def load_predictor(path: Path) -> Predictor:
     """Raises ConfigError where there is no such file, or one that is damaged."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    with named_errors("read", path), path.open("rb") as file:
+        data = file.read(_MAX_BYTES)
     try:
         predictor = msgspec.json.decode(data, type=Predictor)
         if predictor.version != _VERSION:

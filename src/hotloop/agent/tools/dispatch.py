@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.agent.events import CallDispatched, CallFinished, Event
 from hotloop.agent.tools.tool import AgentTool, Surroundings, ToolCrashed, ToolError, render_result
@@ -34,8 +34,7 @@ Approve = Callable[[ToolCall], Awaitable[bool | str]]
 """Asked before a tool that needs approval runs: True lets it; False, or words for the model, does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What the model is told."""
 
     text: str

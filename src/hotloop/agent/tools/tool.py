@@ -129,10 +129,7 @@ class FunctionTool:
             raise ToolCrashed(f"{type(error).__name__}: {error}") from error
 
     def _parse(self, arguments: str) -> dict[str, Any]:
-        try:
-            parsed = self._arguments.model_validate_json(arguments or "{}")
-        except pydantic.ValidationError as error:
-            raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
+        parsed = _validate(self._arguments.model_validate_json, "arguments are", arguments)
         fields = self._arguments.model_fields.items()
         return {info.alias or field: getattr(parsed, field) for field, info in fields}
 
@@ -179,10 +176,7 @@ class FinalAnswer:
         self.value: Any = None
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        try:
-            answer = self._type.validate_json(arguments or "{}")
-        except pydantic.ValidationError as error:
-            raise ToolError(f"the answer is wrong: {summarise(error)}") from None
+        answer = _validate(self._type.validate_json, "answer is", arguments)
         self.value, self.is_given = answer.value if self._is_wrapped else answer, True
         return "accepted"
 
@@ -205,10 +199,7 @@ class SubAgent:
         self._root = Conversation()
 
     async def run(self, arguments: str, surroundings: Surroundings) -> str:
-        try:
-            task = _Task.model_validate_json(arguments or "{}")
-        except pydantic.ValidationError as error:
-            raise ToolError(f"the arguments are wrong: {summarise(error)}") from None
+        task = _validate(_Task.model_validate_json, "arguments are", arguments)
         # The caller's things are at hand for the tools of this run, too; its Run among them makes it the caller.
         result = await self._run(task.prompt, conversation=self._root.fork(), context=surroundings.things)
         return render_result(result.output)
@@ -305,7 +296,14 @@ def plain_schema(described: "type[pydantic.BaseModel] | pydantic.TypeAdapter[Any
     return schema
 
 
-def summarise(error: pydantic.ValidationError) -> str:
+def _validate(parse: Callable[[str], T], what: str, arguments: str) -> T:
+    try:
+        return parse(arguments or "{}")
+    except pydantic.ValidationError as error:
+        raise ToolError(f"the {what} wrong: {_summarise(error)}") from None
+
+
+def _summarise(error: pydantic.ValidationError) -> str:
     """One line, without a link: where and what, for each of the first few."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in found[:5]]

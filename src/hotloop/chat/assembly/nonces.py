@@ -13,8 +13,9 @@ import hashlib
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
+from typing import NamedTuple
 
 from hotloop.chat.assembly.shelf import Shelf
 from hotloop.core.message import Message
@@ -24,8 +25,7 @@ _MAX_CHARS = 1_000_000
 Turns = tuple[Message, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Nonce:
+class Nonce(NamedTuple):
     """A known one. `is_news`: the model should still hear of it."""
 
     name: str

@@ -17,8 +17,8 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from hotloop.chat.assembly.shelf import Shelf
 from hotloop.models.tokenizer import Tokenizer, readable
@@ -32,8 +32,7 @@ _NUM_CHECKED = 8  # prompts on which it is seen that pieces do not touch each ot
 log = logging.getLogger("hotloop.chat")
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A text and its tokens. `starts` says at which character and which token each piece begins."""
 
     token_ids: list[int]
@@ -43,8 +42,7 @@ class Encoded:
     """How many of the tokens are there because they were generated so."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(NamedTuple):
     """A run of tokens without special ones, in which an answer stands, and the UTF-8 they spell."""
 
     data: bytes

@@ -55,19 +55,25 @@ def lint(
     """
     from hotloop.border.listen import bind
     from hotloop.cli.advice import linting
-    from hotloop.lint.engine import choose
+    from hotloop.cli.tracing import load_prices
+    from hotloop.lint.engine import Costs, choose
+    from hotloop.lint.finding import Severity
+    from hotloop.lint.requests import read_requests
 
     rules = choose(flags.select, flags.ignore)
     if list_rules:
-        return linting.list_rules(rules)
+        for rule in rules:
+            print(f"{rule.id}  {rule.severity.label:8} {rule.name:28} {rule.summary}")
+        return 0
     if [bool(paths), run is not None, proxy is not None].count(True) != 1:
         raise ConfigError("say what to lint: files, --run RUN or --proxy URL")
     if fix != (out is not None) or (fix and len(paths) != 1):
         raise ConfigError("--fix needs one file of requests, and --out to write them to")
-    meter, costs = linting.make_meter(flags.tokenizer), linting.make_costs(flags.prices, flags.prefill_speed)
+    meter, costs = linting.make_meter(flags.tokenizer), Costs(load_prices(flags.prices).find, flags.prefill_speed)
     if proxy is not None:
         return linting.watch(proxy, rules, meter, costs, bind(flags.host, flags.port))
-    requests = linting.read_files(paths) if run is None else linting.read_run(run, flags.trace)
-    report = linting.lint_all(requests, rules, meter, costs, out)
+    given = (request for path in paths for request in read_requests(path))
+    report = linting.lint_all(linting.read_run(run, flags.trace) if run else given, rules, meter, costs, out)
     linting.show(report, flags.format)
-    return int(linting.is_as_bad(report, flags.fail_on))
+    worst = report.worst()
+    return int(flags.fail_on != "never" and worst is not None and worst >= Severity[flags.fail_on.upper()])

@@ -15,9 +15,8 @@ from hotloop.core.errors import ConfigError
 from hotloop.core.files import named_errors
 from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import Costs, LintReport, lint
-from hotloop.lint.finding import Severity
 from hotloop.lint.fix import fix_file
-from hotloop.lint.meter import Count, Meter
+from hotloop.lint.meter import Meter
 from hotloop.lint.output import render_finding, render_github, render_json, render_sarif, render_text, render_waste
 from hotloop.lint.proxy import LintProxy, LiveLint, ProxyServer
 from hotloop.lint.requests import LintedRequest, read_requests, read_spans
@@ -27,13 +26,16 @@ from hotloop.trace.store import TraceStore
 from hotloop.ui.source import LintLine
 
 
-def load_count(name: str) -> Count:
+def make_meter(name: str | None) -> Meter:
+    """By the tokenizer of a model, if one is named."""
+    if not name:
+        return Meter()
     from hotloop.models.model import load_model
 
     name = DEFAULT_MODEL if name == "default" else name
     pull_missing(name)
     tokenizer = load_model(name).tokenizer
-    return lambda text: len(tokenizer.encode(text))
+    return Meter(lambda text: len(tokenizer.encode(text)))
 
 
 def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
@@ -57,10 +59,6 @@ def lint_spans(spans: Sequence[Span]) -> list[LintLine]:
     ]
 
 
-def read_files(paths: Iterable[Path]) -> Iterator[LintedRequest]:
-    return (request for path in paths for request in read_requests(path))
-
-
 def read_run(run: str, trace: str) -> Iterator[LintedRequest]:
     path = store_path(TraceConfig(trace=trace))
     if path is None:
@@ -82,12 +80,6 @@ def lint_all(
     return lint(runs, rules=rules, costs=costs)
 
 
-def list_rules(rules: Iterable[Rule]) -> int:
-    for rule in rules:
-        print(f"{rule.id}  {rule.severity.label:8} {rule.name:28} {rule.summary}")
-    return 0
-
-
 def watch(url: str, rules: Sequence[Rule], meter: Meter, costs: Costs, listener: socket) -> int:
     console = Console(highlight=False, soft_wrap=True)
     live = LiveLint(rules, lambda finding: console.print(render_finding(finding)), meter=meter, costs=costs)
@@ -95,14 +87,6 @@ def watch(url: str, rules: Sequence[Rule], meter: Meter, costs: Costs, listener:
     server.run([listener])
     print(f"{live.num_requests:,d} requests went by; {render_waste(live.waste) or 'nothing wasted'}", file=sys.stderr)
     return 0
-
-
-def make_meter(tokenizer: str | None) -> Meter:
-    return Meter(load_count(tokenizer)) if tokenizer else Meter()
-
-
-def make_costs(prices: Path | None, prefill_speed: float | None) -> Costs:
-    return Costs(load_prices(prices).find, prefill_speed)
 
 
 def show(report: LintReport, form: str) -> None:
@@ -113,8 +97,3 @@ def show(report: LintReport, form: str) -> None:
             print(line)
     else:
         print(json.dumps(render_json(report) if form == "json" else render_sarif(report)))
-
-
-def is_as_bad(report: LintReport, fail_on: str) -> bool:
-    worst = report.worst()
-    return fail_on != "never" and worst is not None and worst >= Severity[fail_on.upper()]

@@ -18,16 +18,11 @@ def choose_approval(approval: Approval | None, view: "View", *, has_own: bool) -
     """What to put in place of an agent's own way; None leaves that. One that has none asks, if somebody is there."""
     if approval is None and (has_own or not sys.stdin.isatty()):
         return None
-    ways: dict[Approval, Approve] = {"ask": _Asking(view), "all": _let, "none": _refuse}
-    return ways[approval or "ask"]
 
+    async def answer_all(call: "ToolCall") -> bool:
+        return approval == "all"
 
-async def _let(call: "ToolCall") -> bool:
-    return True
-
-
-async def _refuse(call: "ToolCall") -> bool:
-    return False
+    return answer_all if approval in ("all", "none") else _Asking(view)
 
 
 class _Asking:

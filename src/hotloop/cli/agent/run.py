@@ -59,13 +59,17 @@ def run_agent(
     json: Json = False,
 ) -> None:
     """Run the agent in a file, and watch it: its turns, its tools over time, what was cached and what it cost."""
+    from hotloop.agent.conversation import Conversation
     from hotloop.cli.agent.file import load_agent_file
     from hotloop.cli.agent.view import make_view
 
     if record and replay:
         raise ConfigError("--record and --replay exclude each other")
     found = load_agent_file(file, agent)
-    conversation = _load_conversation(resume)
+    conversation = Conversation()
+    if resume:
+        with named_errors("read", resume):
+            conversation = Conversation.load(resume)
     prompts = _prompts(prompt)
     view = make_view(is_json=json)
     if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
@@ -229,12 +233,3 @@ def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[
     if to:
         return record(agent, to)
     return replay(agent, source) if source else agent
-
-
-def _load_conversation(path: Path | None) -> "Conversation":
-    from hotloop.agent.conversation import Conversation
-
-    if path is None:
-        return Conversation()
-    with named_errors("read", path):
-        return Conversation.load(path)

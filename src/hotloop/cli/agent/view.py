@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 
 from hotloop.agent.events import CallDispatched, CallFinished, CallForeseen, Compacted, Event, RunEnded, RunStarted
@@ -56,7 +56,12 @@ class LiveView(View):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._timeline = Timeline()
-        self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=_REFRESH_PER_S)
+        self._live = Live(
+            get_renderable=lambda: self._timeline.turn or "",
+            console=console,
+            transient=True,
+            refresh_per_second=_REFRESH_PER_S,
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -87,9 +92,6 @@ class LiveView(View):
             yield
         finally:
             self._live.start()
-
-    def _draw(self) -> RenderableType:
-        return self._timeline.turn or ""
 
 
 class PlainView(View):

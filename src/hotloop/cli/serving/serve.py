@@ -25,7 +25,6 @@ from hotloop.core.errors import DeviceLost
 
 if TYPE_CHECKING:
     from hotloop.border.page import Application
-    from hotloop.engine.engine import Engine
     from hotloop.router.app import RouterApp
     from hotloop.router.config import FleetConfig
     from hotloop.ui.source import Live
@@ -57,7 +56,9 @@ def serve(
 
         def announce(url: str, curl: str) -> None:
             look = f"\nlook: {url}/ui" if store else ""
-            print(f"{name} is at {url}\n{_summary(loaded, model)}{look}\ntry: {curl}", flush=True)
+            room = f"context {loaded.max_context:,} tokens, KV for {loaded.num_kv_tokens:,} tokens"
+            print(f"{name} is at {url}\n{loaded.device_note}\n{room}, precision {model.precision}{look}\ntry: {curl}")
+            sys.stdout.flush()
 
         async def show() -> "Live":
             return await live_of_engine(loaded, engine.max_running)
@@ -79,11 +80,6 @@ def begin_again(failure: DeviceLost, lived_s: float) -> None:
         raise failure
     print(f"{failure}; starting again", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def _summary(loaded: "Engine", model: ModelConfig) -> str:
-    context, kv = f"context {loaded.max_context:,} tokens", f"KV for {loaded.num_kv_tokens:,} tokens"
-    return f"{loaded.device_note}\n{context}, {kv}, precision {model.precision}"
 
 
 def _say_draining(num_running: int) -> None:

@@ -132,8 +132,11 @@ def export(
         if output:
             raise ConfigError("otlp goes to a collector (--endpoint), not to a file (--output)")
         _send(spans, endpoint)
+    elif output is None:
+        sys.stdout.buffer.write(_render(spans, format))
     else:
-        _write(_render(spans, format), output)
+        with named_errors("write", output):
+            output.write_bytes(_render(spans, format))
 
 
 @trace.command(name="import")
@@ -209,14 +212,6 @@ def _render(spans: "Sequence[Span]", wanted: Format) -> bytes:
     if wanted == "perfetto":
         return json.dumps(render_perfetto(spans)).encode() + b"\n"
     return b"".join(map(render_line, spans))
-
-
-def _write(data: bytes, path: Path | None) -> None:
-    if path is None:
-        sys.stdout.buffer.write(data)
-        return
-    with named_errors("write", path):
-        path.write_bytes(data)
 
 
 def _read_file(path: Path) -> "list[Span]":

@@ -5,13 +5,12 @@ and never changes a token. What a guess is worth, and how it goes with a grammar
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hotloop.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """A request to guess for: `token_ids` are its tokens and what is drafted already; the guess follows them."""
 
     request: Request

@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.lint.finding import Severity, Waste
 from hotloop.lint.parts import Part
@@ -21,8 +20,7 @@ _READING = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallTurn:
+class CallTurn(NamedTuple):
     """A turn of the assistant with one call; `known` is all text before it, `result` what the call gave back."""
 
     call: Part
@@ -109,7 +107,7 @@ def chains(step: LintedStep) -> Iterator[list[CallTurn]]:
         said = [*group]
         texts = "\n".join(part.text for part in said)
         if role == "result":
-            chain[-1:] = [replace(turn, result=texts) for turn in chain[-1:]]
+            chain[-1:] = [turn._replace(result=texts) for turn in chain[-1:]]
         elif role == "assistant" and len(calls := [part for part in said if part.kind == "call"]) == 1:
             chain.append(CallTurn(calls[0], all(part.kind != "text" for part in said), known))
         else:

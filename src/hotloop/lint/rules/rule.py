@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from inspect import getdoc
+from typing import NamedTuple
 
 from hotloop.lint.change import Change
 from hotloop.lint.finding import Finding, Severity, TextPlace, Waste
@@ -25,8 +26,7 @@ class Found:
 Check = Callable[[LintedRun], Iterator[Found]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """`min_recomputed`: findings that cost fewer tokens in their run are notes. `is_habit`: what a client does here to
     one message it does to all of them, so that all it does in a run is one finding.
     """

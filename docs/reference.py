@@ -1,6 +1,5 @@
 """The pages of the manual that are generated: `make docs` writes them, a test sees that they are up to date."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from io import StringIO
@@ -87,10 +86,7 @@ def _default(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def main(folder: Path) -> None:
-    (folder / "cli.md").write_text(cli_page(), encoding="utf-8")
-    (folder / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    docs = Path(__file__).parent
+    (docs / "cli.md").write_text(cli_page(), encoding="utf-8")
+    (docs / "configuration.md").write_text(configuration_page(), encoding="utf-8")
