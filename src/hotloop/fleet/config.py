@@ -133,7 +133,6 @@ def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each setting to the class that has it, as in hotloop.toml."""
     return {
         part.name: {name: value for name, value in flat.items() if name in _names(cls)}
         for part, cls in zip(fields(HotloopConfig), (ModelConfig, EngineConfig, ServerConfig), strict=True)

@@ -11,7 +11,6 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Api = Literal["chat", "completions", "responses", "messages"]
-"""The APIs that are routed: OpenAI's three, and Anthropic's."""
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
@@ -75,14 +74,12 @@ _HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
 
 
 def kind_by_url(url: str) -> Kind | None:
-    """Hosted APIs are known by their address, Ollama by its port."""
     parts = urlsplit(url)
     name = _HOSTS.get(parts.hostname or "", "ollama" if parts.port == 11434 else "")
     return KINDS.get(name)
 
 
 METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
-"""Where a replica of unknown kind is looked for metrics to know it by."""
 
 
 def kind_by_metrics(page: str) -> Kind | None:

@@ -25,8 +25,6 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, float]]
 
 
 class RouterMetrics:
-    """Everything measured about one router, in a registry of its own."""
-
     def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
         self.num_prompt = 0
         self.num_cached = 0
@@ -75,8 +73,6 @@ class RouterMetrics:
 
 
 class _StateCollector(Collector):
-    """How the fleet is and what tiers saved, read when somebody asks."""
-
     def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved]) -> None:
         self._fleet = fleet
         self._find_saved = find_saved

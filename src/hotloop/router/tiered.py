@@ -11,7 +11,7 @@ import msgspec
 
 from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import CHAT
-from hotloop.router.proxy.proxy import Proxy
+from hotloop.router.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
@@ -35,10 +35,7 @@ class TieredRequests:
         return self._tiers.config.route(model) is not None
 
     async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
-        """The request for a tier's model, why that, and the answer if a cascade has one already.
-
-        Raises RequestError where the body is not one.
-        """
+        """The request for a tier's model, why that, and the answer if a cascade has one. Raises RequestError."""
         body = request.read_body()
         features = look_at(body, num_tokens=request.num_tokens, hint=request.headers.get(TASK_HEADER, ""))
 

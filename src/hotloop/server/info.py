@@ -20,7 +20,6 @@ from hotloop.server.tenants import Caller, name_owner
 from hotloop.server.turns import parse_transcript
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.field import Json
-from hotloop.wire.policy import Notes
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -103,7 +102,7 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
         raise RequestError("give either prompt or messages", param="prompt")
     if options.prompt is not None:
         return service.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
-    request = parse_request(body, Notes())
+    request = parse_request(body)
     calling = parse_calling(request, is_strict=service.strict_tools)
     is_silent = options.add_generation_prompt is False
     given, transcript = Options(chat_template_kwargs=options.chat_template_kwargs), parse_transcript(request)

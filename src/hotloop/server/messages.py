@@ -29,7 +29,6 @@ from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.messages.writer import MessagesWriter
-from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request
 from hotloop.wire.sse import write_event
 
@@ -68,7 +67,7 @@ async def count_tokens(http: HttpRequest) -> Response:
 
 def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
     service = Service.of(http)
-    request = parse_request(body, Notes())
+    request = parse_request(body)
     options = parse_options(request, MessageOptions)
     if options.thread is not None:
         reason = "thread: no conversation is kept here: send all of it, without thread"
@@ -83,7 +82,7 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
 
 def _count_tokens(body: Json, http: HttpRequest) -> int:
     service = Service.of(http)
-    request = parse_request({"max_tokens": 1, **body}, Notes())
+    request = parse_request({"max_tokens": 1, **body})
     options = parse_options(request, MessageOptions)
     calling = parse_calling(request, is_strict=service.strict_tools)
     conversation = make_conversation(request, options, calling, parse_transcript(request))
@@ -124,7 +123,6 @@ class MessageStream(MessagesWriter):
         return {**rendered, "usage": usage, "diagnostics": render_diagnostics(self._job.inquiry.diagnose())}
 
     def _events(self, piece: Piece) -> Iterator[Event]:
-        """Ids of calls begin as Anthropic's do."""
         if self._last is None:
             yield Begun(self.id, self._model, self._usage(piece.usage))
         self._last = piece

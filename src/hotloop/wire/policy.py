@@ -16,6 +16,17 @@ Limit = Literal["max_tokens", "max_completion_tokens"]
 
 _MAX_CHARS = 160
 _MAX_NOTES = 16
+# Fields that no other API has a word for, and that a request does not do without.
+_NOT_PORTABLE = {
+    "functions": "is too old to be carried to this replica: use tools",
+    "function_call": "is too old to be carried to this replica: use tools",
+    "n": "this replica gives one answer at a time",
+    "thread": "no conversation is kept here: send all of it, without thread",
+    "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
+    "conversation": "the replica keeps no conversations: send the whole of it as input",
+    "prompt": "the replica keeps no prompts: send the instructions themselves",
+    "background": "the replica answers at once or not at all",
+}
 _UNSAFE = re.compile(r"[^ -~]")
 
 
@@ -41,8 +52,6 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a request is rendered for."""
-
     notes: Notes = field(default_factory=Notes)
     is_strict: bool = False
     """Whether it refuses fields it does not know, as hosted APIs do and engines do not."""
@@ -74,11 +83,16 @@ class Target:
         self.lose_mark(part.mark)
 
 
-def offer_tools(request: Request, target: Target) -> list[Tool]:
-    """The tools as plain functions, for another API; none where there is nothing to call.
+def check_portable(request: Request) -> None:
+    """Raises RequestError for what no other API can say."""
+    for name, reason in _NOT_PORTABLE.items():
+        value = request.own.get(name)
+        if value not in (None, "", False) and (name, value) != ("n", 1):
+            raise RequestError(f"{name}: {reason}", param=name)
 
-    Raises RequestError if one must be called that is not there.
-    """
+
+def offer_tools(request: Request, target: Target) -> list[Tool]:
+    """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
     choice, tools = request.choice, list[Tool]()
     for tool in request.tools:
         if isinstance(tool, Tool):

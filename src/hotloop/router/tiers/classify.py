@@ -14,7 +14,6 @@ from typing import Any
 from hotloop.router.tiers.config import TASKS, Task
 
 MAX_CHARS = 2_000
-"""How much of a request is looked at."""
 NUM_BUCKETS = 1 << 16
 
 _DESCRIPTIONS: Mapping[Task, str] = {

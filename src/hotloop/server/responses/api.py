@@ -34,7 +34,6 @@ from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
-from hotloop.wire.policy import Notes
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -85,7 +84,7 @@ def _make_job(
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     service = Service.of(http)
     items = previous + parse_items(Field(body).need("input"))
-    request = parse_request({**body, "input": [*items]}, Notes())
+    request = parse_request({**body, "input": [*items]})
     options = parse_options(request, ResponseOptions)
     refuse_if(
         ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),

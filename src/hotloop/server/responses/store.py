@@ -40,7 +40,6 @@ class RunningResponse:
     composer: Composer
     is_stored: bool
     task: asyncio.Task[None] | None = None
-    """What writes it, if nobody waits for it."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self.composer.render())
@@ -102,7 +101,6 @@ class ResponseStore:
         return run if run and run.owner == owner else None
 
     def find_previous(self, response_id: str, owner: str) -> tuple[Item, ...]:
-        """The conversation that a response ended with."""
         param = "previous_response_id"
         try:
             found = self.find(response_id, owner)

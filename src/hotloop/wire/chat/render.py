@@ -59,7 +59,6 @@ def render_common(request: Request, target: Target) -> Json:
 
 
 def render_effort(request: Request, target: Target) -> str | None:
-    """Anthropic has more of it than OpenAI."""
     effort = request.effort
     if effort is None or request.api != "messages" or effort in _EFFORTS:
         return effort

@@ -33,12 +33,6 @@ _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
     *("top_logprobs", "max_tool_calls", "context_management"),
 }
-_REFUSALS = {
-    "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
-    "conversation": "the replica keeps no conversations: send the whole of it as input",
-    "prompt": "the replica keeps no prompts: send the instructions themselves",
-    "background": "the replica answers at once or not at all",
-}
 # Notes that a hosted tool left for itself: nobody else can read them.
 _PRIVATE = {
     *("web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call", "compaction"),
@@ -50,7 +44,7 @@ _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaq
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
     fields = Body(body)
     given = Field(fields)
     given.get("stream_options")  # how the stream is obscured: nobody else does that
@@ -66,7 +60,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
-        tools=parse_tools(given),
+        tools=tuple(tool for each in given.items("tools") for tool in _parse_tool(each)),
         choice=parse_choice(given, ("function", "custom"), _name),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count(1) if limit else None,
@@ -77,13 +71,6 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         **parse_common(given),
     )
     return request.with_rest(fields, _OWN)
-
-
-def check_portable(request: Request) -> None:
-    """Raises RequestError for what no other API can say."""
-    for name, reason in _REFUSALS.items():
-        if request.own.get(name):
-            raise RequestError(f"{name}: {reason}", param=name)
 
 
 def parse_input(given: Field) -> list[Turn]:
@@ -159,10 +146,6 @@ def _parse_part(part: Field) -> Part:
     if kind == "input_file" and part.get("file_data"):
         return File(part.need("file_data").text(), name=read_text(part, "filename"), at=part)
     return Opaque("responses", kind, part.object(), at=part)
-
-
-def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
-    return tuple(tool for each in given.items("tools") for tool in _parse_tool(each))
 
 
 def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Opaque]:

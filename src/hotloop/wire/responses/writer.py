@@ -73,7 +73,6 @@ class OutputItem(ABC):
 class ReasoningItem(OutputItem):
     prefix = "rs"
     thought = Thought("")
-    """What is known of it when it is whole, beside its text."""
 
     def render(self) -> Json:
         content = [{"type": "reasoning_text", "text": self.text}] if self._pieces else []
@@ -128,7 +127,6 @@ class TextItem(OutputItem):
 
 
 def _brief(logprob: Json) -> Json:
-    """As events have it: without the bytes."""
     tops = [{"token": top["token"], "logprob": top["logprob"]} for top in logprob["top_logprobs"]]
     return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": tops}
 
@@ -168,10 +166,8 @@ Kind = TypeVar("Kind", TextItem, ReasoningItem)
 
 
 class ResponsesWriter:
-    """Told the events of one answer. `head` is what the object repeats of its request; `tools` tell what calls were.
-
-    `head` may have the object's id; else it is made from the answer's.
-    """
+    """Told the events of one answer. `head` is what the object repeats of its request, and may have the object's id;
+    `tools` tell what calls were."""
 
     def __init__(self, head: Json, tools: Iterable[Tool | Opaque] = ()) -> None:
         begun = {"id": "", "created_at": int(time.time()), **head}
