@@ -30,7 +30,6 @@ class ReplicaConfig:
     name: str
     kind: str = "auto"
     models: Mapping[str, str] = field(default_factory=dict)
-    """Names clients use, and the replica's own."""
     api_key: str | None = field(default=None, repr=False)
     apis: frozenset[Api] = frozenset()
     """What it speaks, where that is not what its kind does."""

@@ -35,9 +35,8 @@ class Kind:
     metrics_prefix: str = ""
     """What its metrics begin with, by which it is recognised."""
     running: str = ""
-    """Metric behind the prefix: requests being answered."""
     waiting: str = ""
-    """Metric behind the prefix: requests in its queue."""
+    """Metrics behind the prefix: requests being answered, and those in its queue."""
     tokenize_path: str | None = None
     """Where a chat is turned into token ids, for replicas that publish their KV state."""
     health_path: str | None = "/health"
@@ -46,7 +45,6 @@ class Kind:
     auth: Auth = "bearer"
     fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     is_strict: bool = False
-    """Whether it refuses fields that it does not know."""
 
 
 _KINDS = (

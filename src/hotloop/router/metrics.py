@@ -10,7 +10,7 @@ from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.summary import AnswerSummary
-from hotloop.router.tiers.saved import Saved
+from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series

@@ -198,7 +198,6 @@ def compose(
         return UpstreamRequest("POST", request.target, replica.headers(headers), body), None
     given = {**request.read_body(), "model": model}
     translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
-    assert translation, "placement offers only replicas that can be spoken to"
     path, translated = translation.request()
     return UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated)), translation
 

@@ -18,8 +18,7 @@ from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
 from hotloop.router.tiers.features import TASK_HEADER, look_at
-from hotloop.router.tiers.saved import Saved
-from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.router.tiers.tiers import Reply, Saved, TierChoice, Tiers
 from hotloop.wire.usage import Usage
 
 

@@ -35,15 +35,11 @@ def can_translate(api: Api, spoken: frozenset[Api]) -> bool:
     return not spoken.isdisjoint(_WAYS.get(api, ()))
 
 
-def translate(
-    api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False
-) -> "Translation | None":
-    """From the API of a request to one the replica speaks; None if there is no way. `is_strict`: the replica refuses
+def translate(api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False) -> "Translation":
+    """From the API of a request to one the replica speaks, if it `can_translate`. `is_strict`: the replica refuses
     fields it does not know. Raises RequestError for a body that is wrong, or says what the replica's API cannot."""
-    assert api not in spoken
-    far = next((way for way in _WAYS.get(api, ()) if way in spoken), None)
-    if far is None or api == "completions":
-        return None
+    assert api != "completions" and can_translate(api, spoken)
+    far = next(way for way in _WAYS[api] if way in spoken)
     return Translation(api, far, body, Target(is_strict=is_strict))
 
 

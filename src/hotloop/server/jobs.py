@@ -72,6 +72,13 @@ def make_job(
     )
 
 
+def make_prompt(request: Request, options: Options, service: Service, scope: str, *, is_silent: bool = False) -> Prompt:
+    """The prompt alone, for those who only ask how long it is."""
+    calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
+    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    return service.prompts.chat(conversation, scope=scope)
+
+
 def make_conversation(
     request: Request, options: Options, calling: Calling, transcript: Transcript, *, is_silent: bool = False
 ) -> Conversation:

@@ -152,10 +152,8 @@ class RequestTrace:
         """As the engine counts them: what the usage says, and for what was only prefilled a token that nobody got."""
         usages = [request.usage for request in self._requests]
         prompts = usages[:: self._job.num_choices]  # the choices of a prompt share it
-        num_prompt, num_cached = (
-            sum([usage.num_prompt for usage in prompts]),
-            sum([usage.num_cached for usage in prompts]),
-        )
+        num_prompt = sum([usage.num_prompt for usage in prompts])
+        num_cached = sum([usage.num_cached for usage in prompts])
         accounts = self._job.inquiry.accounts()
         num_recomputed = sum([account.num_recomputed for account in accounts])
         return {

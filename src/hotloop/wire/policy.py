@@ -40,10 +40,10 @@ class Notes:
         if len(self._said) < _MAX_NOTES:
             self._said.setdefault(_UNSAFE.sub("?", note)[:_MAX_CHARS])
 
-    def lose(self, names: list[str], where: str) -> None:
+    def lose(self, names: list[str]) -> None:
         """Fields that mean nothing where the request goes."""
         if names:
-            self.add(f"not known to {where}: {', '.join(sorted(names))}")
+            self.add(f"not known to the replica's API: {', '.join(sorted(names))}")
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -64,12 +64,9 @@ class Target:
 
     def keeps(self, mark: Json | None) -> Json:
         """A cache mark as a field, for APIs that have no such field, though gateways and engines read it."""
-        if mark is None:
-            return {}
         if self.is_strict:
             self.lose_mark(mark)
-            return {}
-        return {"cache_control": mark}
+        return {} if mark is None or self.is_strict else {"cache_control": mark}
 
     def lose_mark(self, mark: Json | None) -> None:
         if mark is not None:

@@ -75,7 +75,6 @@ class PrefixIndex:
                 self._drop(replica, shelf, oldest)
 
     def match(self, key: bytes) -> Match:
-        """How many leading blocks of a prompt each replica holds; one that holds none is left out."""
         found: dict[str, int] = {}
         node, begin = self._root, 0
         while child := node.children.get(key[begin : begin + HASH_BYTES]):

@@ -199,7 +199,6 @@ class Placement:
 
     def check(self) -> None:
         self._index.check()
-        assert len(self._pasts) <= MAX_SESSIONS
         for view in self._views.values():
             assert view.work_tokens >= 0
             assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens

@@ -62,14 +62,14 @@ def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
             for each in content:
                 match each:
                     case {"token": token, "logprob": int() | float() as logprob}:
-                        yield logprob, [other for name, other in _top_logprobs(each) if name != token]
+                        yield logprob, [other for name, other in top_logprobs(each) if name != token]
 
 
-def _top_logprobs(token: Json) -> Iterator[tuple[Any, float]]:
+def top_logprobs(token: Json) -> Iterator[tuple[str, float]]:
     tops = token.get("top_logprobs")
     for top in tops if isinstance(tops, list) else ():
         match top:
-            case {"token": name, "logprob": int() | float() as logprob}:
+            case {"token": str(name), "logprob": int() | float() as logprob}:
                 yield name, logprob
 
 

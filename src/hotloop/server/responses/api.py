@@ -22,14 +22,7 @@ from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
 from hotloop.server.responses.render import Composer, render_head
-from hotloop.server.responses.store import (
-    EndedResponse,
-    Item,
-    ResponseStore,
-    RunningResponse,
-    parse_items,
-    render_items,
-)
+from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse, parse_items, render_items
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
@@ -79,8 +72,8 @@ async def create(http: HttpRequest) -> Response:
 
 
 def _make_job(
-    body: Json, previous: tuple[Item, ...], http: HttpRequest
-) -> tuple[Job, ResponseOptions, Composer, tuple[Item, ...]]:
+    body: Json, previous: tuple[Json, ...], http: HttpRequest
+) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     service = Service.of(http)
     items = previous + parse_items(Field(body).need("input"))

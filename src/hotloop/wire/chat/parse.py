@@ -11,7 +11,7 @@ from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
-_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
 """What an answer may have beside its content and its calls, and mostly has not."""
@@ -114,7 +114,7 @@ def _parse_message(message: Field, notes: Notes | None) -> Turn:
     role = message.need_text("role")
     if role == "tool":
         return Turn("user", (_parse_result(message),), at=message)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise message.need("role").refuse("expected system, developer, user, assistant or tool")
     content = message.get("content")
     parts = parse_content(content, _parse_part)
@@ -128,7 +128,7 @@ def _parse_message(message: Field, notes: Notes | None) -> Turn:
         elif notes:
             notes.add("cache_control left out where there is nothing to keep")
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
+    return Turn(ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
 
 
 def _parse_thoughts(message: Field) -> list[Thought]:

@@ -134,7 +134,7 @@ def _parse_tool(tool: Field, notes: Notes | None) -> Tool | Opaque:
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
     if notes:
-        notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL], "the replica's API")
+        notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL])
     return Tool(
         tool.need("name").text(),
         read_text(tool, "description"),

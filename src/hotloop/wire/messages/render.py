@@ -68,9 +68,9 @@ def _render_rest(request: Request, target: Target) -> Json:
     lost = [name for name, value in given.items() if value != _IDLE.get(name) and name != "safety_identifier"]
     if request.verbosity:
         lost.append("verbosity")
-    target.notes.lose(lost, "the replica's API")
+    target.notes.lose(lost)
     if request.shape and request.shape.schema is None:
-        target.notes.lose(["response_format of type json_object"], "the replica's API")
+        target.notes.lose(["response_format of type json_object"])
     return {}
 
 

@@ -10,22 +10,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_choice, parse_common, parse_function, parse_shape, parse_stop
+from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import (
-    Call,
-    File,
-    Image,
-    Opaque,
-    Part,
-    Result,
-    Role,
-    Text,
-    Turn,
-    flat_name,
-    open_thought,
-    parse_content,
-)
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, open_thought, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request, Tool
 
@@ -38,7 +25,6 @@ _PRIVATE = {
     *("web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call", "compaction"),
     *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
 }
-_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
 _TEXTS = ("input_text", "output_text", "text")
@@ -114,12 +100,12 @@ def _parse_item(item: Field) -> Turn:
 
 def _parse_message(item: Field) -> Turn:
     role, content = item.need("role"), item.need("content")
-    if role.text() not in _ROLES:
+    if role.text() not in ROLES:
         raise role.refuse("expected user, assistant, system or developer")
     parts = parse_content(content, _parse_part)
     if role.text() == "assistant" and not parts:
         parts = (Text("", at=item),)  # it was its turn, even if it said nothing
-    return Turn(_ROLES[role.text()], parts, content.is_text, at=item)
+    return Turn(ROLES[role.text()], parts, content.is_text, at=item)
 
 
 def _parse_thought(item: Field) -> Thought:
@@ -161,4 +147,4 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
 
 
 def _name(choice: Field) -> str:
-    return flat_name(choice.need("name").text(), read_text(choice, "namespace"))
+    return Tool(choice.need("name").text(), namespace=read_text(choice, "namespace")).flat_name
