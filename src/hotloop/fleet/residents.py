@@ -28,7 +28,6 @@ class Resident(Protocol):
     """Whatever answers inside a replica. It is ready once it is made; `check` raises if it will never answer again."""
 
     capacity_tokens: int
-    """How many tokens it keeps cached."""
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse: ...
 
@@ -41,8 +40,6 @@ OpenResident = Callable[[], Resident]
 
 
 class HotloopResident:
-    """An engine of ours and the server's application over it."""
-
     def __init__(self, engine: Engine, server: ServerConfig) -> None:
         self._engine = engine.start()
         self._app = create_app(engine, server)
