@@ -4,8 +4,9 @@ import pytest
 import torch
 from tests.cuda.test_kernels import assert_close, poison
 
-from hotloop.backends.cuda import int4
-from hotloop.backends.cuda.int4 import Int4Matrix, Tile, is_tiled, multiply, tile_product, widen
+from hotloop.backends.cuda import int4_product
+from hotloop.backends.cuda.int4 import Int4Matrix, widen
+from hotloop.backends.cuda.int4_product import Tile, is_tiled, multiply, tile_product
 from hotloop.backends.cuda.linear import gated, linear
 
 SIZES = [(64, 128, 128), (48, 96, 32), (40, 272, 16), (72, 320, 64), (24, 512, 256), (32, 200, None)]
@@ -55,7 +56,8 @@ def test_some_rows(n: int, k: int, group_size: int | None, num_rows: int, dtype:
     out = poison(num_rows, n, dtype=dtype, device=device)
     close(tile_product(x, matrix, out, tile=Tile(64, 16, 32, 2, 2, 1), num_splits=1), want)
     out = poison(num_rows, n, dtype=dtype, device=device)
-    close(tile_product(x, matrix, out, bias=bias, tile=Tile(64, 32, 64, 4, 2, 1), num_splits=3), want + bias.double())
+    scaled = Tile(64, 32, 64, 4, 2, 1, is_weight_scaled=True)
+    close(tile_product(x, matrix, out, bias=bias, tile=scaled, num_splits=3), want + bias.double())
     close(linear(x, matrix, bias), want + bias.double())
     gate, up = want.chunk(2, -1)
     close(gated(x, matrix), gate * torch.sigmoid(gate) * up)
@@ -74,7 +76,7 @@ def test_groups_that_are_too_small_are_widened(device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES if torch.cuda.is_available() else DTYPES[:1])
 def test_many_rows(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are widened some rows at a time, the last time fewer."""
-    monkeypatch.setattr(int4, "WIDENED", 256 * 200)
+    monkeypatch.setattr(int4_product, "WIDENED", 256 * 200)
     matrix, exact = random_matrix(600, 200, None, device)
     x, bias = torch.randn(300, 200, device=device).to(dtype), torch.randn(600, device=device).to(dtype)
     want = x.double() @ exact.to(dtype).double().t()

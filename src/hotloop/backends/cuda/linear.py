@@ -14,8 +14,9 @@ import torch
 from hotloop.backends.cuda.fp8 import ScaledMatrix, multiply
 from hotloop.backends.cuda.gemv import gemv
 from hotloop.backends.cuda.head import int8_logits
-from hotloop.backends.cuda.int4 import Int4Matrix, is_tiled
-from hotloop.backends.cuda.int4 import multiply as multiply_int4
+from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.int4_product import is_tiled
+from hotloop.backends.cuda.int4_product import multiply as multiply_int4
 from hotloop.backends.cuda.kernels import silu_mul
 
 Matrix: TypeAlias = torch.Tensor | ScaledMatrix | Int4Matrix
