@@ -17,7 +17,7 @@ from hotloop.models.layout import layer_shapes, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
-INT4_PIECE = 128  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
+INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -168,10 +168,10 @@ def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat
 
 
 def _int4_bytes(shape: tuple[int, ...], group_size: int | None) -> int:
-    """As a GPU holds a matrix: words of eight, and of a group a scale of two bytes and a zero point of one."""
+    """As a GPU holds a matrix: words of eight, and of a group a scale and a zero point of two bytes each."""
     num_rows, num_columns = shape
     num_pieces, num_groups = -(-num_columns // INT4_PIECE), -(-num_columns // (group_size or num_columns))
-    return num_rows * (num_pieces * INT4_PIECE // 2 + 3 * num_groups)
+    return num_rows * (num_pieces * INT4_PIECE // 2 + 4 * num_groups)
 
 
 def _numbers(path: Path) -> dict[str, int]:
