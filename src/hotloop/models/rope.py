@@ -49,7 +49,6 @@ def scaling_from_divisors(divisors: NDArray[np.float32], theta: float, head_dim:
 
 
 def scaling_from_config(config: Mapping[str, Any], where: str) -> RopeScaling | None:
-    """Read Hugging Face's `rope_scaling` or `rope_parameters`."""
     kind = config.get("rope_type", config.get("type", "default"))
     if kind == "default":
         return None

@@ -34,9 +34,9 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
     params = [row.request.sampling for row in rows]
     random = [each for each in params if not each.is_greedy]
     has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in random)
-    arrays = [out] * 5  # read by nobody if no row is drawn or cut
+    temperature = top_k = top_p = min_p = seeds = out  # read by nobody if no row is drawn or cut
     if random:
-        arrays = upload(
+        temperature, top_k, top_p, min_p, seeds = upload(
             [
                 np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
                 np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
@@ -45,7 +45,7 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
                 np.array([_seed(row) for row in rows], np.int64),
             ]
         )
-    choose(logits, *arrays, out, is_random=bool(random), has_cuts=has_cuts)
+    choose(logits, temperature, top_k, top_p, min_p, seeds, out, is_random=bool(random), has_cuts=has_cuts)
 
 
 def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:

@@ -76,7 +76,6 @@ class ScaledMatrix:
         return [ScaledMatrix(values, scales) for values, scales in parts]
 
     def widened(self) -> torch.Tensor:
-        """In float32."""
         return self.values.float() * self.scales[:, None]
 
 

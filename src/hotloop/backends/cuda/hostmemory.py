@@ -16,7 +16,7 @@ import mmap
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -146,7 +146,6 @@ class CudaHostMemory:
         self._pinned.close()
 
     def _ring(self, num_slots: int) -> "Iterator[_Slot]":
-        """Slots in turn."""
         shape = (self._slot_blocks, *self._blocks.shape[1:])
         return cycle(
             [_Slot(torch.empty(shape, dtype=self._kv.dtype, device=self._kv.device)) for _ in range(num_slots)]
@@ -253,11 +252,12 @@ class PinnedBytes:
             raise MemoryError(first_line(error)) from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer pages to pin
+        self._at_end: Callable[[], object] | None = None
         self.data = torch.frombuffer(pages, dtype=torch.uint8)
         if is_cuda:
             self.data.zero_()  # all cores together bring the pages quicker than CUDA alone
             _register(self.data)
-        self._at_end = weakref.finalize(self, _unregister, self.data.data_ptr()) if is_cuda else None
+            self._at_end = weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, self.data.data_ptr())
 
     def close(self) -> None:
         """Nothing is copied any more. Pages that are given back while CUDA knows them could never be pinned again."""
@@ -271,7 +271,3 @@ def _register(data: torch.Tensor) -> None:
         with suppress(RuntimeError):  # CUDA tells every error twice, the second time to whoever asks next
             torch.zeros(1, device="cuda")
         raise MemoryError(f"CUDA pins no {gib(len(data))} (cudaHostRegister: {status})")
-
-
-def _unregister(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)

@@ -41,7 +41,6 @@ def room_for(stored: Sequence[Int4Stored], num_rows: int, num_columns: int, devi
 
 
 def repack(stored: Int4Stored, place: Int4Matrix, rank: int, upload: Upload) -> None:
-    """Fill a matrix, or this rank's share of it."""
     (num_rows, num_columns), size = place.shape, stored.spec.group_size
     row = share_begin(stored.shape[0], num_rows, rank)
     column = share_begin(stored.shape[1], num_columns, rank)

@@ -124,7 +124,7 @@ def open_ranks(
             model,
             kv_bytes,
             plan,
-            device=workers.device,
+            device=workers.seat.device,
             flash=flash,
             min_saved_bytes=min_saved_bytes,
             group=group,

@@ -82,11 +82,9 @@ class Packed:
 
     ints: NDArray[np.int32]
     shape: Shape
-    is_graph: bool
-    """Whether it is padded to the shape of a graph."""
+    is_graph: bool  # whether it is padded to the shape of a graph
     num_wanted: int
-    num_chosen: int
-    """Of the tokens that rank 0 chose last, how many the others have to be told: those up to the last it looks up."""
+    num_chosen: int  # of the tokens that rank 0 chose last, how many the others are told: up to the last it looks up
 
 
 def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:

@@ -23,7 +23,7 @@ from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.repack import repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
-from hotloop.models.gguf_file import widen
+from hotloop.models.gguf import widen
 from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
 from hotloop.models.spec import Int4Stored, ModelSpec, Stored, Weights

@@ -131,23 +131,18 @@ class Workers:
         self._group: SharedGroup | None = None
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         devices = [f"cuda:{rank}" if device == "cuda" else device for rank in range(num_ranks)]
-        self._seat = Seat(0, num_ranks, devices[0], transport, self._store.port)
+        self.seat = Seat(0, num_ranks, devices[0], transport, self._store.port)
         self._processes: list[_Process] = []
         self._is_closing = False
         self._watcher = threading.Thread(target=self._watch, name="hotloop-ranks", daemon=True)
         try:
             for rank in range(1, num_ranks):
-                self._processes.append(_Process(replace(self._seat, rank=rank, device=devices[rank])))
+                self._processes.append(_Process(replace(self.seat, rank=rank, device=devices[rank])))
             self.memory = [memory_of(device), *(process.hear() for process in self._processes)]
         except BaseException:
             self.failure = DeviceLost("the ranks could not be started")
             self.close()
             raise
-
-    @property
-    def device(self) -> str:
-        """Of rank 0."""
-        return self._seat.device
 
     @property
     def pids(self) -> list[int]:
@@ -164,7 +159,7 @@ class Workers:
         with self._together():
             self._tell_all((path, load_format, kv_bytes, plan, has_flash))
             self._watcher.start()
-            self._group = self._seat.join(self._store)
+            self._group = self.seat.join(self._store)
             yield self._group
 
     @contextmanager

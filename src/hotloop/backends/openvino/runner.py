@@ -101,11 +101,11 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
 
     The latter are mapped from a file, and so cost nothing, once an earlier start has kept the graph.
     """
-    graphs, packed = [weight_format], [weight_format]
+    graphs = packed = [weight_format]
     if kind == "amx":
         graphs = packed = [weight_format, long_format(model.spec, weight_format)]
-    elif kind == "portable":
-        packed = _held_formats(weight_format, precision)
+    elif kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
+        packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that
     style = "paged" if kind == "paged" else "native"
     made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
     return sum(weight_bytes(model.spec, each) for each in packed + made)
@@ -116,10 +116,3 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     num_tokens = config.max_step_tokens or PagedBackend.step_tokens
     activations = num_tokens * (2 * spec.intermediate_size + 4 * spec.hidden_size)
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)
-
-
-def _held_formats(weight_format: WeightFormat, precision: Precision) -> list[WeightFormat]:
-    """What the plugin holds of the weights: the copy it computes with, and what it unpacked to make that."""
-    if weight_format == "f32" or (precision == "fast" and weight_format in ("int8", "int4")):
-        return [weight_format]
-    return ["f32", "f32"]
