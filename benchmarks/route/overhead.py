@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from benchmarks.route.load import Exchange, LeanClient, ask_steadily
-from hotloop.bench.report import add_figures, figure, figures_table, percentile
+from hotloop.bench.report import figure, percentile, table_of_figures
 from hotloop.core.errors import RemoteError
 
 DIRECT = "direct"
@@ -74,8 +74,7 @@ class OverheadReport:
         return {"rate": self.rate, "duration_s": self.duration_s, "lanes": lanes}
 
     def to_table(self) -> Table:
-        table = figures_table("", (lane.label for lane in self.lanes))
-        add_figures(table, self.lanes)
+        table = table_of_figures(self.lanes)
         table.caption = f"{self.rate:g} requests/s, {self.duration_s:g} s each way"
         table.caption_justify = "left"
         return table

@@ -44,8 +44,6 @@ class ToolSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """What came of a run."""
-
     output: T
     conversation: Conversation
     spent: Spent

@@ -44,8 +44,6 @@ def price(usage: Usage, prices: Prices) -> float:
 
 @dataclass(slots=True)
 class Spent:
-    """What a run has used so far."""
-
     num_turns: int = 0
     num_calls: int = 0
     usage: Usage = field(default_factory=Usage)

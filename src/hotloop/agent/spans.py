@@ -42,8 +42,6 @@ _around: ContextVar[tuple[Tracer, TraceContext] | None] = ContextVar("hotloop_ar
 
 @dataclass(slots=True)
 class _Open:
-    """A span that is not over."""
-
     context: TraceContext
     since: float
     facts: Json

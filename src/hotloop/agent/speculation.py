@@ -134,8 +134,6 @@ class SpeculativeForesight:
 
 
 class RunForesight:
-    """The early calls of one run."""
-
     def __init__(
         self,
         foresight: SpeculativeForesight,

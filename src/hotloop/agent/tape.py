@@ -93,8 +93,6 @@ class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
 
 
 class VerdictLine(msgspec.Struct, tag="verdict", tag_field="line"):
-    """Whether a call was approved."""
-
     name: str
     arguments: str
     verdict: bool | str

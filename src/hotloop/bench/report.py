@@ -33,10 +33,12 @@ def shown(kind: type) -> dict[str, Mapping[str, str]]:
     return {each.name: each.metadata for each in fields(kind) if each.metadata}
 
 
-def add_figures(table: Table, columns: Sequence[Any]) -> None:
-    """A row for each figure that is shown of these, which are all of one dataclass."""
+def table_of_figures(columns: Sequence[Any]) -> Table:
+    """A row for each figure that is shown of these, which are all of one dataclass and have labels."""
+    table = figures_table("", (column.label for column in columns))
     for name, row in shown(type(columns[0])).items():
         table.add_row(row["title"], *(row["form"].format(getattr(column, name)) for column in columns))
+    return table
 
 
 def rounded(values: Mapping[str, Any], digits: int = 4) -> dict[str, Any]:

@@ -18,8 +18,6 @@ _QUESTIONS_A_ROUND = 4  # for each agent: enough that the slowest of a round doe
 
 
 class Timed(NamedTuple):
-    """An answer and how long it took, from sending the request to its end."""
-
     answer: ChatAnswer
     latency_s: float
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from hotloop.bench.questions import ToolQuestion, is_right, is_well_formed
-from hotloop.bench.report import add_figures, figure, figures_table, percentile, rounded
+from hotloop.bench.report import figure, figures_table, percentile, rounded
 from hotloop.bench.tools import Measured
 from hotloop.core.message import ToolCall
 from hotloop.core.request import Usage
@@ -125,12 +125,6 @@ def _total(usages: Sequence[Usage]) -> Usage:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def tools_table(columns: Sequence[ToolFigures]) -> Table:
-    table = figures_table("", (figures.label for figures in columns))
-    add_figures(table, columns)
-    return table
 
 
 def tools_json(columns: Sequence[ToolFigures]) -> dict[str, Any]:

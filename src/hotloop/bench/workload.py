@@ -9,12 +9,14 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
+
+T = TypeVar("T")
 
 
 class RecordedCall(msgspec.Struct):
@@ -38,14 +40,15 @@ class Transcript(msgspec.Struct):
 def read_transcripts(path: Path) -> Iterator[Transcript]:
     """Raises ConfigError where the file is none."""
     for number, line in read_lines(path):
-        yield _parse(line, f"{path}, line {number}")
+        yield parse_line(line, Transcript, f"{path}, line {number} is not a transcript")
 
 
-def _parse(line: str, where: str) -> Transcript:
+def parse_line(line: str, kind: type[T], problem: str) -> T:
+    """A line of JSON as such a value. Raises ConfigError with the problem if it is none."""
     try:
-        return msgspec.json.decode(line, type=Transcript)
+        return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{where} is not a transcript: {error}") from None
+        raise ConfigError(f"{problem}: {error}") from None
 
 
 ChatMessage = dict[str, str]
@@ -101,18 +104,14 @@ def _turns_of(row: Transcript, max_output: int) -> list[WorkloadTurn]:
                 if recorded.tool_calls:
                     text += json.dumps([call.function for call in recorded.tool_calls])
                 if history[-1]["role"] == "user":
-                    turns.append(WorkloadTurn(tuple(history), _num_output(text, max_output)))
+                    # About as many tokens as the recorded answer had, so that turns differ in length as real ones do.
+                    turns.append(WorkloadTurn(tuple(history), max(8, min(max_output, len(text) // 4))))
                 history.append(_message("assistant", text))
             case "tool":
                 history.append(_message("user", f"Tool result:\n{text}"))
             case _:
                 history.append(_message("user", text))
     return turns
-
-
-def _num_output(text: str, max_output: int) -> int:
-    """About as many tokens as the recorded answer had, so that turns differ in length as real ones do."""
-    return max(8, min(max_output, len(text) // 4))
 
 
 def _message(role: str, content: str) -> ChatMessage:

@@ -97,7 +97,6 @@ def compare(current: TokenIds, earlier: TokenIds, spell: Spell) -> Comparison:
 
 
 def count_common(one: TokenIds, other: TokenIds) -> int:
-    """How many tokens two prompts begin with in common."""
     size = min(len(one), len(other))
     differs = one[:size] != other[:size]
     first = int(differs.argmax()) if size else 0

@@ -37,8 +37,6 @@ class JsonMarks(NamedTuple):
 
 
 class JsonCallParser(MarkedParser):
-    """Prose, and calls that are JSON objects."""
-
     def __init__(self, marks: JsonMarks, tools: Sequence[Tool] = ()) -> None:
         self._names = tuple(json.dumps(tool.name) for tool in tools if marks.has_fences)
         super().__init__(marks.opening, *([FENCE] if self._names else []))

@@ -122,7 +122,6 @@ def embed(schema: Mapping[str, Any]) -> str:
 
 
 def arguments(tool: Tool) -> str:
-    """The JSON object a tool is called with."""
     return embed(parameters(tool))
 
 

@@ -149,16 +149,16 @@ class Prompts:
 
     def _word_verbatim(self, messages: Turns, tools: Tools, reword: Reword) -> tuple[Turns, str, tuple[str, ...]]:
         """The text, with answers in their own words unless the template minds that; and from which messages."""
-        verbatim, changes = self._calls.verbatim(messages, self._word_alone)
+        alone = Conversation(messages=(), is_answer_next=False)
+        verbatim, changes = self._calls.verbatim(
+            messages, lambda message: self._word(alone, (Message("user", "."), message), ())
+        )
         try:
             return verbatim, reword(verbatim, tools), changes
         except RequestError:
             if not changes:
                 raise
             return messages, reword(messages, tools), ()
-
-    def _word_alone(self, message: Message) -> str:
-        return self._word(Conversation(messages=(), is_answer_next=False), (Message("user", "."), message), ())
 
     def _word(self, conversation: Conversation, messages: Turns, tools: Tools) -> str:
         if self._template is None:

@@ -31,7 +31,6 @@ class ToolChoice:
         )
 
     def select(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-        """The tools that may be called."""
         return tuple(tool for tool in tools if self.name is None or tool.name == self.name)
 
 

@@ -128,7 +128,8 @@ def tools(
 ) -> None:
     """Ask for tool calls, each with and without forced tokens and drafts: are they valid, the same, and how fast?"""
     from hotloop.bench.client import ChatClient
-    from hotloop.bench.tools_report import figures_of_all, tools_json, tools_table
+    from hotloop.bench.report import table_of_figures
+    from hotloop.bench.tools_report import figures_of_all, tools_json
 
     is_valid = SchemaCheck()
     lessons, parts = _load_questions(flags, asked.seed)
@@ -138,7 +139,7 @@ def tools(
         measured = asyncio.run(_measure_tools(client, lessons, parts, asked))
     columns = figures_of_all(measured, is_valid)
     errors = [error for part in measured.values() for error in part.errors]
-    show(tools_json(columns), tools_table(columns), as_json, errors)
+    show(tools_json(columns), table_of_figures(columns), as_json, errors)
 
 
 def _load_questions(flags: ToolsFlags, seed: int) -> tuple[list[ToolQuestion], dict[str, list[ToolQuestion]]]:

@@ -43,7 +43,6 @@ def pull_missing(name: str) -> None:
 
 
 def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
-    """The engine, not yet started."""
     pull_missing(model.model)
     with console.status(f"loading {model.model} ..."):
         from hotloop.engine.engine import Engine

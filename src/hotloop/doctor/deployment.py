@@ -96,7 +96,6 @@ class Deployment:
         return Deployment(self.url, model=self._model, api_key=api_key, api=self.api, limit=self._limit)
 
     async def find_model(self) -> str:
-        """The model asked for, or the first that is listed."""
         if self._model is None:
             cards = await self._list_models()
             if not cards:
@@ -127,7 +126,6 @@ class Deployment:
     async def open(
         self, messages: ChatMessages, *, max_tokens: int, is_streamed: bool = True, **options: Any
     ) -> AsyncIterator[tuple[Hearing, AsyncGenerator[bytes, None]]]:
-        """An answer that is about to come, to be read in the context."""
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
         body = {"model": await self.find_model(), "messages": messages, **streaming, **options}
         try:

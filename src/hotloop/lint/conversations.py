@@ -104,9 +104,6 @@ class _Thread:
     beginning: Texts
     texts: Texts
 
-    def can_hold(self, asked: LintedRequest) -> bool:
-        return (self.session, self.last.source) == (asked.session, asked.source)
-
     def follow(self, asked: LintedRequest) -> None:
         if asked.beginning != self.last.beginning:
             self.beginning = Texts(asked.beginning)
@@ -173,9 +170,11 @@ class ConversationSorter:
     def _find_thread(self, asked: LintedRequest) -> _Thread | None:
         if asked.run:
             return self._threads.get(asked.run)
-        threads = [thread for thread in reversed(self._threads.values()) if thread.can_hold(asked)]
+        place = asked.session, asked.source
+        threads = [each for each in reversed(self._threads.values()) if (each.session, each.last.source) == place]
         if asked.is_chained:
-            return _find_answered(threads, asked)
+            before = asked.body["previous_response_id"]
+            return next((thread for thread in threads if thread.last.answer.id == before), None)
         if not any(part.role == "assistant" for part in asked.history):
             return None
         coming = _Coming(asked)
@@ -208,18 +207,12 @@ class ConversationSorter:
 
 
 def sort_into_runs(exchanges: Iterable[LintedRequest], meter: Meter) -> list[LintedRun]:
-    """All runs, in the order in which they began."""
     sorter = ConversationSorter(meter)
     runs: dict[str, list[LintedStep]] = {}
     for exchange in exchanges:
         run, step = sorter.step(exchange)
         runs.setdefault(run, []).append(step)
     return [LintedRun(id_, tuple(steps)) for id_, steps in runs.items()]
-
-
-def _find_answered(threads: Sequence[_Thread], asked: LintedRequest) -> _Thread | None:
-    before = asked.body["previous_response_id"]
-    return next((thread for thread in threads if thread.last.answer.id == before), None)
 
 
 def _state(asked: LintedRequest, history: Sequence[Part]) -> int:

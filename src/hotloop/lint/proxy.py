@@ -147,8 +147,6 @@ class LintProxy:
 
 @dataclass(slots=True)
 class _Passing:
-    """One exchange on its way through."""
-
     request: Request
     body: bytes
     answer: httpx.Response

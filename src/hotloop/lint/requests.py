@@ -58,7 +58,6 @@ class LintedRequest:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """In the order of the prompt."""
         return tuple(parts_of(self.body, self.api))
 
     @cached_property

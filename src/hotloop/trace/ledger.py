@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from hotloop.trace import names
 from hotloop.trace.money import PriceTable
@@ -75,20 +76,28 @@ class PathStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnLedger:
+class Account:
+    """Of a turn, or of a whole run."""
+
+    start_ns: int
+    end_ns: int
+    wall_s: float
+    parts: Mapping[TimePart, float]
+    tokens: TokenCounts
+    read_ahead: TokenCounts  # what was read ahead, on top of what was asked
+    lost: TokenCounts  # for answers that failed, were broken off, or came second
+    money: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLedger(Account):
     """From asking the model to the results of its calls being there; of a plain client, one request."""
 
     span_id: str
     run_span_id: str  # the run it is a turn of; a run of an agent may have others within it
     index: int
-    start_ns: int
-    end_ns: int
-    wall_s: float
     first_token_s: float | None
-    parts: Mapping[TimePart, float]
-    tokens: TokenCounts
-    read_ahead: TokenCounts  # what was read ahead in this turn, on top of what was asked
-    lost: TokenCounts  # for answers that failed, were broken off, or came second
     tools: tuple[ToolLedger, ...]
     num_foreseen: int
     num_wasted: int  # of those foreseen
@@ -98,32 +107,21 @@ class TurnLedger:
     priority: str
     finish_reason: str
     answer_id: str
-    money: float
-    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLedger:
+class RunLedger(Account):
     trace_id: str
     session: str
     agent: str
     end: str
     is_running: bool  # whether it has begun and not ended; then this is the account so far
-    start_ns: int
-    end_ns: int
-    wall_s: float
-    parts: Mapping[TimePart, float]
     turns: tuple[TurnLedger, ...]
-    tokens: TokenCounts
-    read_ahead: TokenCounts
-    lost: TokenCounts
-    money: float
     critical_path: tuple[PathStep, ...]
     model_idle_s: float  # while the run lasted and no model was asked anything
     tool_idle_s: float  # while the run lasted and no tool ran
     tools_hidden_s: float  # while tools ran behind the model's back
     services: tuple[str, ...]
-    error: str
 
 
 def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> RunLedger:
@@ -139,21 +137,14 @@ def build_ledger(spans: Iterable[Span], prices: PriceTable | None = None) -> Run
     run = next((node for node in roots if node.name == names.RUN), None)
     calls = [call for node in nodes if node.parent is None or node.name in _ASKERS for call in node.calls()]
     models, tools = (clip(_busy(nodes, is_model=is_model), begin, end) for is_model in (True, False))
-    tokens, read_ahead, lost = _account(calls)
     return RunLedger(
+        **_account(calls, segments, begin, end),
         trace_id=spans[0].trace_id,
         session=next((node.span.session for node in nodes if node.span.session), ""),
         agent=_word(run, names.AGENT),
         end=_word(run, names.END),
         is_running=run is not None and is_open(run.span),
-        start_ns=begin,
-        end_ns=end,
-        wall_s=(end - begin) / 1e9,
-        parts=_add_up(segments),
         turns=turns,
-        tokens=tokens,
-        read_ahead=read_ahead,
-        lost=lost,
         money=sum(_money(call, prices) for call in calls) or (run.amount(names.MONEY) if run else 0.0),
         critical_path=_path(segments),
         model_idle_s=(end - begin - length_of(models)) / 1e9,
@@ -179,23 +170,15 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     segments = sweep([turn], turn.begin, turn.end)
     within = [node for call in asked for node in call.walk()]
     guesses = [node for node in turn.children if node.name == names.FORESEEN]
-    tokens, read_ahead, lost = _account(calls)
     return TurnLedger(
+        **_account(calls, segments, turn.begin, turn.end) | {name: _first_word(within, name) for name in _WORDS},
         span_id=turn.span.span_id,
         run_span_id=turn.span.parent_id or "",
         index=turn.count(names.INDEX) or number,
-        start_ns=turn.begin,
-        end_ns=turn.end,
-        wall_s=(turn.end - turn.begin) / 1e9,
         first_token_s=_first_token_s(asked[0]) if asked else None,
-        parts=_add_up(segments),
-        tokens=tokens,
-        read_ahead=read_ahead,
-        lost=lost,
         tools=tuple(_tool(node, segments) for node in turn.children if node.name == names.TOOL),
         num_foreseen=len(guesses),
         num_wasted=sum(not node.span.attributes.get(names.WAS_USED) for node in guesses),
-        **{name: _first_word(within, name) for name in _WORDS},
         money=sum(_money(call, prices) for call in calls),
         error=turn.span.error or next((node.span.error for node in within if node.span.error), ""),
     )
@@ -220,7 +203,13 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
     )
 
 
-def _account(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
+def _account(calls: Iterable[SpanNode], segments: Sequence[Segment], begin: int, end: int) -> dict[str, Any]:
+    """What turns and runs have in common, but for money and errors."""
+    times = {"start_ns": begin, "end_ns": end, "wall_s": (end - begin) / 1e9, "parts": _add_up(segments)}
+    return times | dict(zip(("tokens", "read_ahead", "lost"), _count_tokens(calls), strict=True))
+
+
+def _count_tokens(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
     """What was delivered by these, prefilled ahead, and lost."""
     tokens = ahead = lost = TokenCounts()
     for call in calls:
@@ -304,7 +293,7 @@ def _first_token_s(call: SpanNode) -> float | None:
 
 def _money(call: SpanNode, prices: PriceTable) -> float:
     """As the agent reckoned, or by the table."""
-    (tokens, _, _), model = _account([call]), _first_word(list(call.walk()), names.MODEL)
+    (tokens, _, _), model = _count_tokens([call]), _first_word(list(call.walk()), names.MODEL)
     return call.amount(names.MONEY) or prices.cost(
         model, num_prompt=tokens.prompt, num_cached=tokens.cached, num_output=tokens.output
     )

@@ -22,8 +22,6 @@ from hotloop.trace.tree import SpanNode
 
 
 class TimePart(StrEnum):
-    """What a run waits for."""
-
     ROUTER_QUEUE = "router_queue"
     QUEUE = "queue"
     PREPARE = "prepare"  # the server reads the request: JSON, template, tokens, grammar

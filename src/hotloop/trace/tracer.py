@@ -62,9 +62,6 @@ class TeeTracer:
 class NullTracer(TeeTracer):
     """Records nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
 
 class ListTracer(TeeTracer):
     """Keeps spans in a list, for tests and for programs that look at their own runs; one that is told again, once."""

@@ -167,5 +167,4 @@ def clip(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> list[tup
 
 
 def overlap_of(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> int:
-    """How long both last."""
     return length_of(one) + length_of(other) - length_of([*one, *other])

@@ -39,8 +39,6 @@ time. If no tool is needed, write no steps."""
 
 @dataclass(slots=True)
 class _Planned:
-    """A step on its way."""
-
     step: Step
     pending: Pending
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)

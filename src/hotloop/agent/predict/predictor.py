@@ -98,7 +98,6 @@ class Predictor(msgspec.Struct, forbid_unknown_fields=True):
     tools: dict[str, Habits] = {}
 
     def learn(self, messages: Sequence[Message]) -> None:
-        """Learn from a whole run."""
         run = self.open_run()
         history = History()
         for index, message in enumerate(messages):

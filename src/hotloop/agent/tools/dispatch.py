@@ -55,8 +55,6 @@ class EarlyCall:
 
 @dataclass(slots=True)
 class Pending:
-    """A call that was dispatched."""
-
     call: ToolCall
     task: "asyncio.Task[Outcome]"
 
@@ -113,7 +111,6 @@ class Dispatcher:
         return Pending(call, task)
 
     async def close(self) -> None:
-        """Stop everything."""
         await stop(self._running)
 
     async def _run(self, call: ToolCall, turn: int) -> Outcome:

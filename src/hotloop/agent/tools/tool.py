@@ -68,8 +68,6 @@ class ToolCrashed(ToolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What may be done with a tool."""
-
     read_only: bool = False
     """Calling it changes nothing, so that it may run before the model has asked for it."""
     idempotent: bool = False
@@ -89,8 +87,6 @@ class Traits:
 
 
 class AgentTool(Protocol):
-    """A tool that can be run."""
-
     @property
     def spec(self) -> Tool:
         """What the model is told about it."""

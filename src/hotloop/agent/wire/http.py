@@ -174,7 +174,6 @@ class RemoteServer:
 
 
 async def _read(response: httpx.Response, max_bytes: int) -> bytes:
-    """The body, up to max_bytes."""
     data = bytearray()
     async for piece in response.aiter_bytes():
         data += piece[: max_bytes - len(data)]

@@ -99,7 +99,6 @@ class ServedModel(ABC):
         await self._server.ask(self.path, body | self.quiet, session_headers(ask))
 
     async def find_model(self) -> str:
-        """The model's name on this server."""
         if self._model is None:
             match await self._server.ask(self.models_path):
                 case {"data": [{"id": str(name)}, *_]}:

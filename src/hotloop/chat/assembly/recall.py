@@ -91,8 +91,6 @@ class WrittenCalls:
 
 @dataclass(slots=True)
 class _Watched:
-    """A parser, and the answer it is in."""
-
     parser: CallParser
     written: WrittenCalls
     _answer: _Answer = field(default_factory=_Answer)

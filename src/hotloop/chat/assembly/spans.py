@@ -125,7 +125,6 @@ def _message_place(
 
 
 def num_common(one: str | bytes, other: str | bytes) -> int:
-    """How much two texts begin with in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

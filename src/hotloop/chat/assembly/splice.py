@@ -119,7 +119,6 @@ class Splicer:
         self._keep(chain.digest(), run)
 
     def _cut(self, text: str, scope: str) -> Iterable[int]:
-        """The tokenizer's own tokens."""
         if not text:
             return ()
         with self._lock:
@@ -192,7 +191,6 @@ class Splicer:
 
 
 def _begin_chain(scope: str) -> "hashlib.blake2b":
-    """The hash of the tokens so far."""
     return hashlib.blake2b(repr(scope).encode(), digest_size=16)
 
 

@@ -186,7 +186,6 @@ def _masked(token_ids: "array[int]", mask: int) -> "array[int]":
 
 
 def _count_match(one: "array[int]", other: "array[int]") -> int:
-    """How many tokens at their ends are the same."""
     match = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
         if a != b:

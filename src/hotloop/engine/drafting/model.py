@@ -83,7 +83,10 @@ class ModelDrafter:
         self._num_calls += 1
         shadows = [self._follow(want) for want in wants]
         try:
-            self._write([shadow for shadow in shadows if shadow])
+            writing = [shadow for shadow in shadows if shadow]
+            while slices := self._plan(writing):
+                self._step(slices)
+                writing = [shadow for shadow in writing if self._may_go_on(shadow)]
         except BackendError as error:
             log.warning("the draft model failed and guesses no more: %s", error)
             self.has_failed = True
@@ -128,12 +131,6 @@ class ModelDrafter:
             self._adopt(shadow.copy)
         return shadow
 
-    def _write(self, shadows: list[_Shadow]) -> None:
-        """Step after step, until none of these has a token to add."""
-        while slices := self._plan(shadows):
-            self._step(slices)
-            shadows = [shadow for shadow in shadows if self._may_go_on(shadow)]
-
     def _plan(self, shadows: list[_Shadow]) -> list[Slice]:
         """What the next step computes: all that is missing of those who lack little, and a bounded piece of others."""
         slices = []
@@ -167,11 +164,8 @@ class ModelDrafter:
     def _may_go_on(self, shadow: _Shadow) -> bool:
         """Whether a token was just added to it, and another may be."""
         copy = shadow.copy
-        return (
-            shadow.copy.num_missing == 1
-            and copy.num_tokens < shadow.max_length
-            and copy.token_ids[-1] not in self._eos_ids
-        )
+        has_room = copy.num_tokens < shadow.max_length
+        return copy.num_missing == 1 and has_room and copy.token_ids[-1] not in self._eos_ids
 
     def _make_room(self, copy: Request, num_tokens: int) -> bool:
         """With blocks that are free, or idle in the tree, or held by shadows not asked for now."""
