@@ -169,7 +169,7 @@ def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
     has_client = any(span.name == names.CHAT for span in asked)
     for span in asked:
-        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_READING):
+        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
 
 

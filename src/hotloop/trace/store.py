@@ -34,7 +34,7 @@ _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
-    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_again"
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_recomputed"
 )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class RunSummary:
     num_prompt: int
     num_cached: int
     num_output: int
-    num_again: int  # prompt tokens that were recomputed, as far as a server of ours tells
+    num_recomputed: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
 
     @property
