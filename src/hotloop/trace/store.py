@@ -275,8 +275,8 @@ class TraceStore:
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:
-        floor = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
-        tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
+        layer = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
+        tokens = {f"num_{what}": row[f"{layer}_{what}"] for what in ("prompt", "cached", "output")}
         calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
         return RunSummary(
             **{name: row[name] for name in _AS_STORED},
