@@ -134,7 +134,7 @@ def _trips_table(setting: str, trips: Mapping[str, Figures]) -> Table:
 def _breakers_table(broken: Mapping[str, Mapping[str, Figures]]) -> Table:
     """Breakers down; for each setting across what was prefilled, recomputed, waited for and explained."""
     table = figures_table(
-        "breaker", (title for setting in broken for title in (f"{setting}: read", "again", "TTFT", "named"))
+        "breaker", (title for setting in broken for title in (f"{setting}: prefilled", "recomputed", "TTFT", "named"))
     )
     for name in next(iter(broken.values())):
         table.add_row(name, *(cell for by_name in broken.values() for cell in _cells(by_name[name])))

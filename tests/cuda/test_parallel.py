@@ -166,7 +166,7 @@ class Never:
 
 def test_a_rank_that_fails_says_why(tmp_path: Path, device: str) -> None:
     two, workers = open_two(tiny_model(tmp_path, "llama", num_layers=1), device)
-    with workers.told("no_such_method"):
+    with workers.mirrored("no_such_method"):
         pass
     with pytest.raises(DeviceLost, match=r"rank 1 of 2 failed: .* no attribute 'no_such_method'"):
         workers.wait(Never())  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from hotloop.core.errors import ConfigError, RemoteError
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Deployment, Refused
 from hotloop.doctor.examine import TimeLimits, examine
-from hotloop.doctor.facts import Heard
+from hotloop.doctor.facts import TimedAnswer
 from hotloop.doctor.target import meet
 
 HELLO = [prompts.user("hello")]
@@ -31,7 +31,7 @@ def chatting(reply: Reply | Callable[[Asked], Reply]) -> Script:
     return answer
 
 
-async def ask(script: Script, *, api_key: str | None = None) -> Heard:
+async def ask(script: Script, *, api_key: str | None = None) -> TimedAnswer:
     async with speaking(script) as url, Deployment(url, api_key=api_key) as deployment:
         return await deployment.ask(HELLO, max_tokens=8)
 

@@ -5,19 +5,21 @@ from dataclasses import replace
 import pytest
 
 from hotloop.doctor import advice, judges
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, KeptPrefix, Repeated, Turned
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, KeptPrefix, Repeated, TimedAnswer, Turned
 from hotloop.doctor.judges import Judged, Verdict
 
 OK, WARNING, FAILURE, UNKNOWN = Verdict
 
 
-def heard(first_s: float = 0.1, *, cached: int | None = None, prompt: int | None = 1000, end_s: float = 1.0) -> Heard:
+def heard(
+    first_s: float = 0.1, *, cached: int | None = None, prompt: int | None = 1000, end_s: float = 1.0
+) -> TimedAnswer:
     """An answer of ten tokens that arrives evenly."""
     arrivals = tuple(first_s + (end_s - first_s) * i / 9 for i in range(10))
-    return Heard("words", (), arrivals, end_s, 10, prompt, cached, 10)
+    return TimedAnswer("words", (), arrivals, end_s, 10, prompt, cached, 10)
 
 
-def repeated(first: Heard, second: Heard, *later: Heard) -> list[Repeated]:
+def repeated(first: TimedAnswer, second: TimedAnswer, *later: TimedAnswer) -> list[Repeated]:
     """A short prompt's first token takes 50 ms."""
     return [Repeated(first, second, heard(0.05), later)] * 3
 
@@ -56,11 +58,11 @@ def test_one_odd_round_decides_nothing():
 
 
 def test_cached_tokens_are_told_or_not():
-    check(judges.judge_cache_told(repeated(heard(), heard(cached=960))), OK, "960 of 1,000")
-    check(judges.judge_cache_told(repeated(heard(), heard(cached=0))), OK, "0 of 1,000")
-    check(judges.judge_cache_told(repeated(heard(0.5), heard(0.1, cached=0))), WARNING, "says 0")
-    check(judges.judge_cache_told(repeated(heard(), heard())), WARNING, "no cached_tokens")
-    check(judges.judge_cache_told(repeated(heard(prompt=None), heard(prompt=None))), WARNING, "no usage")
+    check(judges.judge_cache_usage(repeated(heard(), heard(cached=960))), OK, "960 of 1,000")
+    check(judges.judge_cache_usage(repeated(heard(), heard(cached=0))), OK, "0 of 1,000")
+    check(judges.judge_cache_usage(repeated(heard(0.5), heard(0.1, cached=0))), WARNING, "says 0")
+    check(judges.judge_cache_usage(repeated(heard(), heard())), WARNING, "no cached_tokens")
+    check(judges.judge_cache_usage(repeated(heard(prompt=None), heard(prompt=None))), WARNING, "no usage")
 
 
 def test_a_stream_comes_over_time():

@@ -77,11 +77,11 @@ class RunTrace:
         if not self.tracer.is_on:
             return emit
 
-        def heard(event: events.Event) -> None:
+        def record_and_emit(event: events.Event) -> None:
             self._hear(event)
             emit(event)
 
-        return heard
+        return record_and_emit
 
     def tell(self, name: str, span: _Open, parent_id: str | None, until: float) -> None:
         keeps_content = self.tracer.keeps_content

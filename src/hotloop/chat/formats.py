@@ -127,8 +127,8 @@ class LlamaFormat(ToolFormat):
 
     def _prose(self, tools: Sequence[Tool], more: str, tokenizer: Tokenizer) -> list[str]:
         """An answer that begins like a call must be one: nothing marks it but its first words."""
-        ways, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
-        fenced = f"fenced* {lark.either(ways)}" if more else lark.either([*ways, "fenced"])
+        alternatives, rules = lark.prose(f"call{more}", PYTHON_TAG, tokenizer)
+        fenced = f"fenced* {lark.either(alternatives)}" if more else lark.either([*alternatives, "fenced"])
         begun = [f'named ": \\"" function{more}', f'typed ", \\"name\\": \\"" function{more}']
         rules += [r'named[lazy]: /\s*\{\s*"name"/', r'typed[lazy]: /\s*\{\s*"type"\s*:\s*"function"/']
         return [f"start: {lark.either([fenced, *begun])}", *rules, *lark.fenced_rules(tools)]

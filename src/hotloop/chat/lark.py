@@ -65,25 +65,25 @@ def start(
     """
     if choice.mode == "required":
         return [f"start: {marker(opening, tokenizer)} {body}"]
-    ways, rules = prose(body, opening, tokenizer)
+    alternatives, rules = prose(body, opening, tokenizer)
     if bare:
-        ways += [f"bare {bare[1]}"]
+        alternatives += [f"bare {bare[1]}"]
         rules += [f"bare[lazy]: TEXT {literal(bare[0])}"]
     thought_ids = [token_id for text in _THOUGHTS if (token_id := special_id(text, tokenizer)) is not None]
     thoughts = f"( TEXT <[{','.join(map(str, thought_ids))}]> )* " if thought_ids else ""
     if not has_named:
-        return [f"start: {thoughts}{either(ways)}", *rules]
+        return [f"start: {thoughts}{either(alternatives)}", *rules]
     if choice.is_parallel:
-        return [f"start: alone* {thoughts}fenced* {either(ways)}", *rules]
-    return [f"start: alone | {thoughts}{either([*ways, 'fenced'])}", *rules]
+        return [f"start: alone* {thoughts}fenced* {either(alternatives)}", *rules]
+    return [f"start: alone | {thoughts}{either([*alternatives, 'fenced'])}", *rules]
 
 
 def prose(body: str, opening: str, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     """The ways prose may go on, and their rules. It ends at the first opening, be that a token or spelt in text."""
-    ways = ["TEXT", f"opening {body}"]
+    alternatives = ["TEXT", f"opening {body}"]
     if special_id(opening, tokenizer) is not None:
-        ways += [f"TEXT {marker(opening, tokenizer)} {body}"]
-    return ways, [f"TEXT: {ANYTHING}", f"opening[lazy]: TEXT {literal(opening)}"]
+        alternatives += [f"TEXT {marker(opening, tokenizer)} {body}"]
+    return alternatives, [f"TEXT: {ANYTHING}", f"opening[lazy]: TEXT {literal(opening)}"]
 
 
 def functions(tools: Sequence[Tool]) -> str:
@@ -112,9 +112,9 @@ def alone_rules(tools: Sequence[Tool]) -> list[str]:
 
 def _named_calls(rule: str, head: str, tools: Sequence[Tool], closing: str) -> list[str]:
     """Behind the opening the spaces are those of all our calls, whatever stood in it: so most of the call is forced."""
-    ways = (f'{rule}{i} " " a{i}' for i in range(len(tools)))
+    alternatives = (f'{rule}{i} " " a{i}' for i in range(len(tools)))
     openings = (f"{rule}{i}[lazy]: {head} NAME {literal(tool.name)} ARGUMENTS" for i, tool in enumerate(tools))
-    return [f"{rule}: {either(ways)} {literal(closing)}", *openings]
+    return [f"{rule}: {either(alternatives)} {literal(closing)}", *openings]
 
 
 def embed(schema: Mapping[str, Any]) -> str:

@@ -17,9 +17,9 @@ import msgspec
 from hotloop.border.client import bearer, broke_off, open_client
 from hotloop.border.url import check_url
 from hotloop.core.errors import HotloopError, RemoteError
-from hotloop.doctor.facts import Heard
-from hotloop.doctor.hearing import (
-    Hearing,
+from hotloop.doctor.facts import TimedAnswer
+from hotloop.doctor.timer import (
+    AnswerTimer,
     Page,
     parse_page,
     read_bounded,
@@ -110,29 +110,28 @@ class Deployment:
             return next((card for card in await self._list_models() if card.id == model), Card(model))
         return Card(model)
 
-    async def ask(self, messages: ChatMessages, *, max_tokens: int, is_streamed: bool = True, **options: Any) -> Heard:
-        async with self.open(messages, max_tokens=max_tokens, is_streamed=is_streamed, **options) as answer:
-            hearing, reads = answer
+    async def ask(
+        self, messages: ChatMessages, *, max_tokens: int, is_streamed: bool = True, **options: Any
+    ) -> TimedAnswer:
+        async with self.open(messages, max_tokens=max_tokens, is_streamed=is_streamed, **options) as (timer, reads):
             async with aclosing(reads):
                 async for data in reads:
-                    hearing.add(data, time.perf_counter())
-                    if hearing.num_pieces > 16 * max_tokens + 256:
-                        raise RemoteError(
-                            f"{self.url} does not end: {hearing.num_pieces} pieces for {max_tokens} tokens"
-                        )
-            return hearing.end(time.perf_counter())
+                    timer.add(data, time.perf_counter())
+                    if timer.num_pieces > 16 * max_tokens + 256:
+                        raise RemoteError(f"{self.url} does not end: {timer.num_pieces} pieces for {max_tokens} tokens")
+            return timer.end(time.perf_counter())
 
     @asynccontextmanager
     async def open(
         self, messages: ChatMessages, *, max_tokens: int, is_streamed: bool = True, **options: Any
-    ) -> AsyncIterator[tuple[Hearing, AsyncGenerator[bytes, None]]]:
+    ) -> AsyncIterator[tuple[AnswerTimer, AsyncGenerator[bytes, None]]]:
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
         body = {"model": await self.find_model(), "messages": messages, **streaming, **options}
         try:
-            hearing, response = await self._send_patiently(body, max_tokens)
+            timer, response = await self._send_patiently(body, max_tokens)
             try:
-                hearing.client, hearing.server = read_ends(response)
-                yield hearing, read_bounded(response)
+                timer.client, timer.server = read_ends(response)
+                yield timer, read_bounded(response)
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -183,12 +182,12 @@ class Deployment:
             raise RemoteError(self._hide(f"{self.url}/v1/models is no list of models: {read_words(status, body)}"))
         return models.data
 
-    async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[Hearing, httpx.Response]:
+    async def _send_patiently(self, body: Json, max_tokens: int) -> tuple[AnswerTimer, httpx.Response]:
         """Whoever is told to come again later does; the clock starts with the request that is answered."""
         for num_refused in range(_MAX_REFUSALS + 1):
-            hearing = Hearing(time.perf_counter(), self.api, num_refused=num_refused)
+            timer = AnswerTimer(time.perf_counter(), self.api, num_refused=num_refused)
             try:
-                return hearing, await self._send(body, max_tokens)
+                return timer, await self._send(body, max_tokens)
             except Refused as refusal:
                 if num_refused == _MAX_REFUSALS or refusal.retry_after_s > _MAX_RETRY_AFTER_S:
                     raise

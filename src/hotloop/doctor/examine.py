@@ -102,11 +102,11 @@ class _Examiner:
 
         caching = ("prefix cache", "cached tokens told")
         repeat = partial(probes.probe_repeats, target)
-        rounds = await self._check(caching, repeat, judges.judge_cache, judges.judge_cache_told) or ()
+        rounds = await self._check(caching, repeat, judges.judge_cache, judges.judge_cache_usage) or ()
         alone = await self._check(("streaming",), partial(probes.probe_stream, target), judges.judge_stream)
-        heard = await self._check(("connections",), partial(probes.probe_connection, self.client))
-        if heard:
-            idle = asyncio.create_task(probes.watch_idle(self.client, heard, self.pace.idle_s))
+        answers = await self._check(("connections",), partial(probes.probe_connection, self.client))
+        if answers:
+            idle = asyncio.create_task(probes.watch_idle(self.client, answers, self.pace.idle_s))
         try:
             await self._check(("batching",), batch, judges.judge_batching)
             call, turn = partial(probes.probe_calls, target), partial(probes.probe_turns, target)

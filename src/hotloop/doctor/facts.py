@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class TimedAnswer:
     """One answer as it came. An arrival brought text or a piece of a call; what comes within a millisecond is one."""
 
     text: str = ""
@@ -53,10 +53,10 @@ class Repeated(NamedTuple):
     Where the second found nothing, `later` are the same again and again.
     """
 
-    first: Heard
-    second: Heard
-    short: Heard
-    later: Sequence[Heard] = ()
+    first: TimedAnswer
+    second: TimedAnswer
+    short: TimedAnswer
+    later: Sequence[TimedAnswer] = ()
 
 
 class Connected(NamedTuple):
@@ -71,8 +71,8 @@ class Connected(NamedTuple):
 class Batched(NamedTuple):
     """Answers of about the same length: some alone, then several at once, sent at the same moment."""
 
-    alone: Sequence[Heard]
-    together: Sequence[Heard]
+    alone: Sequence[TimedAnswer]
+    together: Sequence[TimedAnswer]
     together_s: float
 
     @property
@@ -121,8 +121,8 @@ class KeptPrefix(NamedTuple):
 class Turned(NamedTuple):
     """Two turns of a conversation, the second with the first's own answer in it."""
 
-    first: Heard
-    second: Heard
+    first: TimedAnswer
+    second: TimedAnswer
     kept: Sequence[KeptPrefix] = ()
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from hotloop.doctor import advice
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, Repeated, Turned
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, Repeated, TimedAnswer, Turned
 
 
 class Verdict(StrEnum):
@@ -60,9 +60,9 @@ _RELIEVED, _NOT_RELIEVED = 0.7, 0.3  # how much of that slowdown is gone after t
 def judge_cache(rounds: Sequence[Repeated]) -> Judged:
     """By cached tokens where they are told, or else by the time to the first token."""
     share, saved = _cached_share(rounds), _saved_share(rounds)
-    told = f"{share:.0%} cached the second time; " if share is not None else ""
+    hit = f"{share:.0%} cached the second time; " if share is not None else ""
     first_s, second_s, short_s = _ttfts(rounds)
-    measured = f"{told}first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
+    measured = f"{hit}first token {_ms(first_s)}, then {_ms(second_s)}; of a short prompt {_ms(short_s)}"
     if (share or 0.0) >= _MIN_HIT or (saved or 0.0) >= _SAVED:
         return Judged(OK, measured)
     if when := _first_hit(rounds):
@@ -74,21 +74,21 @@ def judge_cache(rounds: Sequence[Repeated]) -> Judged:
     return Judged(FAILURE, measured)
 
 
-def judge_cache_told(rounds: Sequence[Repeated]) -> Judged:
-    repeats = [heard for each in rounds for heard in (each.second, *each.later)]
-    told = {each.num_cached: each.num_prompt for each in repeats if each.num_cached is not None}
+def judge_cache_usage(rounds: Sequence[Repeated]) -> Judged:
+    repeats = [answer for each in rounds for answer in (each.second, *each.later)]
+    by_cached = {each.num_cached: each.num_prompt for each in repeats if each.num_cached is not None}
     if not any(each.second.num_prompt for each in rounds):
         return Judged(WARNING, "no usage at all in a stream")
-    if not told:
+    if not by_cached:
         return Judged(WARNING, "usage has no cached_tokens")
-    if not any(told) and (_saved_share(rounds) or 0.0) >= _SAVED:
+    if not any(by_cached) and (_saved_share(rounds) or 0.0) >= _SAVED:
         return Judged(WARNING, "usage says 0, but the first token came sooner")
-    return Judged(OK, f"usage says {max(told):,} of {told[max(told)] or 0:,}")
+    return Judged(OK, f"usage says {max(by_cached):,} of {by_cached[max(by_cached)] or 0:,}")
 
 
-def judge_stream(answers: Sequence[Heard]) -> Judged:
+def judge_stream(answers: Sequence[TimedAnswer]) -> Judged:
     """By the answer that streamed best: the others may have waited for somebody else's."""
-    best = max(answers, key=lambda heard: (len(heard.arrivals_s) > 1, heard.spread))
+    best = max(answers, key=lambda answer: (len(answer.arrivals_s) > 1, answer.spread))
     measured = (
         f"{best.num_pieces} pieces in {len(best.arrivals_s)} reads, first after {_ms(best.first_s)} "
         f"of {_ms(best.total_s)}"
@@ -228,7 +228,7 @@ def _cached_share(rounds: Sequence[Repeated]) -> float | None:
 def _first_hit(rounds: Sequence[Repeated]) -> int | None:
     """How often the same had to be asked until it was cached, where the second time was too early."""
     for each in rounds:
-        hits = [i for i, heard in enumerate(each.later) if (heard.cached_share or 0.0) >= _MIN_HIT]
+        hits = [i for i, answer in enumerate(each.later) if (answer.cached_share or 0.0) >= _MIN_HIT]
         if hits:
             return 3 + hits[0]
     return None

@@ -18,7 +18,7 @@ import msgspec
 from hotloop.core.errors import RemoteError
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Answered, ChatMessages, Deployment, Json
-from hotloop.doctor.facts import Batched, Called, Connected, Exposed, Heard, HungUp, KeptPrefix, Repeated, Turned
+from hotloop.doctor.facts import Batched, Called, Connected, Exposed, HungUp, KeptPrefix, Repeated, TimedAnswer, Turned
 from hotloop.doctor.target import Target, make_nonce, read_running
 
 _NUM_TOGETHER = 8
@@ -54,29 +54,29 @@ async def probe_repeats(target: Target, num_rounds: int = 3) -> list[Repeated]:
     return rounds
 
 
-async def probe_stream(target: Target, num_rounds: int = 2) -> list[Heard]:
+async def probe_stream(target: Target, num_rounds: int = 2) -> list[TimedAnswer]:
     return [
         await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=target.answer_tokens)
         for _ in range(num_rounds)
     ]
 
 
-async def probe_connection(client: Deployment) -> list[Heard]:
+async def probe_connection(client: Deployment) -> list[TimedAnswer]:
     """Requests one after the other, streamed and whole."""
     messages = [prompts.user("Say yes.")]
     return [await client.ask(messages, max_tokens=4, is_streamed=is_streamed) for is_streamed in (True, False) * 2]
 
 
-async def watch_idle(client: Deployment, heard: Sequence[Heard], idle_s: float) -> Connected:
+async def watch_idle(client: Deployment, answers: Sequence[TimedAnswer], idle_s: float) -> Connected:
     """Sends nothing, so that others may be busy meanwhile."""
     await asyncio.sleep(idle_s)
-    return Connected(len(heard), len({each.client for each in heard}), idle_s, client.is_connected)
+    return Connected(len(answers), len({each.client for each in answers}), idle_s, client.is_connected)
 
 
-async def probe_batching(target: Target, alone: Sequence[Heard]) -> Batched:
+async def probe_batching(target: Target, alone: Sequence[TimedAnswer]) -> Batched:
     """`alone` are answers to the same sort of question, one at a time."""
 
-    async def ask() -> Heard:
+    async def ask() -> TimedAnswer:
         return await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=target.answer_tokens)
 
     began_at = time.perf_counter()
@@ -90,20 +90,20 @@ async def probe_calls(target: Target) -> tuple[Called, Called]:
 
 
 async def _call(target: Target, options: Json) -> Called:
-    heard: list[Heard] = []
+    answers: list[TimedAnswer] = []
     began_at = time.perf_counter()
     for messages in prompts.wishes():
-        if heard and time.perf_counter() - began_at > _ENOUGH_S:
+        if answers and time.perf_counter() - began_at > _ENOUGH_S:
             break
         try:
-            heard += [await target.deployment.ask(messages, max_tokens=_CALL_TOKENS, is_streamed=False, **options)]
+            answers += [await target.deployment.ask(messages, max_tokens=_CALL_TOKENS, is_streamed=False, **options)]
         except Answered as error:
             if error.status not in _NOT_TAKEN:
                 raise
-            return Called(len(heard) + 1, 0, 0, refusal=str(error))
-    calls = [call for each in heard for call in each.calls]
+            return Called(len(answers) + 1, 0, 0, refusal=str(error))
+    calls = [call for each in answers for call in each.calls]
     invalid = [f"{name} {arguments}" for name, arguments in calls if not prompts.is_lamp_call(name, arguments)]
-    return Called(len(heard), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
+    return Called(len(answers), len(calls), len(calls) - len(invalid), invalid[0] if invalid else "")
 
 
 async def probe_turns(target: Target) -> Turned:
@@ -170,8 +170,8 @@ async def _time_answers(target: Target) -> float:
 
 
 async def _ask_shortly(target: Target) -> float:
-    heard = await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=_SHORT_TOKENS)
-    return heard.total_s
+    answer = await target.deployment.ask(prompts.long_answer(make_nonce()), max_tokens=_SHORT_TOKENS)
+    return answer.total_s
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import msgspec
 
 from hotloop.doctor import prompts
 from hotloop.doctor.deployment import Answered, Deployment
-from hotloop.doctor.facts import Heard
+from hotloop.doctor.facts import TimedAnswer
 from hotloop.router.kinds import METRICS_PATHS, Kind, kind_by_metrics, kind_by_url, read_load
 
 _ROUTER = Kind(name="hotloop_router", running="hotloop_router_running", waiting="hotloop_router_waiting")
@@ -91,13 +91,13 @@ async def meet(deployment: Deployment) -> Target:
     if known and known.apis == {"messages"}:
         deployment.api = "messages"
     text = prompts.long_text(1200, make_nonce())
-    heard = await _ask_first(deployment, text)
+    answer = await _ask_first(deployment, text)
     identity = await recognise(deployment)
-    num_prefilled = heard.num_prompt or len(text) // 4
+    num_prefilled = answer.num_prompt or len(text) // 4
     context = identity.context or 3 * _MANY_TOKENS
-    num_fast = int(_READ_S * num_prefilled / heard.first_s)
+    num_fast = int(_READ_S * num_prefilled / answer.first_s)
     num_tokens = min(max(num_fast, _FEW_TOKENS), _MANY_TOKENS, context // 3)
-    write_s = (heard.total_s - heard.first_s) / max(heard.num_tokens - 1, 1)
+    write_s = (answer.total_s - answer.first_s) / max(answer.num_tokens - 1, 1)
     num_answered = int(_ANSWER_S / write_s) if write_s else _MANY_ANSWERED
     return Target(
         deployment,
@@ -108,7 +108,7 @@ async def meet(deployment: Deployment) -> Target:
     )
 
 
-async def _ask_first(deployment: Deployment, text: str) -> Heard:
+async def _ask_first(deployment: Deployment, text: str) -> TimedAnswer:
     """Chat completions are tried first; whoever has none may have Anthropic's messages."""
     messages = [prompts.user(text)]
     try:

@@ -73,8 +73,8 @@ class LintReport(NamedTuple):
     @property
     def num_lost(self) -> int | None:
         """What servers reported not to have found again; None where they reported nothing."""
-        told = [count_reported(step) for run in self.runs for step in run.steps if not step.is_first]
-        known = [num for num in told if num is not None]
+        reported = [count_reported(step) for run in self.runs for step in run.steps if not step.is_first]
+        known = [num for num in reported if num is not None]
         return sum(known) if known else None
 
     def worst(self) -> Severity | None:

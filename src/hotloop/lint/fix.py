@@ -81,11 +81,11 @@ class _Moves:
         taken = [_take_line(body, path, line) for path, line in sorted(self._lines, reverse=True)]
         news = "\n".join(reversed([line for line in taken if line]))
         messages = [mapping(message) for message in listing(body.get("messages"))]
-        heard = [i for i, message in enumerate(messages) if message.get("role") in ("user", "tool")]
-        if news and heard:
-            self._notes.setdefault(heard[-1], news)
+        inputs = [i for i, message in enumerate(messages) if message.get("role") in ("user", "tool")]
+        if news and inputs:
+            self._notes.setdefault(inputs[-1], news)
         for i, note in self._notes.items():
-            if i in heard:
+            if i in inputs:
                 _append(messages[i], note)
         return body
 

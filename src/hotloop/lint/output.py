@@ -29,8 +29,8 @@ _MAX_PLACES = 3
 def render_text(report: LintReport) -> RenderableType:
     """The costliest first; what is said is never taken for markup."""
     ranked = sorted(report.findings, key=lambda f: (-f.severity, -f.waste.num_recomputed, -f.waste.num_carried))
-    asked = _asked(report)
-    return Group(*(render_finding(finding, asked[finding.place.request]) for finding in ranked), _summary(report))
+    requests = _requests_by_index(report)
+    return Group(*(render_finding(finding, requests[finding.place.request]) for finding in ranked), _summary(report))
 
 
 def render_finding(finding: Finding, request: LintedRequest | None = None) -> Text:
@@ -61,7 +61,7 @@ def render_waste(waste: Waste) -> str:
 
 
 def render_json(report: LintReport) -> Json:
-    asked = _asked(report)
+    requests = _requests_by_index(report)
     return {
         "version": 1,
         "summary": {
@@ -73,13 +73,13 @@ def render_json(report: LintReport) -> Json:
             "reported_lost_tokens": report.num_lost,
             "findings": {s.label: sum(f.severity is s for f in report.findings) for s in Severity},
         },
-        "findings": [_finding_json(finding, asked) for finding in report.findings],
+        "findings": [_finding_json(finding, requests) for finding in report.findings],
     }
 
 
 def render_sarif(report: LintReport) -> Json:
     """SARIF 2.1.0. Characters are of the text at the path, so a place in a file is its line."""
-    asked, prints = _asked(report), _fingerprints(report)
+    requests, prints = _requests_by_index(report), _fingerprints(report)
     rules = [
         {
             "id": rule.id,
@@ -91,15 +91,15 @@ def render_sarif(report: LintReport) -> Json:
         for rule in RULES
     ]
     driver = {"name": "hotloop lint", "version": __version__, "rules": rules}
-    results = [_sarif_result(*each, asked) for each in zip(report.findings, prints, strict=True)]
+    results = [_sarif_result(*each, requests) for each in zip(report.findings, prints, strict=True)]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
 def render_github(report: LintReport) -> Iterator[str]:
     """Workflow commands, which become annotations of a pull request."""
-    asked = _asked(report)
+    requests = _requests_by_index(report)
     for finding in report.findings:
-        request = asked[finding.place.request]
+        request = requests[finding.place.request]
         where = f" file={_escape(request.source, ',:')},line={request.line}," if request.line else " "
         message = _escape(_sentence(finding))
         yield f"::{_GITHUB[finding.severity]}{where}title={finding.rule} {_NAMES[finding.rule]}::{message}"
@@ -118,18 +118,18 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,d} {noun}{'s' * (count != 1)}"
 
 
-def _asked(report: LintReport) -> dict[int, LintedRequest]:
+def _requests_by_index(report: LintReport) -> dict[int, LintedRequest]:
     return {step.asked.index: step.asked for run in report.runs for step in run.steps}
 
 
-def _finding_json(finding: Finding, asked: dict[int, LintedRequest]) -> Json:
-    place, *others = (_place_json(place, asked) for place in finding.places)
+def _finding_json(finding: Finding, requests: dict[int, LintedRequest]) -> Json:
+    place, *others = (_place_json(place, requests) for place in finding.places)
     names = {"name": _NAMES[finding.rule], "severity": finding.severity.label}
     return asdict(finding) | names | {"place": place, "others": others}
 
 
-def _place_json(place: TextPlace, asked: dict[int, LintedRequest]) -> Json:
-    request = asked[place.request]
+def _place_json(place: TextPlace, requests: dict[int, LintedRequest]) -> Json:
+    request = requests[place.request]
     return {**asdict(place), "source": request.source, "line": request.line}
 
 
@@ -144,13 +144,13 @@ def _fingerprints(report: LintReport) -> Iterator[str]:
         yield f"{name}:{times[name]}"
 
 
-def _sarif_result(finding: Finding, fingerprint: str, asked: dict[int, LintedRequest]) -> Json:
+def _sarif_result(finding: Finding, fingerprint: str, requests: dict[int, LintedRequest]) -> Json:
     return {
         "ruleId": finding.rule,
         "ruleIndex": [*_NAMES].index(finding.rule),
         "level": finding.severity.label,
         "message": {"text": _sentence(finding)},
-        "locations": [_sarif_location(place, asked[place.request]) for place in finding.places[:_MAX_PLACES]],
+        "locations": [_sarif_location(place, requests[place.request]) for place in finding.places[:_MAX_PLACES]],
         "partialFingerprints": {"hotloopPlace/v1": fingerprint},
         "properties": {"waste": asdict(finding.waste), "run": finding.run, "help": _HELP},
     }

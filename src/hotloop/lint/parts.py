@@ -225,15 +225,15 @@ def parse_answer(body: Any, api: Api) -> LintedAnswer:
 
 def parse_stream(data: bytes, api: Api) -> LintedAnswer:
     """The answer that was streamed as these server-sent events, as far as it came."""
-    reader, heard = FORMATS[api].reader(name_call), list[Event]()
+    reader, events = FORMATS[api].reader(name_call), list[Event]()
     try:
         for event in EventReader().push(data):
-            heard += reader.push(event)
-        heard += reader.finish()
+            events += reader.push(event)
+        events += reader.finish()
     except RemoteError:
         pass  # it broke off
-    body = FORMATS[api].writer(Request(api=api, model="", turns=()), {"model": ""}).whole(heard)
-    return replace(parse_answer(body, api), usage=reader.usage, id=gather(heard).id)
+    body = FORMATS[api].writer(Request(api=api, model="", turns=()), {"model": ""}).whole(events)
+    return replace(parse_answer(body, api), usage=reader.usage, id=gather(events).id)
 
 
 def _parts(body: Json, api: Api) -> Iterator[Part]:

@@ -47,8 +47,8 @@ _READABLE = (b"gzip", b"deflate", b"identity")
 
 
 @dataclass(slots=True)
-class _Told:
-    """The latest requests of a conversation, and what was told of it."""
+class _Conversation:
+    """The latest requests, and the findings that were reported of them."""
 
     steps: deque[LintedStep] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     keys: set[tuple[str, Severity, str]] = field(default_factory=set)
@@ -66,27 +66,27 @@ class LiveLint:
         self._tell = tell
         self._costs = costs or Costs()
         self._sorter = ConversationSorter(meter)
-        self._told: dict[str, _Told] = {}
+        self._conversations: dict[str, _Conversation] = {}
         self._lock = threading.Lock()
 
     def see(self, exchange: LintedRequest) -> None:
         with self._lock:
             run_id, step = self._sorter.step(exchange)
-            told = self._told.pop(run_id, None) or _Told()
-            self._told[run_id] = told  # the latest used last
-            told.steps.append(step)
+            conversation = self._conversations.pop(run_id, None) or _Conversation()
+            self._conversations[run_id] = conversation  # the latest used last
+            conversation.steps.append(step)
             self.num_requests += 1
-            found = [*lint_run(LintedRun(run_id, tuple(told.steps)), self._rules, self._costs, begin=step.asked.index)]
-            for finding in found:
-                self._count(finding, told)
-            if len(self._told) > _MAX_RUNS:
-                del self._told[next(iter(self._told))]
+            run = LintedRun(run_id, tuple(conversation.steps))
+            for finding in lint_run(run, self._rules, self._costs, begin=step.asked.index):
+                self._count(finding, conversation)
+            if len(self._conversations) > _MAX_RUNS:
+                del self._conversations[next(iter(self._conversations))]
 
-    def _count(self, finding: Finding, told: _Told) -> None:
+    def _count(self, finding: Finding, conversation: _Conversation) -> None:
         self.waste += finding.waste
         key = (finding.rule, finding.severity, finding.place.path.partition("[")[0])
-        if key not in told.keys:
-            told.keys.add(key)
+        if key not in conversation.keys:
+            conversation.keys.add(key)
             self._tell(finding)
 
 

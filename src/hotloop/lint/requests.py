@@ -120,9 +120,8 @@ def parse_line(line: str, source: str, number: int) -> Iterator[LintedRequest]:
 
 def find_api(body: Json, path: str = "") -> Api | None:
     """Which API a body is for: by the path it was sent to, else by what only one of them has."""
-    told = next((api for end, api in API_PATHS.items() if path.endswith(end)), None)
-    if told:
-        return told
+    if api := next((api for end, api in API_PATHS.items() if path.endswith(end)), None):
+        return api
     if "input" in body or "instructions" in body:
         return "responses"
     if not isinstance(body.get("messages"), list):
@@ -174,19 +173,19 @@ def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
 
 
 def _exchange(span: Span) -> Iterator[LintedRequest]:
-    told = span.attributes
+    attributes = span.attributes
     try:
-        body = mapping(msgspec.json.decode(str(told[names.CONTENT_REQUEST])))
+        body = mapping(msgspec.json.decode(str(attributes[names.CONTENT_REQUEST])))
     except (msgspec.MsgspecError, UnicodeEncodeError):  # redaction may have cut into it, or somebody made it up
         return
-    api = find_api(body, str(told.get(names.ENDPOINT, "")))
+    api = find_api(body, str(attributes.get(names.ENDPOINT, "")))
     if api is None:
         return
-    first_ns = told.get(names.FIRST_TOKEN_NS)
+    first_ns = attributes.get(names.FIRST_TOKEN_NS)
     yield LintedRequest(
         body=body,
         api=api,
-        answer=LintedAnswer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),
+        answer=LintedAnswer((), _usage(span), str(attributes.get(names.ANSWER_ID, ""))),
         session=span.session,
         source=span.trace_id,
         at=span.start_ns / 1e9,

@@ -63,8 +63,7 @@ class RequestRecorder:
         for cause in causes:
             spot = find_spot(cause.parting, job.prompts[0], spell) if cause.parting else None
             found.append({**_render_cause(cause), **({"kind": spot.kind, "index": spot.index} if spot else {})})
-            told = find_words(cause.parting, spell) if cause.parting else None
-            words.append({"before": told.before, "previous": told.previous, "current": told.current} if told else None)
+            words.append(find_words(cause.parting, spell)._asdict() if cause.parting else None)
         return {names.CAUSES: found, names.CONTENT_WORDS: words}
 
     def text_of(self, request: Request) -> str:

@@ -35,12 +35,12 @@ class Constraint:
 
 def parse_constraint(request: Request, options: Options) -> Constraint | None:
     """The one thing the answer must look like; None if it is free. Raises RequestError if there are two."""
-    asked = list(_asked(request, options))
-    if not asked:
+    fields = list(_structure_fields(request, options))
+    if not fields:
         return None
-    if len(asked) > 1:
-        raise RequestError(f"{asked[0][0]} and {asked[1][0]} cannot be given together", param=asked[1][0])
-    [(param, kind, value)] = asked
+    if len(fields) > 1:
+        raise RequestError(f"{fields[0][0]} and {fields[1][0]} cannot be given together", param=fields[1][0])
+    [(param, kind, value)] = fields
     with _blaming(param):
         return Constraint(param, _parse_grammar(kind, value))
 
@@ -97,7 +97,7 @@ def _blaming(param: str) -> Iterator[None]:
         raise RequestError(f"{param}: {error}", param=param) from None
 
 
-def _asked(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:
+def _structure_fields(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         kind = "json_object" if request.shape.schema is None else "json"

@@ -185,21 +185,19 @@ def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
 
 
 def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
-    told, below = node.span.attributes, {id(each) for each in node.walk()}
-    waited_ns = sum(each.end - each.begin for each in segments if id(each.node) in below)
-    dispatched_ns = node.moment(names.DISPATCHED_NS) or node.begin
+    attributes, below = node.span.attributes, {id(each) for each in node.walk()}
     return ToolLedger(
         span_id=node.span.span_id,
         name=_word(node, names.TOOL_NAME),
         call_id=_word(node, names.CALL_ID),
         start_ns=node.begin,
-        dispatched_ns=dispatched_ns,
+        dispatched_ns=node.moment(names.DISPATCHED_NS) or node.begin,
         end_ns=node.end,
         ran_s=(node.end - node.begin) / 1e9,
-        waited_s=waited_ns / 1e9,
-        was_foreseen=bool(told.get(names.WAS_FORESEEN)),
+        waited_s=sum(each.end - each.begin for each in segments if id(each.node) in below) / 1e9,
+        was_foreseen=bool(attributes.get(names.WAS_FORESEEN)),
         num_tries=node.count(names.NUM_TRIES),
-        is_error=bool(told.get(names.IS_ERROR)),
+        is_error=bool(attributes.get(names.IS_ERROR)),
     )
 
 
@@ -218,19 +216,19 @@ def _count_tokens(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, 
             ahead += _sum(map(_counted, requests))
             continue
         givers = _givers(call, requests)
-        tokens += _sum(map(_counted, givers)) if givers else _told(call)
+        tokens += _sum(map(_counted, givers)) if givers else _reported(call)
         lost += _sum(_counted(each) for each in requests if not any(each is giver for giver in givers))
     return tokens, ahead, lost
 
 
-def _told(call: SpanNode) -> TokenCounts:
+def _reported(call: SpanNode) -> TokenCounts:
     """Of an answer that no server of ours counted: as its client was told."""
     if call.span.error:
         return TokenCounts()
-    told = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
-    teller = next(told, call)
-    num_prompt, num_output = teller.count(names.NUM_PROMPT), teller.count(names.NUM_OUTPUT)
-    num_cached = min(teller.count(names.NUM_CACHED), num_prompt)
+    reporters = (node for node in call.walk() if node.name != names.REQUEST and node.count(names.NUM_PROMPT))
+    reporter = next(reporters, call)
+    num_prompt, num_output = reporter.count(names.NUM_PROMPT), reporter.count(names.NUM_OUTPUT)
+    num_cached = min(reporter.count(names.NUM_CACHED), num_prompt)
     return TokenCounts(
         prompt=num_prompt, cached=num_cached, new=num_prompt - num_cached, output=num_output, sampled=num_output
     )
@@ -247,8 +245,8 @@ def _givers(call: SpanNode, requests: Sequence[SpanNode]) -> list[SpanNode]:
 
 def _is_other(request: SpanNode, call: SpanNode) -> bool:
     """Whether it gave another answer: neither the id nor the prompt is the one that was told of."""
-    told, counted = call.count(names.NUM_PROMPT), request.count(names.NUM_PROMPT)
-    return bool(_stem(call) and _stem(request) and told and told != counted)
+    reported, counted = call.count(names.NUM_PROMPT), request.count(names.NUM_PROMPT)
+    return bool(_stem(call) and _stem(request) and reported and reported != counted)
 
 
 def _stem(node: SpanNode) -> str:
@@ -311,9 +309,7 @@ def _path(segments: Sequence[Segment]) -> tuple[PathStep, ...]:
     steps: list[PathStep] = []
     for segment in segments:
         span_id, name = (segment.node.span.span_id, segment.node.name) if segment.node else ("", "")
-        start_ns = segment.begin
-        if steps and steps[-1].span_id == span_id:
-            start_ns = steps.pop().start_ns
+        start_ns = steps.pop().start_ns if steps and steps[-1].span_id == span_id else segment.begin
         steps.append(PathStep(span_id=span_id, name=name, start_ns=start_ns, end_ns=segment.end))
     return tuple(steps)
 

@@ -126,26 +126,26 @@ def _name(span: Span) -> str:
 
 
 def _attributes(span: Span) -> dict[str, Value]:
-    told = {_PREFIX + name: _plain(value) for name, value in span.attributes.items() if value is not None}
+    attributes = {_PREFIX + name: _plain(value) for name, value in span.attributes.items() if value is not None}
     if span.session:
-        told["gen_ai.conversation.id"] = span.session
+        attributes["gen_ai.conversation.id"] = span.session
     role = _role(span)
     if role not in _OPERATIONS:
-        return told
-    told["gen_ai.operation.name"] = _OPERATIONS[role]
+        return attributes
+    attributes["gen_ai.operation.name"] = _OPERATIONS[role]
     for name, other in _ATTRIBUTES.items():
         if span.attributes.get(name) not in (None, "") and (
             role == names.CHAT or not other.startswith("gen_ai.usage.")
         ):
-            told[other] = _plain(span.attributes[name])
+            attributes[other] = _plain(span.attributes[name])
     if names.FINISH_REASON in span.attributes:
-        told["gen_ai.response.finish_reasons"] = [str(span.attributes[names.FINISH_REASON])]
+        attributes["gen_ai.response.finish_reasons"] = [str(span.attributes[names.FINISH_REASON])]
     if span.name == names.REQUEST:
-        told["gen_ai.provider.name"] = "hotloop"
+        attributes["gen_ai.provider.name"] = "hotloop"
         request = SpanNode(span)  # all that is computed of a prompt is kept
         num_written = request.count(names.NUM_PROMPT) - request.count(names.NUM_CACHED)
-        told["gen_ai.usage.cache_write.input_tokens"] = max(num_written, 0)
-    return told
+        attributes["gen_ai.usage.cache_write.input_tokens"] = max(num_written, 0)
+    return attributes
 
 
 def _plain(value: Any) -> Value:

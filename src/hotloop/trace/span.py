@@ -30,7 +30,6 @@ MAX_IDLE_S = 1800.0  # who comes back later than this begins anew
 MAX_SESSIONS = 4096
 MAX_REQUESTS = 1000  # in one trace: it is drawn, and in the end given up, as a whole
 
-
 TraceId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{32}\Z")]
 SpanId = Annotated[str, msgspec.Meta(pattern=r"^(?!0+$)[0-9a-f]{16}\Z")]
 UnixNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -134,8 +134,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    version = _version(connection)
-    if version != VERSION:
+    if (version := _version(connection)) != VERSION:
         raise ConfigError(f"{path} is not a trace store of this version ({version}, not {VERSION}): name another file")
 
 
@@ -209,8 +208,7 @@ def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[st
     """A row for each trace, of what these spans add to it; what those that they replace had added is taken off."""
     runs: dict[str, dict[str, Any]] = {}
     for span in spans:
-        run = runs.get(span.trace_id)
-        if run is None:
+        if (run := runs.get(span.trace_id)) is None:
             run = runs[span.trace_id] = dict.fromkeys((*_SUMS, "money"), 0) | dict.fromkeys(_WORDS, "")
             run |= {"trace_id": span.trace_id, "start_ns": span.start_ns, "end_ns": span.end_ns}
         run["start_ns"] = min(run["start_ns"], span.start_ns)
@@ -250,6 +248,6 @@ def _count(run: dict[str, Any], span: Span, times: int) -> None:
         run["num_recomputed"] += times * node.count(names.NUM_RECOMPUTED)
 
 
-def _word(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
+def _word(attributes: Mapping[str, Any], name: str) -> str:
+    value = attributes.get(name)
     return _text(value) if isinstance(value, str) else ""

@@ -60,11 +60,11 @@ class SpanNode:
     def causes(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Why tokens were recomputed: each cause that says so, and the words where the prompts part, if it has any."""
         causes, words = (self.span.attributes.get(name) for name in (names.CAUSES, names.CONTENT_WORDS))
-        told = words if isinstance(words, list) else []
+        all_words = words if isinstance(words, list) else []
         for i, cause in enumerate(causes if isinstance(causes, list) else ()):
             match cause:
                 case {"reason": str(), "num_tokens": int(num_tokens)} if 0 < num_tokens < _MAX_COUNT:
-                    yield cause, told[i] if i < len(told) and isinstance(told[i], dict) else {}
+                    yield cause, all_words[i] if i < len(all_words) and isinstance(all_words[i], dict) else {}
 
     def walk(self) -> Iterator["SpanNode"]:
         """This one and all below, parents first."""

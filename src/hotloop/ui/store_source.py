@@ -77,8 +77,8 @@ class StoreSource:
         run = self._store.run(run_id)
         if run is None:
             return None
-        told = repr((run, _state(run, self._clock()) | {"running_ms": None}))
-        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        state = repr((run, _state(run, self._clock()) | {"running_ms": None}))
+        return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def run(self, run_id: str) -> Json | None:
         """A run as `draw_run` gives it, and its state."""

@@ -174,8 +174,8 @@ class PlannedRun(RunLoop):
         if not tools:
             raise BadPlan("there are no tools")
         *before, last = self.conversation.messages
-        told = replace(last, content=f"{last.content}\n\n{_TASK}")
-        return replace(self._ask(), messages=(*before, told), choice="none", schema=plan_schema(list(tools.values())))
+        task = replace(last, content=f"{last.content}\n\n{_TASK}")
+        return replace(self._ask(), messages=(*before, task), choice="none", schema=plan_schema(list(tools.values())))
 
 
 def _dump(arguments: dict[str, Any]) -> str:

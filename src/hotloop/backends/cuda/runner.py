@@ -205,7 +205,7 @@ class CudaBackend:
         with hardware():
             flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), self._wait)
             step = self._pack(batch)
-            with self._using(batch.block_ids), self._told("compute", step):
+            with self._using(batch.block_ids), self._mirrored("compute", step):
                 flight.logits = self.compute(step, flight.begun)
             return flight
 
@@ -234,7 +234,7 @@ class CudaBackend:
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
-        with hardware(), self._told("gather_blocks", block_ids):
+        with hardware(), self._mirrored("gather_blocks", block_ids):
             with self._using(np.array(block_ids, np.int32)):
                 gathered = self.gather_blocks(block_ids)
             return CudaCopy(gathered, self._staging, self._wait)
@@ -248,7 +248,7 @@ class CudaBackend:
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with hardware(), self._using(np.array(block_ids, np.int32)), self._told("scatter_blocks", block_ids):
+        with hardware(), self._using(np.array(block_ids, np.int32)), self._mirrored("scatter_blocks", block_ids):
             self.scatter_blocks(block_ids, data)
 
     def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
@@ -267,9 +267,9 @@ class CudaBackend:
         """Keep copies to and from host memory, if there is any, off these blocks."""
         return self._host.step(block_ids) if self._host else _NOBODY
 
-    def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
+    def _mirrored(self, method: str, *arguments: object) -> AbstractContextManager[None]:
         """Have the other ranks, if there are any, do the same."""
-        return self._workers.told(method, *arguments) if self._workers else _NOBODY
+        return self._workers.mirrored(method, *arguments) if self._workers else _NOBODY
 
     def close(self) -> None:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""

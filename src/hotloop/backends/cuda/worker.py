@@ -60,8 +60,8 @@ def _serve(connection: Connection) -> None:
     model = load_model(path, load_format=load_format)
     flash = find_flash(share_of(model.spec, seat.num_ranks), BLOCK_SIZE, plan.dtype) if has_flash else None
     backend = CudaBackend(model, kv_bytes, plan, device=seat.device, flash=flash, group=group)
-    while told := pickle.loads(connection.recv_bytes()):
-        method, arguments = told
+    while message := pickle.loads(connection.recv_bytes()):
+        method, arguments = message
         getattr(backend, method)(*arguments)
     group.close()
 

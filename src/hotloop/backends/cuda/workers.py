@@ -4,7 +4,7 @@
     Workers(...)         ── Seat ──────────────>    looks at its card
                          <────────────── Memory ──
     opened(...)          ── path, Plan, ... ───>    joins the group, loads its share
-    told(method, ...)    ── method, arguments ──>   calls the same method of its own backend
+    mirrored(...)        ── method, arguments ──>   calls the same method of its own backend
     close()              ── None ──────────────>    leaves
 
 Each has a socket of its own, at which nobody waits for an answer: what is computed is exchanged by the group. A rank
@@ -105,12 +105,12 @@ class _Process:
     def hear(self) -> Memory:
         """What it says at the start. Later on it speaks only to say why it fails."""
         try:
-            heard = self.connection.recv()
+            message = self.connection.recv()
         except (EOFError, OSError):
-            heard = "its process has ended"
-        if isinstance(heard, Memory):
-            return heard
-        raise DeviceLost(f"{self._name} failed: {heard}")
+            message = "its process has ended"
+        if isinstance(message, Memory):
+            return message
+        raise DeviceLost(f"{self._name} failed: {message}")
 
     def end(self, within_s: float) -> None:
         try:
@@ -163,7 +163,7 @@ class Workers:
             yield self._group
 
     @contextmanager
-    def told(self, method: str, *arguments: object) -> Iterator[None]:
+    def mirrored(self, method: str, *arguments: object) -> Iterator[None]:
         """Have the others do what is done here."""
         if self.failure:
             raise self.failure

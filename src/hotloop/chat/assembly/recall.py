@@ -31,7 +31,7 @@ class _Answer:
     is_reworded: bool | None = None
     """Whether the template has other words for it; None until that was tried."""
 
-    def is_told_by(self, message: Message) -> bool:
+    def matches(self, message: Message) -> bool:
         """Whether the message says what this answer said; its calls may have got their ids from another API."""
         same_calls = [(call.name, call.arguments) for call in message.tool_calls]
         return message.content == self.content and same_calls == [(call.name, call.arguments) for call in self.calls]
@@ -81,7 +81,7 @@ class WrittenCalls:
 
     def _verbatim(self, message: Message, word: Word) -> Message:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
-        if answer is None or not answer.is_told_by(message):
+        if answer is None or not answer.matches(message):
             return message
         plain = replace(message, content=answer.text, tool_calls=())
         if answer.is_reworded is None:

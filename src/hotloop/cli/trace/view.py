@@ -162,8 +162,8 @@ def _token_cells(tokens: TokenCounts) -> list[Text]:
 
 def _describe_recomputed(turn: TurnLedger, node: SpanNode) -> Iterator[Text]:
     """What the server told of the turn's answers."""
-    told = (cause for call in node.calls() for below in call.walk() for cause in below.causes())
-    for cause, words in told:
+    causes = (cause for call in node.calls() for below in call.walk() for cause in below.causes())
+    for cause, words in causes:
         if cause["reason"] != "cold":
             reason, place, quoted = shorten(cause["reason"], _NAME_CHARS), _place(cause), _quote(words)
             line = f"turn {turn.index}  {reason}: {cause['num_tokens']:,} tokens"

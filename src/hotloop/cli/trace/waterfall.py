@@ -106,32 +106,32 @@ def _rows(roots: Sequence[SpanNode], numbers: Mapping[str, int]) -> Iterator[Wat
 
 
 def _row(node: SpanNode, depth: int, numbers: Mapping[str, int]) -> WaterfallRow | None:
-    told = node.span.attributes
+    attributes = node.span.attributes
     frame = Bar(node.begin, node.end, FAILED if node.span.error else FRAME)
     match node.name:
         case names.RUN:
-            return _make(node, depth, f"run {told.get(names.AGENT) or ''}", frame)
+            return _make(node, depth, f"run {attributes.get(names.AGENT) or ''}", frame)
         case names.TURN:
             return _make(node, depth, f"turn {numbers.get(node.span.span_id, '')}", frame)
         case names.TOOL:
-            return _make(node, depth, str(told.get(names.TOOL_NAME) or node.name), *_tool_pieces(node))
-        case names.FORESEEN if told.get(names.WAS_USED):
+            return _make(node, depth, str(attributes.get(names.TOOL_NAME) or node.name), *_tool_pieces(node))
+        case names.FORESEEN if attributes.get(names.WAS_USED):
             return None  # the call that used it begins where this did
         case names.FORESEEN:
             wasted = Bar(node.begin, node.end, FORESEEN)
-            return _make(node, depth, f"wasted {told.get(names.TOOL_NAME) or node.name}", wasted)
+            return _make(node, depth, f"wasted {attributes.get(names.TOOL_NAME) or node.name}", wasted)
     return _make(node, depth, node.name, frame)
 
 
 def _tool_pieces(node: SpanNode) -> Iterator[Bar]:
     is_error = node.span.attributes.get(names.IS_ERROR) or node.span.error
     yield Bar(node.begin, node.end, FAILED if is_error else TOOL)
-    asked_at = _asked_at(node)
-    if asked_at > node.begin:
-        yield Bar(node.begin, asked_at, FORESEEN)
+    dispatched_at = _dispatched_at(node)
+    if dispatched_at > node.begin:
+        yield Bar(node.begin, dispatched_at, FORESEEN)
 
 
-def _asked_at(tool: SpanNode) -> int:
+def _dispatched_at(tool: SpanNode) -> int:
     return min(max(tool.moment(names.DISPATCHED_NS) or tool.begin, tool.begin), tool.end)
 
 
@@ -142,7 +142,7 @@ def _call_rows(call: SpanNode, depth: int, numbers: Mapping[str, int]) -> Iterat
     label = "read ahead" if call.is_prefill_only else f"turn {number}" if number else "model"
     replica = next((word for each in below if (word := each.span.attributes.get(names.REPLICA))), "")
     siblings = call.parent.children if call.parent else ()
-    begun = [_asked_at(each) for each in siblings if each.name == names.TOOL]
+    begun = [_dispatched_at(each) for each in siblings if each.name == names.TOOL]
     marks = [Bar(at, at, BEGINS) for at in begun if call.begin <= at < call.end and not call.is_prefill_only]
     label = f"{label} @{replica}" if replica else label
     yield _make(call, depth, label, *_call_pieces(call, below), *marks, within=below)

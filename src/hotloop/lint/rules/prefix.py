@@ -120,10 +120,10 @@ def system_hoisted(run: LintedRun) -> Iterator[Found]:
 
 def _late(run: LintedRun) -> Iterator[Found]:
     """Many chat templates move a late system turn to the front, or refuse it: the request does not show which."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for step in run.steps:
         for part in step.asked.history:
-            if part.kind == "system" and part.text not in told:
-                told.add(part.text)
+            if part.kind == "system" and part.text not in seen:
+                seen.add(part.text)
                 words = f"{quote(part.text)} is a system turn in the middle: many templates move it to the front"
                 yield Found(step.place(part), words)

@@ -171,10 +171,10 @@ class KvEvents:
                     await self._apply(batch)
                 return
         self._forget()
-        heard = await self._ask(0)
-        if heard == []:  # it has never said anything: it has nothing
+        kept = await self._ask(0)
+        if kept == []:  # it has never said anything: it has nothing
             self._held.complete()
-        for batch in heard or ():
+        for batch in kept or ():
             await self._apply(batch)
 
     async def _ask(self, number: int) -> list[Batch] | None:

@@ -44,21 +44,21 @@ class Composer(wire.ResponsesWriter):
         return self._end_stream(self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
-        told: list[Json] = []
+        events: list[Json] = []
         for _, piece in pieces:
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
             self._is_cut |= piece.finish_reason is FinishReason.LENGTH
-            told += [event for part in piece.parts for event in self.tell(part)]
-        return told
+            events += [event for part in piece.parts for event in self.tell(part)]
+        return events
 
     def finish(self, usage: Usage) -> list[Json]:
-        told = [] if self._items else self._continue(wire.TextItem)[1]
+        events = [] if self._items else self._continue(wire.TextItem)[1]
         if diagnosis := self._inquiry.diagnose():
             self._response["prompt_cache_diagnostics"] = render_diagnosis(diagnosis)
         if not self._is_cut:
             self._response["completed_at"] = int(time.time())
         ended = Ended("length" if self._is_cut else "stop", None, answer_usage([usage], self._inquiry))
-        return told + self.tell(ended)
+        return events + self.tell(ended)
 
     def stop(self, error: HotloopError) -> list[Json]:
         """It will not be finished. OpenAI has no event for one that was cancelled; its status tells it from others."""
@@ -69,9 +69,9 @@ class Composer(wire.ResponsesWriter):
             self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         return [self._tell("response.failed")]
 
-    def _end_stream(self, told: list[Json]) -> bytes:
+    def _end_stream(self, events: list[Json]) -> bytes:
         self.on_end()
-        return b"".join(self.number(told))
+        return b"".join(self.number(events))
 
 
 def render_head(body: Json, request: Request, response_id: str, *, is_strict: bool) -> Json:

@@ -81,15 +81,15 @@ class MessagesReader(Reader):
     def push(self, event: ServerEvent) -> Iterator[Event]:
         if self.is_over:
             return
-        heard = decode(_event, event.text)
-        match heard.type:
+        data = decode(_event, event.text)
+        match data.type:
             case "error":
-                raise read_event_failure({"error": heard.error})
+                raise read_event_failure({"error": data.error})
             case "message_start":
-                yield from self._start(heard.message or _Message())
+                yield from self._start(data.message or _Message())
             case "content_block_start" | "content_block_delta" | "content_block_stop" | "message_delta":
                 yield from self._begin()
-                yield from self._go_on(heard)
+                yield from self._go_on(data)
             case "message_stop":
                 yield from self.finish()
 
@@ -121,18 +121,18 @@ class MessagesReader(Reader):
         self._counts = merge_usage(self._counts, usage)
         self.usage = read_usage(self._counts)
 
-    def _go_on(self, heard: MessageEvent) -> Iterator[Event]:
-        match heard.type:
-            case "content_block_start" if heard.content_block:
-                yield from self._begin_block(heard.index, heard.content_block)
-            case "content_block_delta" if heard.delta:
-                yield from self._grow(heard.index, heard.delta)
+    def _go_on(self, data: MessageEvent) -> Iterator[Event]:
+        match data.type:
+            case "content_block_start" if data.content_block:
+                yield from self._begin_block(data.index, data.content_block)
+            case "content_block_delta" if data.delta:
+                yield from self._grow(data.index, data.delta)
             case "content_block_stop":
-                yield from self._end_block(heard.index)
+                yield from self._end_block(data.index)
             case "message_delta":
-                self._count(heard.usage)
-                if heard.delta and heard.delta.stop_reason:
-                    self._stop = heard.delta
+                self._count(data.usage)
+                if data.delta and data.delta.stop_reason:
+                    self._stop = data.delta
 
     def _begin_block(self, index: int, block: Block) -> Iterator[Event]:
         yield from self._settle()

@@ -79,21 +79,21 @@ class ResponsesReader(Reader):
     def push(self, event: ServerEvent) -> Iterator[Event]:
         if self.is_over or event.text.strip() == "[DONE]":
             return
-        heard = decode(_event, event.text)
-        kind, response = heard.type, heard.response or ResponseObject(status=heard.type.removeprefix("response."))
+        data = decode(_event, event.text)
+        kind, response = data.type, data.response or ResponseObject(status=data.type.removeprefix("response."))
         if kind == "error":
-            raise read_event_failure({"error": heard.error or {"message": heard.message, "code": heard.code}})
+            raise read_event_failure({"error": data.error or {"message": data.message, "code": data.code}})
         if not kind.startswith("response."):
             return
         yield from self._begin(response.id, response.model)
         if kind in ("response.completed", "response.incomplete", "response.failed"):
             yield from self._finish(response)
-        elif kind == "response.output_item.added" and heard.item:
-            yield from self._begin_item(heard.output_index, heard.item)
-        elif kind == "response.output_item.done" and heard.item:
-            yield from self._end_item(heard.output_index, heard.item)
-        elif isinstance(heard.delta, str) and heard.delta:
-            yield from self._grow(kind, heard.output_index, heard.delta)
+        elif kind == "response.output_item.added" and data.item:
+            yield from self._begin_item(data.output_index, data.item)
+        elif kind == "response.output_item.done" and data.item:
+            yield from self._end_item(data.output_index, data.item)
+        elif isinstance(data.delta, str) and data.delta:
+            yield from self._grow(kind, data.output_index, data.delta)
 
     def finish(self) -> Iterator[Event]:
         if not self.is_over:

@@ -137,8 +137,8 @@ class CallItem(OutputItem):
         self._call = call
 
     def grow(self, text: str) -> list[Json]:
-        told = super().grow(text)
-        return [] if self._call.is_custom else told
+        events = super().grow(text)
+        return [] if self._call.is_custom else events
 
     def close(self, status: ItemStatus) -> list[Json]:
         if not self._pieces and status == "completed":
@@ -197,14 +197,14 @@ class ResponsesWriter:
         """What a client hears of an event, not numbered yet."""
         if isinstance(event, TextDelta) and isinstance(self._open, TextItem):  # most of an answer is this
             return self._take(event)
-        return [told for each in self._order.push(event) for told in self._take(each)]
+        return [rendered for each in self._order.push(event) for rendered in self._take(each)]
 
     def render(self) -> Json:
         self._response["output"] = [item.render() for item in self._items]
         return dict(self._response)
 
-    def number(self, told: Iterable[Json]) -> Iterator[bytes]:
-        for event in told:
+    def number(self, events: Iterable[Json]) -> Iterator[bytes]:
+        for event in events:
             event["sequence_number"] = self._num_sent
             yield write_typed(event)
             self._num_sent += 1
@@ -245,13 +245,13 @@ class ResponsesWriter:
     def _end(self, ended: Ended) -> list[Json]:
         reason = _INCOMPLETE.get(ended.reason)
         status: ItemStatus = "incomplete" if reason else "completed"
-        told = self._end_item(status) if reason else self._cut_item()
+        events = self._end_item(status) if reason else self._cut_item()
         self._response |= {
             "status": status,
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": ended.usage.render_response(),
         }
-        return [*told, self._tell(f"response.{status}")]
+        return [*events, self._tell(f"response.{status}")]
 
     def _continue(self, kind: type[Kind]) -> tuple[Kind, list[Json]]:
         """The open item, if it is of this kind; else a new one, and what tells of it."""
@@ -264,10 +264,10 @@ class ResponsesWriter:
         return f"{self._stem}_{len(self._items)}", len(self._items)
 
     def _begin_item(self, item: OutputItem) -> list[Json]:
-        told = self._cut_item()
+        events = self._cut_item()
         self._items.append(item)
         self._open = item
-        return told + item.open()
+        return events + item.open()
 
     def _end_item(self, status: ItemStatus) -> list[Json]:
         item, self._open = self._open, None

@@ -13,7 +13,7 @@ import msgspec
 
 from hotloop.core.errors import RemoteError
 from hotloop.core.stream import CallDelta, CallOpened, TextDelta
-from hotloop.doctor.facts import Heard
+from hotloop.doctor.facts import TimedAnswer
 from hotloop.wire.errors import read_failure
 from hotloop.wire.event import Event, ThoughtDelta, gather
 from hotloop.wire.formats import FORMATS
@@ -29,7 +29,7 @@ Page = TypeVar("Page")
 
 
 @dataclass(slots=True)
-class Hearing:
+class AnswerTimer:
     """Times are of the caller's clock. An answer that is not streamed is looked at when it is whole.
 
     So is one that should have been streamed and was not: it arrived in one piece.
@@ -46,7 +46,7 @@ class Hearing:
     _events: EventReader = field(default_factory=EventReader)
     _reader: Reader = field(init=False)
     _has_events: bool = False
-    _heard: list[Event] = field(default_factory=list)
+    _received: list[Event] = field(default_factory=list)
     _arrivals_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,41 +57,41 @@ class Hearing:
             self._whole += data
         num_before = self.num_pieces
         for event in self._events.push(data):
-            self._hear(event)
+            self._read(event)
         arrived_s = now - self.began_at
         if self.num_pieces > num_before and not (self._arrivals_s and arrived_s - self._arrivals_s[-1] < _TOGETHER_S):
             self._arrivals_s.append(arrived_s)
 
-    def end(self, now: float) -> Heard:
+    def end(self, now: float) -> TimedAnswer:
         for event in self._events.finish():
-            self._hear(event)
+            self._read(event)
         if self._has_events:
             with suppress(RemoteError):  # some leave the end of a stream out
-                self._heard += self._reader.finish()
+                self._received += self._reader.finish()
         else:
-            self._hear_whole()
+            self._read_whole()
             self._arrivals_s.append(now - self.began_at)
-        answer, usage = gather(self._heard), self._reader.usage or Usage()
-        is_told = self._reader.usage is not None
-        return Heard(
+        answer, usage = gather(self._received), self._reader.usage or Usage()
+        has_usage = self._reader.usage is not None
+        return TimedAnswer(
             text=answer.text,
             calls=tuple((call.name, call.arguments) for call in answer.calls),
             arrivals_s=tuple(self._arrivals_s),
             total_s=now - self.began_at,
             num_pieces=self.num_pieces,
-            num_prompt=usage.num_prompt if is_told else None,
+            num_prompt=usage.num_prompt if has_usage else None,
             num_cached=usage.num_cached,
-            num_output=usage.num_output if is_told else None,
+            num_output=usage.num_output if has_usage else None,
             client=self.client,
             server=self.server,
             num_refused=self.num_refused,
         )
 
-    def _hear(self, event: ServerEvent) -> None:
+    def _read(self, event: ServerEvent) -> None:
         self._has_events = True
         self._take([*self._reader.push(event)])
 
-    def _hear_whole(self) -> None:
+    def _read_whole(self) -> None:
         try:
             self._take([*self._reader.whole(bytes(self._whole))])
         except RemoteError as error:
@@ -99,7 +99,7 @@ class Hearing:
             raise RemoteError(f"not an answer: {begin or 'nothing at all'} ({error})") from None
 
     def _take(self, events: list[Event]) -> None:
-        self._heard += events
+        self._received += events
         self.num_pieces += any(isinstance(each, TextDelta | ThoughtDelta | CallOpened | CallDelta) for each in events)
 
 
