@@ -92,7 +92,7 @@ async def measure(url: str, scripts: Sequence[Script], breakers: Sequence[Breake
 def _row(breaker: Breaker, held: Held, runs: Sequence[LintedRun]) -> Row:
     later = [taken for taken in held.taken if taken.number]
     rules = [rule for rule in RULES if rule.id <= LAST_OF_PREFIX]
-    again = [found for run in runs for found in lint_run(run, rules, Costs(), begin=run.steps[0].asked.index + 1)]
+    again = [found for run in runs for found in lint_run(run, rules, Costs(), begin=run.steps[0].request.index + 1)]
     return Row(
         breaker.name,
         sum(taken.said.num_prompt for taken in later),

@@ -88,7 +88,7 @@ class LossCause(Enum):
 
 
 def find_cause(
-    asked: LintedRequest, before: LintedRequest | None, change: Change, *, is_first: bool
+    request: LintedRequest, before: LintedRequest | None, change: Change, *, is_first: bool
 ) -> LossCause | None:
     """`is_first`: the request begins a run, and is compared with one of another run."""
     part = change.part
@@ -98,9 +98,9 @@ def find_cause(
         return LossCause.THINKING if change.kind == "removed" else LossCause.REWRITTEN
     if change.kind == "edited" and is_volatile(change):
         return LossCause.VOLATILE
-    if any(part is each for request in (asked, before) if request for each in request.system):
+    if any(part is each for one in (request, before) if one for each in one.system):
         return _cause_in_system(change, is_first=is_first)
-    return _cause_in_history(asked, change)
+    return _cause_in_history(request, change)
 
 
 def is_volatile(change: Change) -> str | None:
@@ -123,7 +123,7 @@ def _cause_in_system(change: Change, *, is_first: bool) -> LossCause:
     return LossCause.HOISTED if has_grown and not is_first else LossCause.UNSTABLE
 
 
-def _cause_in_history(asked: LintedRequest, change: Change) -> LossCause | None:
+def _cause_in_history(request: LintedRequest, change: Change) -> LossCause | None:
     part = change.part
     if change.kind == "removed":
         return None if change.is_tail else LossCause.TRIMMED
@@ -131,7 +131,7 @@ def _cause_in_history(asked: LintedRequest, change: Change) -> LossCause | None:
         return LossCause.HOISTED if part.kind == "system" else LossCause.REWRITTEN
     if part.role == "assistant" and (change.is_same_value or _differ_in_space(change)):
         return LossCause.REWORDED
-    return LossCause.UNSTABLE if _is_opening(asked, change) else LossCause.REWRITTEN
+    return LossCause.UNSTABLE if _is_opening(request, change) else LossCause.REWRITTEN
 
 
 def _has_new_lines(change: Change) -> bool:
@@ -145,6 +145,6 @@ def _differ_in_space(change: Change) -> bool:
     return "".join(old.split()) == "".join(new.split())
 
 
-def _is_opening(asked: LintedRequest, change: Change) -> bool:
+def _is_opening(request: LintedRequest, change: Change) -> bool:
     """Whether the assistant has not spoken yet."""
-    return all(part.role != "assistant" for part in asked.parts[: change.position])
+    return all(part.role != "assistant" for part in request.parts[: change.position])

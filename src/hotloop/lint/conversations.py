@@ -88,10 +88,10 @@ def count_chars(parts: Sequence[Part]) -> int:
 class _Coming:
     """A request whose conversation is looked for."""
 
-    def __init__(self, asked: LintedRequest) -> None:
-        self.history, self.beginning = Texts(asked.history), Texts(asked.beginning)
-        self.before_answer, self.answer = split_newest(asked.history)
-        self.states = {_state(asked, self.before_answer), _state(asked, (*self.before_answer, *self.answer))}
+    def __init__(self, request: LintedRequest) -> None:
+        self.history, self.beginning = Texts(request.history), Texts(request.beginning)
+        self.before_answer, self.answer = split_newest(request.history)
+        self.states = {_state(request, self.before_answer), _state(request, (*self.before_answer, *self.answer))}
 
 
 @dataclass(slots=True)
@@ -104,11 +104,11 @@ class _Thread:
     beginning: Texts
     texts: Texts
 
-    def follow(self, asked: LintedRequest) -> None:
-        if asked.beginning != self.last.beginning:
-            self.beginning = Texts(asked.beginning)
-        self.last = asked
-        self.texts = Texts(asked.continued)
+    def follow(self, request: LintedRequest) -> None:
+        if request.beginning != self.last.beginning:
+            self.beginning = Texts(request.beginning)
+        self.last = request
+        self.texts = Texts(request.continued)
 
     def goes_on(self, coming: _Coming) -> tuple[bool, bool]:
         """Whether a request goes on from the newest there was, and from its answer: whatever else is forgotten or
@@ -136,48 +136,48 @@ class ConversationSorter:
         self._threads: dict[str, _Thread] = {}
         self._states: dict[int, None] = {}
         self._firsts: deque[LintedRequest] = deque(maxlen=_MAX_KIN)
-        self._num_asked = 0
+        self._num_requests = 0
         self._num_runs = 0
 
     def step(self, request: LintedRequest) -> tuple[str, LintedStep]:
-        asked = replace(request, index=self._num_asked)
-        self._num_asked += 1
-        thread = self._find_thread(asked)
-        before, is_first = (thread.last, False) if thread else (self._find_kin(asked), True)
+        request = replace(request, index=self._num_requests)
+        self._num_requests += 1
+        thread = self._find_thread(request)
+        before, is_first = (thread.last, False) if thread else (self._find_kin(request), True)
         if thread is None:
-            thread = self._begin_thread(asked)
-        step = self._compare(asked, before, is_first=is_first)
-        self._seen.add((*asked.parts, *asked.answer.parts))
+            thread = self._begin_thread(request)
+        step = self._compare(request, before, is_first=is_first)
+        self._seen.add((*request.parts, *request.answer.parts))
         self._threads[thread.id] = self._threads.pop(thread.id)  # the latest used last
-        thread.follow(asked)
-        self._states[_state(asked, asked.continued)] = None
+        thread.follow(request)
+        self._states[_state(request, request.continued)] = None
         if len(self._states) > _MAX_STATES:
             del self._states[next(iter(self._states))]
         return thread.id, step
 
-    def _compare(self, asked: LintedRequest, before: LintedRequest | None, *, is_first: bool) -> LintedStep:
-        usage = asked.answer.usage
-        scale = self._meter.scale(asked.parts, usage.num_prompt if usage and not asked.is_chained else None)
+    def _compare(self, request: LintedRequest, before: LintedRequest | None, *, is_first: bool) -> LintedStep:
+        usage = request.answer.usage
+        scale = self._meter.scale(request.parts, usage.num_prompt if usage and not request.is_chained else None)
         if before is None:
-            return LintedStep(asked=asked, before=None, is_first=True, scale=scale)
-        changes = find_changes(before, asked, is_kin=is_first)
-        reach = self._seen.reach(asked.parts) if changes else Reach(len(asked.parts))
-        num_lost = count_lost(before, asked, changes, reach, scale)
+            return LintedStep(request=request, before=None, is_first=True, scale=scale)
+        changes = find_changes(before, request, is_kin=is_first)
+        reach = self._seen.reach(request.parts) if changes else Reach(len(request.parts))
+        num_lost = count_lost(before, request, changes, reach, scale)
         return LintedStep(
-            asked=asked, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost
+            request=request, before=before, is_first=is_first, scale=scale, changes=changes, num_lost=num_lost
         )
 
-    def _find_thread(self, asked: LintedRequest) -> _Thread | None:
-        if asked.run:
-            return self._threads.get(asked.run)
-        place = asked.session, asked.source
+    def _find_thread(self, request: LintedRequest) -> _Thread | None:
+        if request.run:
+            return self._threads.get(request.run)
+        place = request.session, request.source
         threads = [each for each in reversed(self._threads.values()) if (each.session, each.last.source) == place]
-        if asked.is_chained:
-            before = asked.body["previous_response_id"]
+        if request.is_chained:
+            before = request.body["previous_response_id"]
             return next((thread for thread in threads if thread.last.answer.id == before), None)
-        if not any(part.role == "assistant" for part in asked.history):
+        if not any(part.role == "assistant" for part in request.history):
             return None
-        coming = _Coming(asked)
+        coming = _Coming(request)
         going_on = [thread for thread in threads if thread.texts.begins(coming.history)]
         if going_on:
             return max(going_on, key=lambda thread: len(thread.texts))
@@ -189,21 +189,21 @@ class ConversationSorter:
         if is_branch:
             return None
         # Whoever names a session, and begins as it did, goes on with it however little is left of it.
-        return next((t for t in threads if asked.session and _is_alike(t.last, asked)), None)
+        return next((t for t in threads if request.session and _is_alike(t.last, request)), None)
 
-    def _begin_thread(self, asked: LintedRequest) -> _Thread:
+    def _begin_thread(self, request: LintedRequest) -> _Thread:
         self._num_runs += 1
-        id_ = asked.run or "/".join(filter(None, (asked.session, f"run-{self._num_runs}")))
-        thread = self._threads[id_] = _Thread(id_, asked.session, asked, Texts(asked.beginning), Texts(()))
-        self._firsts.append(asked)
+        id_ = request.run or "/".join(filter(None, (request.session, f"run-{self._num_runs}")))
+        thread = self._threads[id_] = _Thread(id_, request.session, request, Texts(request.beginning), Texts(()))
+        self._firsts.append(request)
         if len(self._threads) > _MAX_THREADS:
             del self._threads[next(iter(self._threads))]
         return thread
 
-    def _find_kin(self, asked: LintedRequest) -> LintedRequest | None:
+    def _find_kin(self, request: LintedRequest) -> LintedRequest | None:
         """A beginning of another conversation of the same file that is much like this one's."""
-        firsts = (each for each in reversed(self._firsts) if (each.api, each.source) == (asked.api, asked.source))
-        return next((first for first in firsts if _is_alike(first, asked)), None)
+        firsts = (each for each in reversed(self._firsts) if (each.api, each.source) == (request.api, request.source))
+        return next((first for first in firsts if _is_alike(first, request)), None)
 
 
 def sort_into_runs(exchanges: Iterable[LintedRequest], meter: Meter) -> list[LintedRun]:
@@ -215,16 +215,16 @@ def sort_into_runs(exchanges: Iterable[LintedRequest], meter: Meter) -> list[Lin
     return [LintedRun(id_, tuple(steps)) for id_, steps in runs.items()]
 
 
-def _state(asked: LintedRequest, history: Sequence[Part]) -> int:
+def _state(request: LintedRequest, history: Sequence[Part]) -> int:
     """A hash of all that was said up to some point."""
-    return hash((asked.session, asked.source, *(part.key for part in (*asked.beginning, *history))))
+    return hash((request.session, request.source, *(part.key for part in (*request.beginning, *history))))
 
 
 def _is_alike(one: LintedRequest, other: LintedRequest) -> bool:
-    names = [[tool.label for tool in asked.tools] for asked in (one, other)]
+    names = [[tool.label for tool in request.tools] for request in (one, other)]
     if len(names[0]) > 1 and {*names[0]} == {*names[1]}:
         return True
-    then, now = ("\n".join(part.text for part in asked.system) for asked in (one, other))
+    then, now = ("\n".join(part.text for part in request.system) for request in (one, other))
     if min(len(then), len(now)) < _MIN_SYSTEM:
         return False
     num_same = count_common(then, now)

@@ -23,12 +23,12 @@ class Costs:
     prefill_tokens_per_s: float | None = None
 
     def price(self, waste: Waste, run: LintedRun) -> Waste:
-        return replace(waste, ms=self._ms(waste, run), money=self._money(waste, run.last.asked.model))
+        return replace(waste, ms=self._ms(waste, run), money=self._money(waste, run.last.request.model))
 
     def _ms(self, waste: Waste, run: LintedRun) -> float | None:
         speed = self.prefill_tokens_per_s or measure_speed(run.steps)
         reading = waste.num_recomputed / speed * 1000 if speed else None
-        waits = [step.asked.ttft_ms for step in run.steps if step.asked.ttft_ms is not None]
+        waits = [step.request.ttft_ms for step in run.steps if step.request.ttft_ms is not None]
         if waste.num_round_trips and waits:
             return (reading or 0.0) + waste.num_round_trips * median(waits)
         return reading
@@ -46,7 +46,7 @@ def measure_speed(steps: Iterable[LintedStep]) -> float | None:
     """Prompt tokens that had to be computed, by the time until first tokens came; None where either is not known."""
     num_prefilled, total_ms = 0, 0.0
     for step in steps:
-        usage, ttft_ms = step.asked.answer.usage, step.asked.ttft_ms
+        usage, ttft_ms = step.request.answer.usage, step.request.ttft_ms
         if usage and usage.num_cached is not None and ttft_ms:
             num_prefilled += usage.num_prompt - usage.num_cached
             total_ms += ttft_ms
@@ -63,7 +63,7 @@ class LintReport(NamedTuple):
 
     @property
     def num_prompt(self) -> int:
-        return sum(step.scale.total(step.asked.parts) for run in self.runs for step in run.steps)
+        return sum(step.scale.total(step.request.parts) for run in self.runs for step in run.steps)
 
     @property
     def num_recomputed(self) -> int:
@@ -98,7 +98,7 @@ def lint_run(run: LintedRun, rules: Sequence[Rule], costs: Costs, *, begin: int 
 
 def count_reported(step: LintedStep) -> int | None:
     """Tokens of the request before, its answer included, that the server did not find again; None if it is silent."""
-    usage, before = step.asked.answer.usage, step.before.answer.usage if step.before else None
+    usage, before = step.request.answer.usage, step.before.answer.usage if step.before else None
     if not usage or not before or usage.num_cached is None:
         return None
     return max(0, before.num_prompt + before.num_output - usage.num_cached)

@@ -30,7 +30,7 @@ def fix_runs(runs: Sequence[LintedRun]) -> dict[int, Json]:
 
 def fix_file(runs: Sequence[LintedRun]) -> Iterator[str]:
     """The lines of a file of requests, in their order, and what else they told. Raises ConfigError for a transcript."""
-    rows = {step.asked.index: step.asked.row for run in runs for step in run.steps}
+    rows = {step.request.index: step.request.row for run in runs for step in run.steps}
     for index, body in sorted(fix_runs(runs).items()):
         row = rows[index]
         if not row:
@@ -59,11 +59,11 @@ def place_breakpoints(body: Json) -> Json:
 
 def _fix_run(run: LintedRun) -> Iterator[tuple[int, Json]]:
     moves = _Moves(run)
-    wants_marks = any(part.has_breakpoint for step in run.steps for part in step.asked.parts)
+    wants_marks = any(part.has_breakpoint for step in run.steps for part in step.request.parts)
     for step in run.steps:
-        body = moves.apply(step, sort_tools(deepcopy(step.asked.body)))
-        is_marked = wants_marks or (step.asked.api == "messages" and len(run.steps) > 1)
-        yield step.asked.index, place_breakpoints(body) if is_marked and step.asked.api == "messages" else body
+        body = moves.apply(step, sort_tools(deepcopy(step.request.body)))
+        is_marked = wants_marks or (step.request.api == "messages" and len(run.steps) > 1)
+        yield step.request.index, place_breakpoints(body) if is_marked and step.request.api == "messages" else body
 
 
 class _Moves:
@@ -73,7 +73,7 @@ class _Moves:
         self._lines = {
             (change.part.path, change.part.text.count("\n", 0, change.begin))
             for step, change in run.changes_by(LossCause.VOLATILE)
-            if change.part in step.asked.system
+            if change.part in step.request.system
         }
         self._notes: dict[int, str] = {}
 

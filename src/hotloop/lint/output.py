@@ -119,7 +119,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def _requests_by_index(report: LintReport) -> dict[int, LintedRequest]:
-    return {step.asked.index: step.asked for run in report.runs for step in run.steps}
+    return {step.request.index: step.request for run in report.runs for step in run.steps}
 
 
 def _finding_json(finding: Finding, requests: dict[int, LintedRequest]) -> Json:
@@ -135,7 +135,7 @@ def _place_json(place: TextPlace, requests: dict[int, LintedRequest]) -> Json:
 
 def _fingerprints(report: LintReport) -> Iterator[str]:
     """The same for the same finding however many runs come before it: a run is known by what is said first in it."""
-    openings = {run.id: next((part.text for part in run.steps[0].asked.history), "") for run in report.runs}
+    openings = {run.id: next((part.text for part in run.steps[0].request.history), "") for run in report.runs}
     times: Counter[str] = Counter()
     for finding in report.findings:
         opening = sha256(openings[finding.run].encode(errors="replace")).hexdigest()[:16]

@@ -77,7 +77,7 @@ class LiveLint:
             conversation.steps.append(step)
             self.num_requests += 1
             run = LintedRun(run_id, tuple(conversation.steps))
-            for finding in lint_run(run, self._rules, self._costs, begin=step.asked.index):
+            for finding in lint_run(run, self._rules, self._costs, begin=step.request.index):
                 self._count(finding, conversation)
             if len(self._conversations) > _MAX_RUNS:
                 del self._conversations[next(iter(self._conversations))]

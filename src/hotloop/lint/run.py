@@ -24,7 +24,7 @@ class LintedStep:
     there is one: then only system texts and tools were compared.
     """
 
-    asked: LintedRequest
+    request: LintedRequest
     before: LintedRequest | None
     is_first: bool
     scale: Scale
@@ -35,27 +35,27 @@ class LintedStep:
     @cached_property
     def causes(self) -> tuple[LossCause | None, ...]:
         """Of each change; None of one that costs nothing."""
-        return tuple(find_cause(self.asked, self.before, change, is_first=self.is_first) for change in self.changes)
+        return tuple(find_cause(self.request, self.before, change, is_first=self.is_first) for change in self.changes)
 
     @property
     def has_shrunk(self) -> bool:
         """Whether a history was cut down to less than half, as is done seldom, when it has become too long."""
         if not self.before:
             return False
-        then, now = (sum(len(part.text) for part in parts) for parts in (self.before.continued, self.asked.history))
+        then, now = (sum(len(part.text) for part in parts) for parts in (self.before.continued, self.request.history))
         return now < _SHRUNK * then
 
     def place(self, part: Part, begin: int = 0, end: int | None = None) -> TextPlace:
-        return TextPlace(self.asked.index, part.path, begin, len(part.text) if end is None else end)
+        return TextPlace(self.request.index, part.path, begin, len(part.text) if end is None else end)
 
     def place_of(self, change: Change) -> TextPlace:
         """Of what is gone, the place where it stood: the part that is there now, or that the request ends with."""
         if change.new:
             return self.place(change.new, change.begin, change.end)
-        parts = self.asked.parts
-        return (
-            self.place(parts[min(change.position, len(parts) - 1)], 0, 0) if parts else TextPlace(self.asked.index, "")
-        )
+        parts = self.request.parts
+        if not parts:
+            return TextPlace(self.request.index, "")
+        return self.place(parts[min(change.position, len(parts) - 1)], 0, 0)
 
     def waste_of(self, change: Change) -> Waste:
         """All that was lost is the first change's doing: behind it nothing else could have been found either way."""

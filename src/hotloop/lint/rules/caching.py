@@ -22,28 +22,28 @@ def missing_breakpoint(run: LintedRun) -> Iterator[Found]:
     if not _needs_breakpoints(run):
         return
     for step in run.steps:
-        if step.is_first or not step.before or _has_breakpoints(step.asked):
+        if step.is_first or not step.before or _has_breakpoints(step.request):
             continue
-        position = step.changes[0].position if step.changes else len(step.asked.parts)
+        position = step.changes[0].position if step.changes else len(step.request.parts)
         before = {part.key for part in step.before.parts}
-        known = [part for part in step.asked.parts[:position] if part.key in before]
+        known = [part for part in step.request.parts[:position] if part.key in before]
         num_tokens = step.scale.total(known)
         if num_tokens >= _MIN_CACHEABLE:
             words = f"no cache_control: {num_tokens:,d} tokens that begin as the request before are recomputed"
-            end = (step.asked.system or step.asked.tools or known)[-1]
+            end = (step.request.system or step.request.tools or known)[-1]
             yield Found(step.place(end, 0, 0), words, Waste(num_recomputed=num_tokens))
 
 
 def _needs_breakpoints(run: LintedRun) -> bool:
     """Whether what is cached hangs on breakpoints: a server that found something without any caches by itself."""
-    if run.last.asked.api != "messages":
+    if run.last.request.api != "messages":
         return False
-    found = (step.asked.answer.usage for step in run.steps if not _has_breakpoints(step.asked))
+    found = (step.request.answer.usage for step in run.steps if not _has_breakpoints(step.request))
     return not any(usage and usage.num_cached for usage in found)
 
 
-def _has_breakpoints(asked: LintedRequest) -> bool:
-    return "cache_control" in asked.body or any(part.has_breakpoint for part in asked.parts)
+def _has_breakpoints(request: LintedRequest) -> bool:
+    return "cache_control" in request.body or any(part.has_breakpoint for part in request.parts)
 
 
 @rule("HL016", "misplaced-cache-control")
@@ -53,10 +53,10 @@ def misplaced_breakpoint(run: LintedRun) -> Iterator[Found]:
     Keep the first four breakpoints.
     """
     for step in run.steps:
-        spots = [i for i, part in enumerate(step.asked.parts) if part.has_breakpoint]
-        if not spots or "cache_control" in step.asked.body:
+        spots = [i for i, part in enumerate(step.request.parts) if part.has_breakpoint]
+        if not spots or "cache_control" in step.request.body:
             continue
-        if step.asked.api == "messages" and len(spots) > _MAX_BREAKPOINTS:
+        if step.request.api == "messages" and len(spots) > _MAX_BREAKPOINTS:
             words = f"{len(spots)} breakpoints, and {_MAX_BREAKPOINTS} are allowed: the request is refused"
             yield _at_breakpoint(step, spots[_MAX_BREAKPOINTS], words, severity=Severity.ERROR)
             continue
@@ -66,8 +66,8 @@ def misplaced_breakpoint(run: LintedRun) -> Iterator[Found]:
 
 
 def _too_early(step: LintedStep, spots: list[int]) -> Iterator[Found]:
-    num_tokens = step.scale.total(step.asked.parts[: spots[-1] + 1])
-    if num_tokens < _MIN_CACHEABLE <= step.scale.total(step.asked.parts):
+    num_tokens = step.scale.total(step.request.parts[: spots[-1] + 1])
+    if num_tokens < _MIN_CACHEABLE <= step.scale.total(step.request.parts):
         words = f"the last breakpoint is behind about {num_tokens:,d} tokens: "
         words += f"fewer than {_MIN_CACHEABLE:,d} are not cached"
         yield _at_breakpoint(step, spots[-1], words, fix="Put it further back, where enough stands before it.")
@@ -76,7 +76,7 @@ def _too_early(step: LintedStep, spots: list[int]) -> Iterator[Found]:
 def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     """All breakpoints lie behind what changed, and enough that did not lies before it."""
     first = step.changes[0].position
-    num_stable = step.scale.total(step.asked.parts[:first])
+    num_stable = step.scale.total(step.request.parts[:first])
     if spots[0] >= first and num_stable >= _MIN_CACHEABLE:
         words = f"the breakpoint lies behind what changes; {num_stable:,d} tokens before that have none"
         fix = "Put a breakpoint on the last block that stays the same."
@@ -86,7 +86,7 @@ def _behind_change(step: LintedStep, spots: list[int]) -> Iterator[Found]:
 def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
     """The conversation has grown, and the last breakpoint has not moved with it."""
     assert step.before
-    num_tokens = step.scale.total(step.asked.parts[spots[-1] + 1 : len(step.before.parts)])
+    num_tokens = step.scale.total(step.request.parts[spots[-1] + 1 : len(step.before.parts)])
     if num_tokens >= _MIN_CACHEABLE:
         words = f"{num_tokens:,d} tokens of history behind the last breakpoint are recomputed"
         fix = "Move one breakpoint along: onto the last block of the newest message of every request."
@@ -96,7 +96,7 @@ def _left_behind(step: LintedStep, spots: list[int]) -> Iterator[Found]:
 def _at_breakpoint(
     step: LintedStep, spot: int, words: str, num_lost: int = 0, *, severity: Severity | None = None, fix: str = ""
 ) -> Found:
-    place = step.place(step.asked.parts[spot], 0, 0)
+    place = step.place(step.request.parts[spot], 0, 0)
     return Found(place, words, Waste(num_recomputed=num_lost), severity, fix)
 
 
@@ -108,9 +108,9 @@ def under_minimum(run: LintedRun) -> Iterator[Found]:
     """
     # Hosted APIs alone have a minimum; elsewhere the end of the last block is all that is lost.
     for step in run.steps[1:]:
-        if step.changes or not step.before or not step.asked.model.rpartition("/")[2].startswith(_HOSTED):
+        if step.changes or not step.before or not step.request.model.rpartition("/")[2].startswith(_HOSTED):
             continue
         num_shared = step.scale.total(step.before.parts)
         if _NEARLY * _MIN_CACHEABLE <= num_shared < _MIN_CACHEABLE:
             words = f"about {num_shared:,d} tokens are sent again: fewer than {_MIN_CACHEABLE:,d} are not cached"
-            yield Found(step.place(step.asked.parts[0], 0, 0), words, Waste(num_recomputed=num_shared))
+            yield Found(step.place(step.request.parts[0], 0, 0), words, Waste(num_recomputed=num_shared))

@@ -81,7 +81,7 @@ def _is_carried(group: Sequence[CallTurn], turn: CallTurn) -> bool:
 
 def _found(step: LintedStep, group: Sequence[CallTurn], words: str) -> Found:
     num_trips = len(group) - 1
-    waste = Waste(num_round_trips=num_trips, num_carried=step.scale.total(step.asked.parts) * num_trips)
+    waste = Waste(num_round_trips=num_trips, num_carried=step.scale.total(step.request.parts) * num_trips)
     return Found(step.place(group[1].call), words, waste)
 
 
@@ -100,9 +100,9 @@ def _groups(step: LintedStep, can_join: CanJoin, *, min_turns: int) -> Iterator[
 def chains(step: LintedStep) -> Iterator[list[CallTurn]]:
     """Turns of one call each that follow one another with nothing but results between them."""
     chain: list[CallTurn] = []
-    known = "\n".join(part.text for part in step.asked.system)
+    known = "\n".join(part.text for part in step.request.system)
     for role, group in groupby(
-        step.asked.continued, key=lambda part: "assistant" if part.role == "assistant" else part.kind
+        step.request.continued, key=lambda part: "assistant" if part.role == "assistant" else part.kind
     ):
         said = [*group]
         texts = "\n".join(part.text for part in said)

@@ -29,9 +29,9 @@ def duplicated(run: LintedRun) -> Iterator[Found]:
     Say it once, as early as it is needed, and refer to it.
     """
     # In the longest prompt, which has all that the others had.
-    step = max(run.steps, key=lambda step: sum(len(part.text) for part in step.asked.parts))
+    step = max(run.steps, key=lambda step: sum(len(part.text) for part in step.request.parts))
     first: dict[str, Part] = {}
-    for part in (*step.asked.system, *step.asked.history):
+    for part in (*step.request.system, *step.request.history):
         if part.role == "assistant" or part.kind == "thinking":
             continue
         again = [(text, begin) for text, begin in _paragraphs(part.text) if text in first]
@@ -67,8 +67,8 @@ def oversized_result(run: LintedRun) -> Iterator[Found]:
     """
     # Seen in the last request: how often a result was sent is how often the assistant has spoken since.
     step = run.last
-    turns = [part.message for part in step.asked.history if part.role == "assistant"]
-    for part in step.asked.history:
+    turns = [part.message for part in step.request.history if part.role == "assistant"]
+    for part in step.request.history:
         if part.kind != "result" or (num_tokens := step.scale.part_tokens(part)) < _MIN_RESULT:
             continue
         num_sent = 1 + len({turn for turn in turns if turn is not None and turn > (part.message or 0)})
@@ -86,15 +86,15 @@ def large_model(run: LintedRun) -> Iterator[Found]:
     """
     # A question and a short answer, without tools and without a past.
     step = run.last
-    num_prompt, num_output = step.scale.total(step.asked.parts), _most_output(step)
+    num_prompt, num_output = step.scale.total(step.request.parts), _most_output(step)
     is_small = num_prompt <= _MAX_PROMPT and num_output is not None and num_output <= _MAX_OUTPUT
-    if len(run.steps) == 1 and is_small and not step.asked.tools and _LARGE.search(step.asked.model):
-        words = f"{step.asked.model} reads {num_prompt:,d} tokens to write at most {num_output}"
-        yield Found(TextPlace(step.asked.index, "model"), words)
+    if len(run.steps) == 1 and is_small and not step.request.tools and _LARGE.search(step.request.model):
+        words = f"{step.request.model} reads {num_prompt:,d} tokens to write at most {num_output}"
+        yield Found(TextPlace(step.request.index, "model"), words)
 
 
 def _most_output(step: LintedStep) -> int | None:
     """How long the answer was or, if that is not known, may be."""
-    usage, body = step.asked.answer.usage, step.asked.body
+    usage, body = step.request.answer.usage, step.request.body
     asked = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
     return usage.num_output if usage else next((num for num in asked if isinstance(num, int)), None)

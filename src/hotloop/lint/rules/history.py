@@ -39,7 +39,7 @@ def history_trimmed(run: LintedRun) -> Iterator[Found]:
     # Parts that are gone from one place are one finding.
     trimmed: dict[tuple[int, int], list[tuple[LintedStep, Change]]] = {}
     for step, change in run.changes_by(LossCause.TRIMMED):
-        trimmed.setdefault((step.asked.index, change.position), []).append((step, change))
+        trimmed.setdefault((step.request.index, change.position), []).append((step, change))
     for group in trimmed.values():
         step, first = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
@@ -65,7 +65,7 @@ def thinking_dropped(run: LintedRun) -> Iterator[Found]:
 
 def _is_in_loop(step: LintedStep, change: Change) -> bool:
     """Until the user speaks again a model goes on with its own thoughts; then most templates drop them anyway."""
-    behind = [part for part in step.asked.parts[change.position :] if part.role != "assistant"]
+    behind = [part for part in step.request.parts[change.position :] if part.role != "assistant"]
     with_results = {part.message for part in behind if part.kind == "result"}
     return bool(with_results) and all(part.message in with_results for part in behind if part.kind == "text")
 
@@ -88,7 +88,7 @@ def retokenised(run: LintedRun) -> Iterator[Found]:
 
 def _missed(run: LintedRun) -> Iterator[Found]:
     """By what the server reports: the text is the same, its prompt was found, and the answer was not."""
-    if run.last.asked.api == "messages":  # there, answers are not cached until they come back
+    if run.last.request.api == "messages":  # there, answers are not cached until they come back
         return
     block = _find_block(run.steps)
     missing = {id(step): _count_missing(step, block) for step in run.steps if _is_judged(step)}
@@ -101,17 +101,18 @@ def _missed(run: LintedRun) -> Iterator[Found]:
 
 def _find_block(steps: Sequence[LintedStep]) -> int:
     """How many tokens a server keeps together: all that it found is a multiple of it."""
-    found = (step.asked.answer.usage.num_cached for step in steps if step.asked.answer.usage)
+    found = (step.request.answer.usage.num_cached for step in steps if step.request.answer.usage)
     return min(gcd(*(num for num in found if num)) or 1, _MAX_BLOCK)
 
 
 def _is_judged(step: LintedStep) -> bool:
-    usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
-    return not (step.is_first or step.changes or step.asked.is_chained) and bool(usage and before and usage.num_cached)
+    usage, before = step.request.answer.usage, step.before and step.before.answer.usage
+    is_comparable = not (step.is_first or step.changes or step.request.is_chained)
+    return is_comparable and bool(usage and before and usage.num_cached)
 
 
 def _count_missing(step: LintedStep, block: int) -> int:
-    usage, before = step.asked.answer.usage, step.before and step.before.answer.usage
+    usage, before = step.request.answer.usage, step.before and step.before.answer.usage
     assert usage and before and usage.num_cached
     num_missing = before.num_prompt + before.num_output - usage.num_cached
     is_the_answer = usage.num_cached > before.num_prompt - block and num_missing > block + _SLACK
@@ -120,5 +121,5 @@ def _count_missing(step: LintedStep, block: int) -> int:
 
 def _answer_part(step: LintedStep) -> Part | None:
     assert step.before
-    behind = step.asked.history[len(step.before.history) :]
+    behind = step.request.history[len(step.before.history) :]
     return next((part for part in behind if part.role == "assistant"), None)

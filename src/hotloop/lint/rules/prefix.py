@@ -64,7 +64,7 @@ def _suspect(run: LintedRun) -> Iterator[Found]:
     step = run.steps[0]
     if len(run.steps) > 1 or step.before:
         return
-    for part in step.asked.system:
+    for part in step.request.system:
         if spot := find_suspects(part.text):
             words = f"{quote(part.text[slice(*spot)])} looks as if it were another in the next request"
             yield Found(step.place(part, *spot), words, severity=Severity.NOTE)
@@ -78,7 +78,7 @@ def tool_order(run: LintedRun) -> Iterator[Found]:
     """
     for step, change in run.changes_by(LossCause.TOOL_ORDER):
         assert step.before
-        index = step.asked.tools.index(change.part)
+        index = step.request.tools.index(change.part)
         was = step.before.tools[index].label if index < len(step.before.tools) else "nothing"
         yield at_change(step, change, f"tool {index} is {change.part.label!r} where {was!r} was before")
 
@@ -122,7 +122,7 @@ def _late(run: LintedRun) -> Iterator[Found]:
     """Many chat templates move a late system turn to the front, or refuse it: the request does not show which."""
     seen: set[str] = set()
     for step in run.steps:
-        for part in step.asked.history:
+        for part in step.request.history:
             if part.kind == "system" and part.text not in seen:
                 seen.add(part.text)
                 words = f"{quote(part.text)} is a system turn in the middle: many templates move it to the front"
