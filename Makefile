@@ -12,8 +12,10 @@ CUDA := .venv-cuda
 GPU_PYTHON ?= $(CUDA)/bin/python
 GPU_READY := $(if $(filter $(CUDA)/bin/python,$(GPU_PYTHON)),$(CUDA)/.installed)
 
+CLIENTS := .clients
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model check format test test-page test-ray test-kernels test-gpu bench-gpu demo bench docs clean
+.PHONY: help setup model check format test test-page test-ray test-clients test-kernels test-gpu bench-gpu demo bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +55,19 @@ test-ray: model ## Run the fleet's tests on a real Ray
 	@$(PIP) install -e '.[ray]' -c constraints.txt
 	$(BIN)/pytest tests/fleet
 
+$(CLIENTS)/.installed: Makefile
+	@$(CLIENTS)/py/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(CLIENTS)/py
+	@echo "installing clients into $(CLIENTS) ..."
+	@$(CLIENTS)/py/bin/python -m pip --disable-pip-version-check -qq install uv  # pip takes minutes to make these fit
+	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/py/bin/python openai anthropic langgraph langchain-openai \
+	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]'
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
+	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS)/.installed ## Run real clients (Claude Code, Codex, LangGraph, ...) against server and router
+	HOTLOOP_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
+
 $(KERNELS)/.installed: pyproject.toml constraints.txt constraints-kernels.txt
 	@$(KERNELS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(KERNELS)
 	@echo "installing CPU torch and triton into $(KERNELS) ..."
@@ -86,5 +101,5 @@ docs: $(STAMP) ## Write the generated pages: docs/cli.md and docs/configuration.
 	$(BIN)/python docs/reference.py
 
 clean: ## Remove .venv and what tools left behind
-	rm -rf $(VENV) $(KERNELS) $(CUDA) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(KERNELS) $(CUDA) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

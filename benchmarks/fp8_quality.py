@@ -19,9 +19,9 @@ from hotloop.backends.cuda.fp8 import E4M3, ScaledMatrix, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights, load_weights
-from hotloop.backends.rotary import rotary_table
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.models.model import Model, load_model
+from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _DOCS = Path(__file__).parents[1] / "docs"

@@ -24,8 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
-from hotloop.core.schema import json_schema
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.engine.grammar.matcher import Grammars, Matcher
 from hotloop.models.model import load_model
 from hotloop.models.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.core.config import DEFAULT_MODEL
-from hotloop.models.registry import pull
+from hotloop.models.model import pull
 
 
 @pytest.fixture(scope="session")

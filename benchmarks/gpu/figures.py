@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.models import dummy_model
+from hotloop.backends.backend import Batch
 from hotloop.backends.cuda.flight import CudaFlight
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda
 from hotloop.core.config import EngineConfig
@@ -185,17 +186,23 @@ def idle_share(client: Client, count: int, num_in: int = 1024, num_out: int = 12
     client.ask(prompts, 1)
     backend = client.engine._backend
     assert isinstance(backend, CudaBackend)
-    timeline: list[CudaFlight] = []
-    backend.timeline = timeline
+    timeline: list[tuple[int, CudaFlight]] = []  # rows of a step, and the step
+    launch = backend.launch
+
+    def launch_recorded(batch: Batch) -> CudaFlight:
+        timeline.append((len(batch.token_ids), launch(batch)))
+        return timeline[-1][1]
+
+    backend.launch = launch_recorded  # type: ignore[method-assign]
     reports: list[StepReport] = []
     client.engine.on_step = reports.append
     client.ask(prompts, num_out)
-    backend.timeline = None
+    backend.launch = launch  # type: ignore[method-assign]
     client.engine.on_step = None
     torch.cuda.synchronize()
-    steps = [flight for flight in timeline if flight.num_rows == count]
+    steps = [flight for num_rows, flight in timeline if num_rows == count]
     if len(steps) < 2:
-        return {"rows of steps": Counter(flight.num_rows for flight in timeline).most_common(8)}
+        return {"rows of steps": Counter(num_rows for num_rows, _ in timeline).most_common(8)}
     busy_ms = sum(flight.begun.elapsed_time(flight.ended) for flight in steps[1:])
     total_ms = steps[0].ended.elapsed_time(steps[-1].ended)
     level = [report for report in reports if report.num_tokens == count]

@@ -34,6 +34,7 @@ from benchmarks.gpu.engines import Answer, LentBackend, ask, tell
 from benchmarks.gpu.feeding import TINY, VARIANTS, Feeder, Sizes
 from benchmarks.gpu.random_models import FAMILIES, Kind, reference_logits, write_model
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
+from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams
 from hotloop.engine.engine import Engine
@@ -142,7 +143,7 @@ class Examiner:
         config = EngineConfig(max_running=max_running, max_step_tokens=_MAX_STEP_TOKENS, host_kv="off")
         kv_bytes = self.sizes.num_kv_tokens * kv_token_bytes(model.spec, kind.itemsize)
         has_graphs = self.device == "cuda"
-        backend = CudaBackend(model, kv_bytes, config, dtype=kind, device=self.device, has_graphs=has_graphs)
+        backend = CudaBackend(model, kv_bytes, Plan(config, kind, has_graphs=has_graphs), device=self.device)
         try:
             yield model, backend
         finally:

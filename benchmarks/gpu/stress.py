@@ -29,11 +29,11 @@ from benchmarks.gpu.engines import LentBackend, tell, wait_until_idle
 from benchmarks.gpu.vocabularies import write_byte_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import CudaBackend
+from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import Overloaded
-from hotloop.core.grammar import Grammar
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob
-from hotloop.core.schema import json_schema
 from hotloop.engine.engine import Engine
 from hotloop.models.memory import kv_token_bytes
 from hotloop.models.model import Model, load_model
@@ -314,7 +314,7 @@ def open_tiny(device: str) -> tuple[Model, CudaBackend]:
         model = load_model(str(folder), load_format="dummy")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     kv_bytes = NUM_KV_TOKENS * kv_token_bytes(model.spec, dtype.itemsize)
-    return model, CudaBackend(model, kv_bytes, CONFIG, dtype=dtype, device=device, has_graphs=device == "cuda")
+    return model, CudaBackend(model, kv_bytes, Plan(CONFIG, dtype, has_graphs=device == "cuda"), device=device)
 
 
 def run(

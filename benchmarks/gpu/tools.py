@@ -31,6 +31,7 @@ from benchmarks.gpu.models import dummy_folder
 from benchmarks.gpu.vocabularies import write_trained_tokenizer
 from hotloop.backends.backend import Backend
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
+from hotloop.backends.cuda.workers import Plan
 from hotloop.chat.formats import LlamaFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import EngineConfig
@@ -346,7 +347,7 @@ def open_model(*, is_exact: bool, is_tiny: bool) -> tuple[Model, CudaBackend, En
     model = tool_model(**(TINY if is_tiny else EXACT))
     kv_bytes = (128 * BLOCK_SIZE if is_tiny else EXACT_KV_TOKENS) * kv_token_bytes(model.spec, 4)
     device = "cpu" if is_tiny else "cuda"
-    backend = CudaBackend(model, kv_bytes, config, dtype=torch.float32, device=device, has_graphs=not is_tiny)
+    backend = CudaBackend(model, kv_bytes, Plan(config, torch.float32, has_graphs=not is_tiny), device=device)
     return model, backend, config
 
 

@@ -16,7 +16,7 @@ from hotloop.backends.backend import Batch
 from hotloop.backends.openvino import native
 from hotloop.backends.openvino.attention import Attention, Kernel, numpy_kernel
 from hotloop.backends.openvino.native import load_amx, load_portable
-from hotloop.backends.rotary import rotary_frequencies, rotary_table
+from hotloop.models.rope import rotary_frequencies, rotary_table
 from hotloop.models.spec import ModelSpec
 
 Array = NDArray[np.float32]

@@ -27,7 +27,7 @@ def test_a_limit_below_one_is_refused(name: str) -> None:
 
 
 def test_the_memory_is_checked_when_it_is_set() -> None:
-    assert EngineConfig(kv_memory="1GiB").kv_memory_bytes == 1 << 30
+    assert parse_bytes(EngineConfig(kv_memory="1GiB").kv_memory) == 1 << 30
     with pytest.raises(ConfigError, match="lots"):
         EngineConfig(kv_memory="lots")
 

@@ -20,10 +20,11 @@ from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend, open_cuda
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
+from hotloop.backends.cuda.workers import Plan
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, ConfigError
+from hotloop.core.grammar import json_schema
 from hotloop.core.request import SamplingParams
-from hotloop.core.schema import json_schema
 from hotloop.engine.drafting.model import ModelDrafter
 from hotloop.engine.engine import Engine
 from hotloop.models.model import Model
@@ -53,17 +54,8 @@ def make_backend(
     **settings: Any,
 ) -> CudaBackend:
     config = EngineConfig(**{"max_running": 4, "max_step_tokens": 64, **settings})
-    return CudaBackend(
-        model,
-        kv_bytes,
-        config,
-        dtype=dtype,
-        has_fp8_weights=has_fp8_weights,
-        device=device,
-        has_graphs=device == "cuda" if has_graphs is None else has_graphs,
-        flash=flash,
-        min_saved_bytes=min_saved_bytes,
-    )
+    plan = Plan(config, dtype, has_fp8_weights, device == "cuda" if has_graphs is None else has_graphs)
+    return CudaBackend(model, kv_bytes, plan, device=device, flash=flash, min_saved_bytes=min_saved_bytes)
 
 
 def logits_of(backend: CudaBackend, step: Batch) -> np.ndarray[Any, Any]:

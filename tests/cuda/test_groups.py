@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.backends.batches import batch
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.cuda.groups import Group, Plan, Sharing
+from hotloop.backends.cuda.groups import PrefixGroup, SharedPlan, Sharing
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, pack, shape_of, view_parts
 
@@ -90,7 +90,7 @@ def test_every_row_of_a_group_meets_every_shared_block_once(
     check_plan(plan, groups, made, sharing)
 
 
-def check_plan(plan: Plan, groups: list[Group], made: Batch, sharing: Sharing) -> None:
+def check_plan(plan: SharedPlan, groups: list[PrefixGroup], made: Batch, sharing: Sharing) -> None:
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for row_begin, row_end, block_begin, block_end, part in plan.items.tolist():
         assert row_end - row_begin <= sharing.tile_rows

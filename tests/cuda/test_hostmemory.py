@@ -61,10 +61,8 @@ def test_a_random_traffic_of_blocks(device: str) -> None:
             host_ids = rng.sample(range(60), len(block_ids))
             memory.offload(block_ids, host_ids)
             host_has |= {host: device_has[block] for host, block in zip(host_ids, block_ids, strict=True)}
-            ids = np.array(block_ids, np.int32)
-            memory.before_step(ids)  # as a step that is given the room writes into it
-            kv[:, :, block_ids] = torch.randn((*SHAPE[:2], len(block_ids), *SHAPE[3:]), device=device)
-            memory.after_step(ids)
+            with memory.step(np.array(block_ids, np.int32)):  # as a step that is given the room writes into it
+                kv[:, :, block_ids] = torch.randn((*SHAPE[:2], len(block_ids), *SHAPE[3:]), device=device)
             device_has |= {block: kv[:, :, block].clone() for block in block_ids}
         elif host_has:
             host_ids = rng.sample([*host_has], min(len(block_ids), len(host_has)))

@@ -4,11 +4,13 @@ import pytest
 import torch
 from tests.cuda.test_kernels import assert_close, poison
 
-from hotloop.backends.cuda import int4
-from hotloop.backends.cuda.int4 import Int4Matrix, Tile, gemv_int4, multiply, tile_product, widen
+from hotloop.backends.cuda import int4_product
+from hotloop.backends.cuda.int4 import Int4Matrix, widen
+from hotloop.backends.cuda.int4_product import Tile, is_tiled, multiply, tile_product
 from hotloop.backends.cuda.linear import gated, linear
 
 SIZES = [(64, 128, 128), (48, 96, 32), (40, 272, 16), (72, 320, 64), (24, 512, 256), (32, 200, None)]
+TILE_SIZES = [size for size in SIZES if size[2] != 16] + [(20, 1408, 128)]
 DTYPES = [torch.float32, torch.bfloat16]
 # The interpreter multiplies the bits of bf16 matrices as if they were integers.
 TILE_DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
@@ -39,47 +41,44 @@ def test_weights_are_held_to_the_last_bit(n: int, k: int, group_size: int | None
     assert torch.equal(torch.cat([part.widened() for part in matrix.split([8, n - 8])]), exact.float())
     out = poison(n, k, dtype=torch.float32, device=device)
     assert torch.equal(widen(matrix, out), exact.float())
-    num_pieces, num_groups = -(-k // 128), k // (group_size or k)
-    assert matrix.nbytes == n * (64 * num_pieces + 3 * num_groups)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 2])
-@pytest.mark.parametrize(("n", "k", "group_size"), [*SIZES, (20, 4224, 128)])
-def test_a_row_or_two(n: int, k: int, group_size: int | None, num_rows: int, dtype: torch.dtype, device: str) -> None:
-    matrix, exact = random_matrix(n, k, group_size, device)
-    x, bias = torch.randn(num_rows, k, device=device).to(dtype), torch.randn(n, device=device).to(dtype)
-    want = x.double() @ exact.t()
-    assert_close(gemv_int4(x, matrix, poison(num_rows, n, dtype=dtype, device=device)), want)
-    assert_close(linear(x, matrix, bias), want + bias.double())
-    gate, up = want.chunk(2, -1)
-    assert_close(gated(x, matrix), gate * torch.sigmoid(gate) * up)
+    num_pieces, num_groups = -(-k // 256), k // (group_size or k)
+    assert matrix.nbytes == n * (128 * num_pieces + 4 * num_groups)
 
 
 @pytest.mark.parametrize("dtype", TILE_DTYPES)
-@pytest.mark.parametrize("num_rows", [3, 40])
-@pytest.mark.parametrize(("n", "k", "group_size"), SIZES[1:])
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize(("n", "k", "group_size"), TILE_SIZES)
 def test_some_rows(n: int, k: int, group_size: int | None, num_rows: int, dtype: torch.dtype, device: str) -> None:
-    """Weights are rounded to what x is held in, as they are where a library multiplies them."""
     matrix, exact = random_matrix(n, k, group_size, device)
     x, bias = torch.randn(num_rows, k, device=device).to(dtype), torch.randn(n, device=device).to(dtype)
-    want = x.double() @ exact.to(dtype).double().t()
+    want = x.double() @ exact.t()
     close = assert_close if dtype == torch.float32 else assert_nearly
     out = poison(num_rows, n, dtype=dtype, device=device)
-    close(tile_product(x, matrix, out, tile=Tile(16, 32, 2, 4, 2), num_splits=1), want)
+    close(tile_product(x, matrix, out, tile=Tile(64, 16, 32, 2, 2, 1), num_splits=1), want)
     out = poison(num_rows, n, dtype=dtype, device=device)
-    close(tile_product(x, matrix, out, bias=bias, tile=Tile(32, 64, 1, 4, 2), num_splits=3), want + bias.double())
+    tile = Tile(64, 32, 64, 4, 2, 1)
+    close(tile_product(x, matrix, out, bias=bias, tile=tile, num_splits=3), want + bias.double())
     close(linear(x, matrix, bias), want + bias.double())
     gate, up = want.chunk(2, -1)
     close(gated(x, matrix), gate * torch.sigmoid(gate) * up)
 
 
+def test_groups_that_are_too_small_are_widened(device: str) -> None:
+    matrix, exact = random_matrix(40, 272, 16, device)
+    x = torch.randn(3, 272, device=device)
+    assert not is_tiled(3, matrix)
+    want = x.double() @ exact.t()
+    assert_close(linear(x, matrix), want)
+    gate, up = want.chunk(2, -1)
+    assert_close(gated(x, matrix), gate * torch.sigmoid(gate) * up)
+
+
 @pytest.mark.parametrize("dtype", DTYPES if torch.cuda.is_available() else DTYPES[:1])
 def test_many_rows(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights are widened a few rows at a time, the last time fewer."""
-    monkeypatch.setattr(int4, "_WIDENED", 20 * 200)
-    matrix, exact = random_matrix(48, 200, None, device)
-    x, bias = torch.randn(300, 200, device=device).to(dtype), torch.randn(48, device=device).to(dtype)
+    """The weights are widened some rows at a time, the last time fewer."""
+    monkeypatch.setattr(int4_product, "WIDENED", 256 * 200)
+    matrix, exact = random_matrix(600, 200, None, device)
+    x, bias = torch.randn(300, 200, device=device).to(dtype), torch.randn(600, device=device).to(dtype)
     want = x.double() @ exact.to(dtype).double().t()
     assert_close(multiply(x, matrix), want)
     assert_close(linear(x, matrix, bias), want + bias.double())

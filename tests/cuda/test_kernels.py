@@ -125,12 +125,12 @@ def test_blocks_are_copied_out_and_back_elsewhere(dtype: torch.dtype, device: st
     shape = (3, 16, 96)  # more than one tile, the last not full
     caches = torch.randn(3, 2, 7, *shape, device=device).to(dtype)
     staging = poison(2, 3, 2, *shape, dtype=dtype, device=device)
-    kernels.copy_blocks_out(caches, torch.tensor([5, 2], dtype=torch.int32, device=device), staging)
+    kernels.copy_blocks(caches, torch.tensor([5, 2], dtype=torch.int32, device=device), staging, is_out=True)
     assert equal(staging, caches[:, :, [5, 2]].permute(2, 0, 1, 3, 4, 5))
     other = torch.randn(3, 2, 9, *shape, device=device).to(dtype)
     expected = other.clone()
     expected[:, :, [0, 8]] = caches[:, :, [5, 2]]
-    kernels.copy_blocks_in(other, torch.tensor([0, 8], dtype=torch.int32, device=device), staging)
+    kernels.copy_blocks(other, torch.tensor([0, 8], dtype=torch.int32, device=device), staging, is_out=False)
     assert equal(other, expected)
-    kernels.copy_blocks_in(other, torch.tensor([], dtype=torch.int32, device=device), staging[:0])
+    kernels.copy_blocks(other, torch.tensor([], dtype=torch.int32, device=device), staging[:0], is_out=False)
     assert equal(other, expected)

@@ -19,9 +19,10 @@ from tests.cuda.test_backend import logits_of, make_backend
 from tests.engine.tiny import TOKENIZER, Listener, greedy, make_request
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder
 
+from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES
 from hotloop.backends.cuda.parallel import SharedGroup
 from hotloop.backends.cuda.runner import CudaBackend, open_cuda, open_ranks
-from hotloop.backends.cuda.workers import Workers
+from hotloop.backends.cuda.workers import Plan, Workers
 from hotloop.core.config import EngineConfig, KvPrecision
 from hotloop.core.errors import ConfigError, DeviceLost
 from hotloop.engine.drafting.drafter import Drafter
@@ -43,11 +44,17 @@ def tiny_model(folder: Path, family: Family, **changes: Any) -> Model:
 
 
 def open_two(
-    model: Model, device: str, kv_precision: KvPrecision = "auto", **options: Any
+    model: Model,
+    device: str,
+    kv_precision: KvPrecision = "auto",
+    *,
+    has_fp8_weights: bool = False,
+    min_saved_bytes: int = MIN_SAVED_BYTES,
 ) -> tuple[CudaBackend, Workers]:
     workers = Workers(2, "cuda:0" if device == "cuda" else device, "gloo")
     config = EngineConfig(gpus=2, kv_precision=kv_precision, **SETTINGS)
-    return open_ranks(model, 4 << 20, config, workers, dtype=torch.float32, has_graphs=False, **options), workers
+    plan = Plan(config, torch.float32, has_fp8_weights, has_graphs=False)
+    return open_ranks(model, 4 << 20, plan, workers, min_saved_bytes=min_saved_bytes), workers
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -105,7 +112,7 @@ def test_nccl_is_captured_in_graphs_and_can_be_broken_off(tmp_path: Path, device
     model = tiny_model(tmp_path, "llama")
     group = SharedGroup(0, 1, torch.device("cuda:0"), "nccl", dist.HashStore())
     config = EngineConfig(**SETTINGS)
-    one = CudaBackend(model, 4 << 20, config, dtype=torch.float32, device="cuda:0", group=group)
+    one = CudaBackend(model, 4 << 20, Plan(config, torch.float32), device="cuda:0", group=group)
     alone = make_backend(model, device)
     for step in (batch(([5, 6, 7], 0, [3])), batch(([8], 3, [3]), ([1], 0, [2]))):
         np.testing.assert_allclose(logits_of(one, step), logits_of(alone, step), rtol=1e-4, atol=1e-4)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.cuda import sampling
-from hotloop.backends.cuda.logprobs import Logprobs
+from hotloop.backends.cuda.choosing import Logprobs
 from hotloop.backends.cuda.staging import Staging
 from hotloop.core.request import TokenLogprob
 
@@ -93,12 +93,10 @@ def test_penalties_and_biases(rng: np.random.Generator, device: str) -> None:
     places = rng.permutation(3 * 500)[:num]
     rows, tokens = (torch.tensor(x, dtype=torch.int32, device=device) for x in np.divmod(places, 500))
     repetition, addend = torch.rand(num, device=device) + 0.7, torch.randn(num, device=device)
-    rows[7] = -1
     expected = logits.clone().cpu()
     for row, token, penalty, bias in zip(*(x.tolist() for x in (rows, tokens, repetition, addend)), strict=True):
-        if row >= 0:
-            value = expected[row, token]
-            expected[row, token] = (value / penalty if value > 0 else value * penalty) + bias
+        value = expected[row, token]
+        expected[row, token] = (value / penalty if value > 0 else value * penalty) + bias
     sampling.adjust(logits, rows, tokens, repetition, addend)
     torch.testing.assert_close(logits.cpu(), expected)
     sampling.adjust(logits, *(x[:0] for x in (rows, tokens, repetition, addend)))
@@ -108,12 +106,12 @@ def test_penalties_and_biases(rng: np.random.Generator, device: str) -> None:
 @pytest.mark.parametrize("vocab_size", [32, 77, 3000])
 def test_masks(vocab_size: int, rng: np.random.Generator, device: str) -> None:
     logits = torch.randn(4, vocab_size, device=device)
-    masks = rng.integers(0, 2**32, (3, -(-vocab_size // 32)), np.uint32)
+    masks = rng.integers(0, 2**32, (2, -(-vocab_size // 32)), np.uint32)
     is_allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size].astype(bool)
     expected = logits.cpu().clone()
     expected[3][torch.tensor(~is_allowed[0])] = -torch.inf
-    expected[1][torch.tensor(~is_allowed[2])] = -torch.inf
-    rows = torch.tensor([3, -1, 1], dtype=torch.int32, device=device)
+    expected[1][torch.tensor(~is_allowed[1])] = -torch.inf
+    rows = torch.tensor([3, 1], dtype=torch.int32, device=device)
     sampling.apply_masks(logits, rows, torch.tensor(masks.view(np.int32), device=device))
     assert torch.equal(logits.cpu(), expected)
 

@@ -22,9 +22,8 @@ from tests.engine.tiny import (
 from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.host import HostChosen
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, SamplingParams
-from hotloop.core.schema import json_schema
 from hotloop.engine.decode import Decoder
 from hotloop.engine.engine import Completion, Engine
 from hotloop.engine.grammar.matcher import Grammars

@@ -18,9 +18,8 @@ from tests.engine.tiny import BLOCK_SIZE, TOKENIZER, VOCAB_SIZE, greedy, make_en
 from hotloop.backends.backend import Batch
 from hotloop.core.config import EngineConfig
 from hotloop.core.errors import BackendError, DeviceLost
-from hotloop.core.grammar import Grammar
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, Priority, SamplingParams, TokenEvent
-from hotloop.core.schema import json_schema
 from hotloop.engine.core import EngineCore
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.model import ModelDrafter

@@ -15,8 +15,8 @@ import pytest
 from tests.engine.drafting.test_speculation import Oracle, drafting_engine
 from tests.engine.tiny import Listener, make_engine, make_request, until_idle
 
+from hotloop.core.grammar import json_schema
 from hotloop.core.request import FinishReason, Request, SamplingParams
-from hotloop.core.schema import json_schema
 from hotloop.engine.engine import Engine
 
 NUM_SCHEMAS = int(os.environ.get("HOTLOOP_STRESS", "32"))

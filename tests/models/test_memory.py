@@ -144,10 +144,10 @@ def test_each_of_several_gpus_has_its_share() -> None:
 
 
 def test_a_gpu_holds_four_bits_as_they_are() -> None:
-    """Half a byte a weight and three bytes a group of layers' matrices; the rest is bf16, and fp8 is made of all."""
+    """Half a byte a weight and four bytes a group of layers' matrices; the rest is bf16, and fp8 is made of all."""
     int4 = replace(SHAPE_70B, int4=Int4Spec("awq", 128))
     num_weights = 80 * (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672)
-    saved = 2 * num_weights - num_weights // 2 - num_weights // 128 * 3
+    saved = 2 * num_weights - num_weights // 2 - num_weights // 128 * 4
     for weight_format, item_bytes in (("bf16", 2), ("f32", 4)):
         plain = gpu_weight_bytes(SHAPE_70B, weight_format, 1)  # type: ignore[arg-type]
         held = gpu_weight_bytes(int4, weight_format, 1)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_a_gpu_holds_four_bits_as_they_are() -> None:
     whole = replace(SHAPE_70B, int4=Int4Spec("gptq", None))
     num_rows = 80 * (2 * 8192 + 2 * 1024 + 8192 + 2 * 28672)
     assert gpu_weight_bytes(SHAPE_70B, "bf16", 1) - gpu_weight_bytes(whole, "bf16", 1) == (
-        2 * num_weights - num_weights // 2 - 3 * num_rows
+        2 * num_weights - num_weights // 2 - 4 * num_rows
     )
     draft = tiny_spec("llama", hidden_size=128, intermediate_size=256, int4=Int4Spec("awq", 32))
     left = fit_70b(180, 179, 0.9) - gpu_weight_bytes(draft, "bf16", 1)

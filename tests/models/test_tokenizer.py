@@ -17,7 +17,7 @@ from tests.models.tiny import (
 from tokenizers import models, normalizers, pre_tokenizers
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf_file import GgufFile
+from hotloop.models.gguf import GgufFile
 from hotloop.models.huggingface import folder_template, folder_tokenizer
 from hotloop.models.model import load_model
 from hotloop.models.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from hotloop.router.kinds import KINDS
 from hotloop.router.metrics import RouterMetrics
 from hotloop.router.placement.policy import POLICIES
 from hotloop.router.replicas.fleet import Fleet
-from hotloop.router.tiers.saved import Saved
+from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import NullTracer
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotloop.router.proxy.proxy import end_of_events
+from hotloop.router.proxy import end_of_events
 from hotloop.router.summary import read_id, summarize
 
 ENDS = [

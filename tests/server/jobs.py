@@ -1,7 +1,5 @@
 """A job without an engine, for the tests of what renders its answer."""
 
-from typing import Any
-
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import NOTHING_ASKED
@@ -10,14 +8,12 @@ from hotloop.server.tenants import Caller
 
 
 def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job:
-    nothing: Any = None
     return Job(
         endpoint="chat",
         prompt_param="messages",
         prompts=[],
         sampling=SamplingParams(logprobs=logprobs),
         grammar=None,
-        hold=nothing,
         inquiry=NOTHING_ASKED,
         caller=Caller("", ""),
         calling=calling or Calling(),

@@ -13,13 +13,13 @@ from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEve
 from hotloop.server.delivery import OutputCollector, PlainText, parse_piece
 from hotloop.server.errors import Cancelled, UnknownPrevious, UnknownResponse
 from hotloop.server.responses.render import Composer
-from hotloop.server.responses.store import Item, ResponseStore, RunningResponse, make_messages, parse_items
-from hotloop.wire.field import Field
+from hotloop.server.responses.store import ResponseStore, RunningResponse, make_messages, parse_items
+from hotloop.wire.field import Field, Json
 
 USAGE = Usage(1, 0, 1)
 
 
-def make_run(response_id: str, text: str = "hello", *, items: tuple[Item, ...] = (), **fields: Any) -> RunningResponse:
+def make_run(response_id: str, text: str = "hello", *, items: tuple[Json, ...] = (), **fields: Any) -> RunningResponse:
     """One that has said everything and is not settled yet."""
     composer = Composer({"id": response_id, "model": "tiny"}, TOKENIZER)
     event = TokenEvent(response_id, (1,), text, USAGE, finish_reason=FinishReason.STOP)

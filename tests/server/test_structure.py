@@ -14,9 +14,8 @@ from hotloop.chat.formats import choose_format
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.message import Tool
-from hotloop.core.schema import json_schema
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling

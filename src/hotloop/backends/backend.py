@@ -45,6 +45,20 @@ class Batch:
     """None: every token is known."""
 
 
+def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch:
+    """A prompt in the first blocks, its last tokens wanted, to warm up with: whoever gets the blocks overwrites it."""
+    num_blocks = -(-num_tokens // block_size)
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.arange(num_tokens),
+        past_lens=np.zeros(1, np.int32),
+        begins=np.array([0, num_tokens], np.int32),
+        block_ids=np.arange(num_blocks, dtype=np.int32),
+        block_begins=np.array([0, num_blocks], np.int32),
+        wanted=np.arange(num_tokens - num_wanted, num_tokens),
+    )
+
+
 class Allowed(Protocol):
     """Which tokens may come next."""
 
@@ -101,11 +115,9 @@ class Chosen(Protocol):
 
         Raises BackendError if the model computed no numbers, RequestError if the grammar fails.
         """
-        ...
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
         """From the model's own distribution, before temperature, penalties and cuts; only where it was asked for."""
-        ...
 
 
 class Flight(Protocol):
@@ -113,11 +125,9 @@ class Flight(Protocol):
 
     def sample(self, sampling: Sampling) -> None:
         """Say how its tokens are chosen; once, before `wait` and before the next launch."""
-        ...
 
     def wait(self) -> Chosen:
         """What was chosen. Raises BackendError if the hardware failed."""
-        ...
 
 
 class Copy(Protocol):
@@ -125,7 +135,6 @@ class Copy(Protocol):
 
     def wait(self) -> memoryview:
         """On any thread."""
-        ...
 
 
 class Restore(Protocol):
@@ -136,11 +145,9 @@ class Restore(Protocol):
     @property
     def is_done(self) -> bool:
         """Whether `wait` would not wait; never raises."""
-        ...
 
     def wait(self) -> float:
         """How long the copying itself took, in seconds. Raises BackendError if it failed."""
-        ...
 
 
 class HostMemory(Protocol):
@@ -152,11 +159,9 @@ class HostMemory(Protocol):
         """Copy these blocks, as they are after all that was launched, to as many of the host's. They may be given to
         somebody else at once.
         """
-        ...
 
     def restore(self, host_ids: Sequence[int], block_ids: Sequence[int]) -> Restore:
         """Begin to copy what was offloaded back into as many blocks, while other work goes on."""
-        ...
 
 
 class Backend(Protocol):
@@ -178,16 +183,12 @@ class Backend(Protocol):
 
     def launch(self, batch: Batch) -> Flight:
         """Begin to write the KV of every token into its blocks. Raises BackendError if the hardware fails."""
-        ...
 
     def read_blocks(self, block_ids: Sequence[int]) -> Copy:
         """A copy of these blocks' KV as it is after all that was launched, in an order of the backend's own."""
-        ...
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
         """Put back what `read_blocks` gave, into as many blocks, before whatever is launched next."""
-        ...
 
     def close(self) -> None:
         """Give the memory back."""
-        ...

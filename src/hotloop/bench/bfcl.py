@@ -20,8 +20,8 @@ from hotloop.bench.questions import Json, ToolQuestion
 from hotloop.bench.workload import parse_line
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.files import read_lines
+from hotloop.models.catalogue import home
 from hotloop.models.fetch import Download, pip_download, replace_atomically
-from hotloop.models.registry import home
 
 CATEGORIES = {
     "simple": "simple_python",

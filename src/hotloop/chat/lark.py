@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hotloop.chat.tools import ToolChoice
+from hotloop.core.grammar import json_schema
 from hotloop.core.message import Tool
-from hotloop.core.schema import json_schema
 from hotloop.models.tokenizer import Tokenizer
 
 ANYTHING = "/(?s:.*)/"

@@ -13,14 +13,14 @@ from hotloop.core.config import DEFAULT_MODEL, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
     from hotloop.engine.engine import Engine
-    from hotloop.models.registry import Entry
+    from hotloop.models.catalogue import Entry
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def pull_model(name: str) -> "Entry":
     """Pull with a progress bar, or a line where there is no terminal; neither shows if there is nothing to download."""
-    from hotloop.models.registry import pull
+    from hotloop.models.model import pull
 
     columns = (TextColumn(f"pulling {name}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -36,7 +36,7 @@ def pull_model(name: str) -> "Entry":
 
 def pull_missing(name: str) -> None:
     """Pull a model that can be fetched by its name, if it is not here."""
-    from hotloop.models.registry import list_models
+    from hotloop.models.catalogue import list_models
 
     if any(entry.name == name and not entry.is_pulled for entry in list_models()):
         pull_model(name)

@@ -13,14 +13,14 @@ from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.version import __version__
 
 if TYPE_CHECKING:
-    from hotloop.models.registry import Entry
+    from hotloop.models.catalogue import Entry
 
 ModelName = Annotated[str, Parameter(help="A name `hotloop models` lists, a GGUF file, or a Hugging Face folder.")]
 
 
 def models(*, as_json: Json = False) -> None:
     """List the models that can be loaded by name."""
-    from hotloop.models.registry import list_models
+    from hotloop.models.catalogue import list_models
 
     entries = list_models()
     titles = ("NAME", "FAMILY", "CONTEXT", "SIZE", "WHERE")

@@ -127,19 +127,6 @@ class EngineConfig:
             if self.gpus > 1:
                 raise ConfigError(f"host_kv {self.host_kv} cannot be had with {self.gpus} gpus: it serves one alone")
 
-    @property
-    def kv_memory_bytes(self) -> int:
-        return parse_bytes(self.kv_memory)
-
-    @property
-    def host_kv_bytes(self) -> int:
-        """If a size was asked for."""
-        return parse_bytes(self.host_kv)
-
-    @property
-    def kv_dir_bytes(self) -> int:
-        return parse_bytes(self.kv_dir_size)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:

@@ -42,8 +42,6 @@ class PromptTooLong(RequestError):
     def __init__(self, num_prompt: int, max_context: int, num_output: int = 0) -> None:
         asked = f"{num_prompt} prompt tokens" + (f" and {num_output} to generate" if num_output else "")
         super().__init__(f"{asked} do not fit: the context holds {max_context} tokens", param="messages")
-        self.num_prompt = num_prompt
-        self.max_context = max_context
 
 
 class UnknownModel(RequestError):

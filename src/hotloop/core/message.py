@@ -31,7 +31,6 @@ class Thought:
 
     @property
     def shown(self) -> str:
-        """What may be read of it."""
         return "" if self.is_sealed else self.text or self.summary
 
 

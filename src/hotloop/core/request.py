@@ -171,7 +171,6 @@ class Usage(NamedTuple):
 
     @property
     def waits_s(self) -> dict[Wait, float]:
-        """How long it waited for what, if it did."""
         times_s = (self.turn_wait_s, self.batch_wait_s, self.room_wait_s, self.sessions_wait_s)
         return {wait: time_s for wait, time_s in zip(Wait, times_s, strict=True) if time_s}
 

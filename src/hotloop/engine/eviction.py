@@ -2,10 +2,10 @@
 
 import hashlib
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import count
 
+from hotloop.core.recent import RecentDict
 from hotloop.core.retention import Eviction
 from hotloop.engine.node import TreeNode, is_leaf, path
 from hotloop.engine.retention import Rank
@@ -57,7 +57,7 @@ class Evictions:
     """By the prefix that ends with the first block given up: the raw bytes of its tokens, in parts, and its salt."""
 
     def __init__(self) -> None:
-        self._evictions: OrderedDict[bytes, Eviction] = OrderedDict()
+        self._evictions: RecentDict[bytes, Eviction] = RecentDict(MAX_EVICTIONS)
 
     def find(self, salt: bytes, parts: Iterable[bytes]) -> Eviction | None:
         return self._evictions.get(_digest(salt, parts))
@@ -68,8 +68,6 @@ class Evictions:
         assert top.parent is not None
         keys = [node.key for node in (top, *nodes)]
         self._evictions[_digest(top.parent.key, [*keys[:-1], leaf.key[:end]])] = eviction
-        if len(self._evictions) > MAX_EVICTIONS:
-            self._evictions.popitem(last=False)
 
 
 def _digest(salt: bytes, parts: Iterable[bytes]) -> bytes:

@@ -6,9 +6,9 @@ nobody who is awaited goes before it any more, so nothing waits for ever.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable
 
+from hotloop.core.recent import RecentDict
 from hotloop.core.request import Request
 
 PROMOTE_S = 30.0
@@ -21,15 +21,12 @@ class Fairness:
     """Service attained by each session, in tokens, bounded in number and fading with time."""
 
     def __init__(self) -> None:
-        self._attained: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._attained: RecentDict[str, tuple[float, float]] = RecentDict(MAX_SESSIONS)
         self.now = 0.0
 
     def charge(self, request: Request, num_tokens: int) -> None:
         tokens = self.attained(request.session_id) + num_tokens
         self._attained[request.session_id] = (tokens, self.now)
-        self._attained.move_to_end(request.session_id)
-        if len(self._attained) > MAX_SESSIONS:
-            self._attained.popitem(last=False)
 
     def attained(self, session_id: str) -> float:
         tokens, at = self._attained.get(session_id, (0.0, self.now))

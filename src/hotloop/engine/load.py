@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hotloop.backends.backend import Backend
 from hotloop.backends.open import choose_device, open_backend
-from hotloop.core.config import Device, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.core.config import Device, EngineConfig, LoadFormat, Precision, WeightFormat, parse_bytes
 from hotloop.engine.drafting.drafter import Drafter, EitherDrafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.drafting.model import MIN_MATCH, ModelDrafter, check_same_vocabulary
@@ -49,7 +49,7 @@ def open_parts(
     try:
         own = replace(
             config,
-            kv_memory=f"{config.kv_memory_bytes // 4}B",
+            kv_memory=f"{parse_bytes(config.kv_memory) // 4}B",
             gpus=1,
             max_step_tokens=_DRAFT_STEP_TOKENS,
             draft_model=None,

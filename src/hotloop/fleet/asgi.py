@@ -21,7 +21,6 @@ MAX_PENDING = 8
 
 
 async def ask_app(app: ASGIApp, request: UpstreamRequest) -> "AsgiResponse":
-    """The response, once its head is there. Raises UpstreamFailed."""
     response = AsgiResponse(app, request)
     try:
         await response.begin()

@@ -37,7 +37,6 @@ class Status:
     state: str
     message: str = ""
     replicas: Mapping[str, int] = field(default_factory=dict)
-    """How many replicas of the engine are in which state."""
 
     @property
     def num_running(self) -> int:
@@ -78,7 +77,6 @@ def deploy(application: serve.Application, config: RayConfig) -> None:
 
 
 def read_status() -> Status | None:
-    """None: nothing of ours is deployed."""
     found = serve.status().applications.get(NAME)
     if found is None:
         return None

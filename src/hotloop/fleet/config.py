@@ -104,6 +104,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return parse_bytes(self.max_body)
 
 
+_PARTS = {"model": ModelConfig, "engine": EngineConfig, "server": ServerConfig}
 _NOT_OF_A_REPLICA = {"host", "port", "api_key", "drain_timeout_s", "max_body"}
 """Settings of a server that a fleet has for all of its replicas."""
 
@@ -124,7 +125,7 @@ def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
     given = table.get("hotloop", {})
     if not isinstance(given, Mapping):
         raise ConfigError("[fleet.hotloop] must be a table")
-    for name in given.keys() - (_names(ModelConfig, EngineConfig, ServerConfig) - _NOT_OF_A_REPLICA):
+    for name in given.keys() - (_names(*_PARTS.values()) - _NOT_OF_A_REPLICA):
         raise ConfigError(f"[fleet.hotloop]: there is no setting {name!r}")
     try:
         return msgspec.convert({**table, "hotloop": _nest(given)}, RayConfig)
@@ -133,11 +134,7 @@ def parse_fleet(table: Mapping[str, Any]) -> RayConfig:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each setting to the class that has it, as in hotloop.toml."""
-    return {
-        part.name: {name: value for name, value in flat.items() if name in _names(cls)}
-        for part, cls in zip(fields(HotloopConfig), (ModelConfig, EngineConfig, ServerConfig), strict=True)
-    }
+    return {part: {name: value for name, value in flat.items() if name in _names(cls)} for part, cls in _PARTS.items()}
 
 
 def _names(*classes: type) -> set[str]:

@@ -26,8 +26,7 @@ from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import Choice
-from hotloop.router.proxy.proxy import is_stream, whole_events
-from hotloop.router.proxy.relay import kept_headers
+from hotloop.router.proxy import is_stream, kept_headers, whole_events
 from hotloop.router.request import parse_request
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.upstream.wire import UpstreamRequest

@@ -14,7 +14,8 @@ from hotloop.core.errors import EngineClosed
 from hotloop.engine.engine import Engine
 from hotloop.fleet.asgi import ask_app
 from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
-from hotloop.models.registry import list_models, pull
+from hotloop.models.catalogue import list_models
+from hotloop.models.model import pull
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamRequest, UpstreamResponse
 from hotloop.server.app import create_app
@@ -27,7 +28,6 @@ class Resident(Protocol):
     """Whatever answers inside a replica. It is ready once it is made; `check` raises if it will never answer again."""
 
     capacity_tokens: int
-    """How many tokens it keeps cached."""
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse: ...
 
@@ -40,8 +40,6 @@ OpenResident = Callable[[], Resident]
 
 
 class HotloopResident:
-    """An engine of ours and the server's application over it."""
-
     def __init__(self, engine: Engine, server: ServerConfig) -> None:
         self._engine = engine.start()
         self._app = create_app(engine, server)

@@ -24,10 +24,8 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 
 class Trip:
-    """What becomes of a request, from the ingress to the placement: two threads of one process.
-
-    A replica has no use for it, so what is pickled is an empty one.
-    """
+    """What becomes of a request, from the ingress to the placement: two threads of one process. A replica has no use
+    for it, so what is pickled is an empty one."""
 
     def __init__(self) -> None:
         self.begun: Future[None] = Future()
@@ -54,7 +52,6 @@ class AnswerHead:
     headers: Headers
     replica: str
     choice: Choice | None
-    """Whom the placement chose, and why."""
 
 
 class Tickets:

@@ -35,7 +35,6 @@ class Entry:
 
     @property
     def is_pulled(self) -> bool:
-        """Whether the model is there to be loaded."""
         return self.path.exists()
 
 

@@ -37,7 +37,6 @@ class DummyWeights:
 
 
 def dummy_value(name: str) -> float:
-    """What fills the vector of that name."""
     return 0.0 if name.endswith("_bias") else 1.0
 
 

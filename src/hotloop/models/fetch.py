@@ -41,7 +41,6 @@ class WheelFile:
 
 
 def fetch(source: WheelFile, target: Path, progress: Progress, download: Download) -> None:
-    """Make `target` be the file, unless it already is."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target.with_name(f".{target.name}.lock")):
         prefix = f".{target.name}.partial-"
@@ -98,7 +97,6 @@ def _size(folder: Path) -> int:
 
 
 def _reason(output: str) -> str:
-    """The line of pip's output that says what went wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     # Offline, pip's last word is that no such package exists; why it thinks so is in the warnings before.

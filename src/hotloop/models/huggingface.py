@@ -1,19 +1,215 @@
-"""What a Hugging Face folder says beside its weights: the tokenizer, which tokens end a turn, the chat template."""
+"""A model in a Hugging Face folder: config.json for the spec, one or many safetensors files for the weights, and beside
+them the tokenizer, which tokens end a turn, and the chat template.
 
-from collections.abc import Mapping
+The safetensors format is small enough to be read here, which numpy's lack of bfloat16 would force anyway.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.safetensors import read_json
+from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
+from hotloop.models.layout import check_spec, check_tensors, tensor_places
+from hotloop.models.rope import scaling_from_config
+from hotloop.models.spec import Family, FileTensor, Int4Stored, ModelSpec, Stored
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
+T = TypeVar("T", int, float)
+
+_FAMILIES: dict[str, Family] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8}
+_LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
+_IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
+_IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
+
+
+class SafetensorsWeights:
+    """The tensors of a folder, read one at a time."""
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder = folder
+        self._located = {name: each for path in weight_files(folder) for name, each in _read_header(path).items()}
+        check_spec(folder, spec, len(self._located))
+        self._places = {place.name: place for place in tensor_places(spec)}
+        self._int4_names: dict[str, dict[Part, str]] = {}
+        wanted: dict[str, tuple[int, ...]] = {}
+        for place in self._places.values():
+            if spec.int4 and len(place.shape) == 2 and place.hf_name not in self._located:
+                where = f"{folder}: {place.hf_name}"
+                parts = int4_parts(spec.int4, place.hf_name, place.shape, self._located, where)
+                self._int4_names[place.name] = {part: name for part, (name, _) in parts.items()}
+                wanted |= dict(parts.values())
+            else:
+                wanted[place.hf_name] = place.shape
+        found = {name: each.shape for name, each in self._located.items()}
+        ignored = _IGNORED_INT4 + self._empty_biases(wanted) if spec.int4 else _IGNORED
+        check_tensors(folder, wanted, found, ignored)
+        self._check_types(wanted)
+        self._int4 = spec.int4
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        stored = self.stored(name)
+        return widen_int4(stored) if isinstance(stored, Int4Stored) else stored.floats()
+
+    def stored(self, name: str) -> Stored | Int4Stored:
+        place, names = self._places[name], self._int4_names.get(name)
+        if not (names and self._int4):
+            return self._located[place.hf_name].stored()
+        num_out, num_in = place.shape
+        stored = {part: self._located[each].stored() for part, each in names.items()}
+        scales = stored.pop("scales")
+        words = {part: each.data.view("<i4") for part, each in stored.items()}
+        groups = words.get("group_ids")
+        if groups is not None:
+            where = f"{self._folder}: {names['group_ids']}"
+            groups = check_groups(groups, self._int4.group_size or num_in, where)
+        return Int4Stored(words["words"], scales, words.get("zeros"), groups, self._int4, (num_out, num_in))
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        """Words are integers, all else is numbers; scales are of one kind, to be held side by side."""
+        scales = {parts["scales"] for parts in self._int4_names.values()}
+        words = {name for parts in self._int4_names.values() for name in parts.values()} - scales
+        for name in names:
+            found = self._located[name]
+            _check_type(found.path, name, found.kind, ["I32"] if name in words else _FLOAT_BYTES)
+        kinds = {self._located[name].kind for name in scales}
+        if len(kinds) > 1:
+            raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")
+
+    def _empty_biases(self, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Biases that early GPTQ files have beside matrices that have none: all of them are zeros."""
+        others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
+        plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
+        return [name for name in plain if not self._located[name].stored().data.any()]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those its index names, else the one there is."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} names no weights")
+        paths = [folder / Path(name).name for name in sorted(set(map(str, weight_map.values())))]
+    else:
+        paths = [folder / "model.safetensors"]
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(f"{path} is missing: a Hugging Face folder needs its safetensors files")
+    return paths
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold a JSON object")
+    return value
+
+
+def _read_header(path: Path) -> dict[str, FileTensor]:
+    """Parse the header of one file and check that every tensor is wholly there.
+
+    [ header length, 8 bytes | header, JSON | data .................. ]
+                                             ^ data_offsets count from here
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        data_begin = _LENGTH_BYTES + header_bytes
+        if not header_bytes or data_begin > min(size, _MAX_HEADER_BYTES):
+            raise ModelError(f"{path} is cut short or not a safetensors file")
+        try:
+            header = json.loads(file.read(header_bytes))
+            header.pop("__metadata__", None)
+            return {name: _location(path, name, entry, data_begin, size) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path}: the header is damaged: {error}") from None
+
+
+def _location(path: Path, name: str, entry: Mapping[str, Any], data_begin: int, size: int) -> FileTensor:
+    kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    _check_type(path, name, kind, _ITEM_BYTES)
+    if begin < 0 or end - begin != prod(shape) * _ITEM_BYTES[kind]:
+        raise ModelError(f"{path}: the header is damaged: {name} does not fill its place")
+    tensor = FileTensor(path, data_begin + begin, kind, shape, prod(shape[-1:]) * _ITEM_BYTES[kind])
+    tensor.check_end(name, size)
+    return tensor
+
+
+def _check_type(path: Path, name: str, kind: str, allowed: Collection[str]) -> None:
+    if kind not in allowed:
+        raise ModelError(f"{path}: the tensor {name} has type {kind}; only {', '.join(allowed)} can be read")
+
+
+def config_spec(folder: Path) -> ModelSpec:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
+    config = read_json(path)
+    family, max_context = _family(config, path), _number(config, "max_position_embeddings", int, path)
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    window = window if isinstance(window, int) and 0 < window < max_context else None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
+    num_heads = _number(config, "num_attention_heads", int, path)
+    hidden_size = _number(config, "hidden_size", int, path)
+    return ModelSpec(
+        family=family,
+        num_layers=_number(config, "num_hidden_layers", int, path),
+        hidden_size=hidden_size,
+        intermediate_size=_number(config, "intermediate_size", int, path),
+        num_heads=num_heads,
+        num_kv_heads=_number(config, "num_key_value_heads", int, path, num_heads),
+        head_dim=_number(config, "head_dim", int, path, hidden_size // num_heads),
+        vocab_size=_number(config, "vocab_size", int, path),
+        max_context=window or max_context,
+        rms_eps=_number(config, "rms_norm_eps", float, path),
+        rope_theta=_number({**config, **rope}, "rope_theta", float, path, 10_000.0),
+        rope_scaling=scaling_from_config(rope, str(path)),
+        has_tied_head=bool(config.get("tie_word_embeddings", False)),
+        has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        has_qk_norm=family == "qwen3",
+        int4=parse_int4(config, path),
+        window=window,
+    )
+
+
+def _family(config: Mapping[str, Any], path: Path) -> Family:
+    model_type = config.get("model_type")
+    if model_type not in _FAMILIES:
+        raise ModelError(f"{path}: the architecture {model_type!r} is not supported (only {', '.join(_FAMILIES)} are)")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError(f"{path}: rotary positions over only a part of each head are not supported")
+    return _FAMILIES[model_type]
+
+
+def _number(config: Mapping[str, Any], key: str, kind: type[T], path: Path, default: T | None = None) -> T:
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or kind(value) != value:
+        raise ModelError(f"{path}: {key} should be a number above zero, not {value!r:.60}")
+    return kind(value)
+
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer: tokenizer.json is missing")

@@ -118,7 +118,6 @@ def _unpack(words: Any, axis: int, order: Iterable[int], stack: Stack) -> Any:
 
 
 def widen_int4(stored: Int4Stored) -> NDArray[np.float32]:
-    """The weights [out, in]."""
     numbers, zeros, scales = unpack_int4(stored.spec, stored.words, stored.zeros, stored.scales.floats(), _stack)
     groups, num_in = stored.group_ids, stored.shape[1]
     if groups is None:

@@ -80,14 +80,12 @@ def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
 
 
 def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors that are not a layer's."""
     table = (spec.vocab_size, spec.hidden_size)
     head = {} if spec.has_tied_head else {"head": table}
     return {"embed": table, "final_norm": (spec.hidden_size,), **head}
 
 
 def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors of each layer."""
     hidden, mlp = spec.hidden_size, spec.intermediate_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}

@@ -17,7 +17,7 @@ from hotloop.models.layout import layer_shapes, outer_shapes, share_of
 from hotloop.models.spec import ModelSpec
 
 INT4_GROUP = 32  # weights that share a scale and a zero point
-INT4_PIECE = 128  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
+INT4_PIECE = 256  # columns of a checkpoint in four bits that a GPU holds together; a row is a whole number of pieces
 _LEAST_KV_BYTES = 64 << 20  # less is not worth advising
 
 # Of a control group, version 2 and version 1: its limit, what it uses, and how much of that is files it could drop.
@@ -28,7 +28,6 @@ _CONTROL_GROUPS = (
 
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
-    """All weights, once, in that format."""
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
     layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
     return outer + spec.num_layers * layer
@@ -52,7 +51,6 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
-    """The keys and values of one token in every layer."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 
@@ -61,8 +59,8 @@ def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: st
     total_bytes = sum(parts.values())
     if total_bytes <= free_bytes:
         return
-    need = " + ".join(f"{part} {_gib(size)}" for part, size in parts.items())
-    line = f"{name} does not fit: {need} = {_gib(total_bytes)}, but {have}"
+    need = " + ".join(f"{part} {gib(size)}" for part, size in parts.items())
+    line = f"{name} does not fit: {need} = {gib(total_bytes)}, but {have}"
     if advice:
         raise ConfigError(f"{line}; {advice}")
     raise ModelError(f"{line}; no setting changes that, only a smaller model or more memory")
@@ -86,7 +84,7 @@ def check_fits_cpu(
         advice = f"--kv-memory {left_bytes >> 20}MiB would fit"
     elif smaller:
         advice = f"--weights {smaller[0]} would fit"
-    check_fits(name, parts, free_bytes, have=f"this machine has only {_gib(free_bytes)} free", advice=advice)
+    check_fits(name, parts, free_bytes, have=f"this machine has only {gib(free_bytes)} free", advice=advice)
 
 
 def fit_kv_gpu(
@@ -125,7 +123,7 @@ def fit_kv_gpu(
         advice = f"--gpu-memory {-(-need_bytes * 100 // total_bytes) / 100:g} would fit"
     elif left_bytes >= _LEAST_KV_BYTES:
         advice = f"--max-context {left_bytes // token_bytes} would fit"
-    have = f"--gpu-memory {share:g} of a GPU of {_gib(total_bytes)}, {_gib(free_bytes)} free, is {_gib(allowed_bytes)}"
+    have = f"--gpu-memory {share:g} of a GPU of {gib(total_bytes)}, {gib(free_bytes)} free, is {gib(allowed_bytes)}"
     check_fits(name, parts, allowed_bytes, have=have, advice=advice)
     return left_bytes * own_bytes // token_bytes
 
@@ -168,10 +166,10 @@ def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat
 
 
 def _int4_bytes(shape: tuple[int, ...], group_size: int | None) -> int:
-    """As a GPU holds a matrix: words of eight, and of a group a scale of two bytes and a zero point of one."""
+    """As a GPU holds a matrix: words of eight, and of a group a scale and a zero point of two bytes each."""
     num_rows, num_columns = shape
     num_pieces, num_groups = -(-num_columns // INT4_PIECE), -(-num_columns // (group_size or num_columns))
-    return num_rows * (num_pieces * INT4_PIECE // 2 + 3 * num_groups)
+    return num_rows * (num_pieces * INT4_PIECE // 2 + 4 * num_groups)
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -183,5 +181,5 @@ def _numbers(path: Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(?:(\S+)\s+)?(\d+)\b", text, re.MULTILINE)}
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"

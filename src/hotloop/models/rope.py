@@ -1,4 +1,6 @@
-"""Which stretched rotary frequencies are understood, however a file spells them; every other kind is refused."""
+"""Rotary positions: how fast each pair of a head's dimensions turns, and which stretched frequencies are understood,
+however a file spells them. Every other kind is refused.
+"""
 
 from collections.abc import Mapping
 from math import pi
@@ -8,10 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.spec import RopeScaling
+from hotloop.models.spec import ModelSpec, RopeScaling
 
 # A GGUF carries Llama 3's scaling only as its result; every such model was made with these.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
+    """Radians a token, for each pair of dimensions."""
+    frequencies = spec.rope_theta ** -(np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim)
+    if spec.rope_scaling:
+        frequencies /= frequency_divisors(spec.rope_scaling, spec.rope_theta, spec.head_dim)
+    return frequencies.astype(np.float32)
+
+
+def rotary_table(spec: ModelSpec, num_positions: int) -> NDArray[np.float32]:
+    """For each position the cosines, then the sines, of every pair."""
+    angles = np.outer(np.arange(num_positions), rotary_frequencies(spec).astype(np.float64))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1, dtype=np.float32)
 
 
 def frequency_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> NDArray[np.float64]:
@@ -33,7 +49,6 @@ def scaling_from_divisors(divisors: NDArray[np.float32], theta: float, head_dim:
 
 
 def scaling_from_config(config: Mapping[str, Any], where: str) -> RopeScaling | None:
-    """Read Hugging Face's `rope_scaling` or `rope_parameters`."""
     kind = config.get("rope_type", config.get("type", "default"))
     if kind == "default":
         return None

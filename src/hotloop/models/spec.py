@@ -127,8 +127,6 @@ class Weights(Protocol):
 
     def read(self, name: str) -> NDArray[np.float32]:
         """A tensor as float32."""
-        ...
 
     def stored(self, name: str) -> Stored | Int4Stored:
         """The same tensor as it is stored, its rows in the same order."""
-        ...

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as InnerTokenizer
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf_file import GgufFile
+from hotloop.models.gguf import GgufFile
 from hotloop.models.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
@@ -91,7 +91,6 @@ class _Tokens:
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Build the tokenizer from the file's metadata alone."""
     if "tokenizer.ggml.tokens" not in file.metadata:
         raise ModelError(f"{file.path} has no tokenizer")
     tokens = _read_tokens(file)

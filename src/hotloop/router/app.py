@@ -8,11 +8,12 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.config import parse_bytes
@@ -21,12 +22,10 @@ from hotloop.router.config import FleetConfig
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.proxy.proxy import BadAnswer, Proxy
-from hotloop.router.proxy.relay import kept_headers, relay
+from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
-from hotloop.router.status import list_models, show_model, show_replicas
 from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
@@ -36,9 +35,6 @@ from hotloop.trace.tracer import NullTracer, Tracer
 
 log = logging.getLogger("hotloop.router")
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ROUTE_HEADER = b"x-hotloop-route"
 NOTES_HEADER = b"x-hotloop-notes"
@@ -102,8 +98,6 @@ class Caller:
 
 
 class RouterApp:
-    """One fleet behind one address."""
-
     def __init__(self, config: FleetConfig, tracer: Tracer | None = None) -> None:
         self.fleet = Fleet(config)
         self.recorder = RouteRecorder(tracer or NullTracer())
@@ -213,15 +207,38 @@ class RouterApp:
             is_up = any(each.state == "up" for each in self.fleet.replicas.values())
             return (200 if is_up else 503), {"ready": is_up}
         if path == "/router/replicas":
-            return 200, show_replicas(self.fleet)
+            return 200, self._show_replicas()
+        models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}
+        cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": "hotloop"} for name in sorted(models)}
         if path == "/v1/models":
-            return 200, list_models(self.fleet)
+            return 200, {"object": "list", "data": [*cards.values()]}
         if path.startswith("/v1/models/"):
-            return 200, show_model(self.fleet, path.removeprefix("/v1/models/"))
+            name = path.removeprefix("/v1/models/")
+            if name not in cards:
+                raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}")
+            return 200, cards[name]
         raise RouteError(404, "unknown_url", f"there is no GET {path:.200} here")
 
+    def _show_replicas(self) -> dict[str, Any]:
+        """How each replica is, those on their way out too. No key is ever part of it."""
+        shown = [
+            {
+                "name": each.name,
+                "url": each.config.url,
+                "kind": each.kind.name,
+                "state": each.state,
+                "why": each.why,
+                "models": sorted(each.models),
+                "apis": sorted(each.apis),
+                "running": each.num_running,
+                "elsewhere": each.num_elsewhere,
+                "connections": each.upstream.num_open,
+            }
+            for each in (*self.fleet.replicas.values(), *self.fleet.leaving)
+        ]
+        return {"policy": self.fleet.config.router.policy, "waiting": len(self.fleet.room), "replicas": shown}
+
     async def _refuse(self, error: HotloopError, api: Api | None, caller: Caller) -> None:
-        """An error of our own, or the last that a replica gave."""
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
         if isinstance(error, BadAnswer) and error.is_for_client:
@@ -232,7 +249,6 @@ class RouterApp:
 
 
 def render_route(name: str, reason: str, matched: str, num_tried: int) -> bytes:
-    """Where a request went, why, and how much of it was expected to be cached there."""
     about = f"replica={name}; reason={reason.replace(' ', '_')}; matched={matched}; tried={num_tried}"
     return about.encode("latin-1", "replace")
 

@@ -22,7 +22,6 @@ from hotloop.core.files import read_toml
 from hotloop.router.kinds import KINDS, Api
 
 TABLES = ("replicas", "tiers", "routes")
-"""What a fleet's file may hold beside settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +30,17 @@ class ReplicaConfig:
     name: str
     kind: str = "auto"
     models: Mapping[str, str] = field(default_factory=dict)
-    """Names clients use, and the replica's own."""
     api_key: str | None = field(default=None, repr=False)
     apis: frozenset[Api] = frozenset()
     """What it speaks, where that is not what its kind does."""
     health_path: str | None = None
     weight: float = 1.0
-    """How much faster than others it is."""
     capacity_tokens: int = 1_000_000
     """How many tokens it keeps cached, roughly."""
     max_connections: int = 128
     kv_events: str = ""
     """Where it publishes what its KV cache holds, such as tcp://10.0.0.7:5557."""
     kv_replay: str = ""
-    """Where what was published before can be asked for."""
 
 
 REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"api_key_env"}
@@ -52,8 +48,6 @@ REPLICA_KEYS = {each.name for each in fields(ReplicaConfig)} - {"api_key"} | {"a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Settings, and everything they are applied to."""
-
     router: RouterConfig
     replicas: tuple[ReplicaConfig, ...]
     tables: Mapping[str, Any] = field(default_factory=dict)

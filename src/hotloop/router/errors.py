@@ -45,7 +45,6 @@ def error_headers(error: RouteError) -> list[tuple[bytes, bytes]]:
 
 
 def render_event(error: RouteError, api: Api, request_id: str) -> bytes:
-    """The last event of a stream that broke off."""
     if api == "responses":
         return write_event("error", code=error.code, message=str(error), param=None)
     shape = _shape(error, api, request_id)

@@ -11,7 +11,6 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Api = Literal["chat", "completions", "responses", "messages"]
-"""The APIs that are routed: OpenAI's three, and Anthropic's."""
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
@@ -36,9 +35,8 @@ class Kind:
     metrics_prefix: str = ""
     """What its metrics begin with, by which it is recognised."""
     running: str = ""
-    """Metric behind the prefix: requests being answered."""
     waiting: str = ""
-    """Metric behind the prefix: requests in its queue."""
+    """Metrics behind the prefix: requests being answered, and those in its queue."""
     tokenize_path: str | None = None
     """Where a chat is turned into token ids, for replicas that publish their KV state."""
     health_path: str | None = "/health"
@@ -47,7 +45,6 @@ class Kind:
     auth: Auth = "bearer"
     fixed_headers: tuple[tuple[bytes, bytes], ...] = ()
     is_strict: bool = False
-    """Whether it refuses fields that it does not know."""
 
 
 _KINDS = (
@@ -75,14 +72,12 @@ _HOSTS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}
 
 
 def kind_by_url(url: str) -> Kind | None:
-    """Hosted APIs are known by their address, Ollama by its port."""
     parts = urlsplit(url)
     name = _HOSTS.get(parts.hostname or "", "ollama" if parts.port == 11434 else "")
     return KINDS.get(name)
 
 
 METRICS_PATHS = tuple(dict.fromkeys(kind.metrics_path for kind in KINDS.values() if kind.metrics_path))
-"""Where a replica of unknown kind is looked for metrics to know it by."""
 
 
 def kind_by_metrics(page: str) -> Kind | None:

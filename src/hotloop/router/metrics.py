@@ -10,7 +10,7 @@ from hotloop.border.trace_metrics import TraceCollector
 from hotloop.core.request import Priority
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.summary import AnswerSummary
-from hotloop.router.tiers.saved import Saved
+from hotloop.router.tiers.tiers import Saved
 from hotloop.trace.tracer import Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
@@ -25,8 +25,6 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, float]]
 
 
 class RouterMetrics:
-    """Everything measured about one router, in a registry of its own."""
-
     def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved], tracer: Tracer) -> None:
         self.num_prompt = 0
         self.num_cached = 0
@@ -75,8 +73,6 @@ class RouterMetrics:
 
 
 class _StateCollector(Collector):
-    """How the fleet is and what tiers saved, read when somebody asks."""
-
     def __init__(self, fleet: Fleet, find_saved: Callable[[], Saved]) -> None:
         self._fleet = fleet
         self._find_saved = find_saved

@@ -83,7 +83,6 @@ class RoutedRequest(Prompt):
         return self.target == COUNT_TOKENS
 
     def read_body(self) -> dict[str, Any]:
-        """All of it, for whoever has to change it."""
         body: dict[str, Any] = msgspec.json.decode(self.raw)
         return body
 
@@ -144,7 +143,6 @@ def _items(raw: Raw) -> list[Raw]:
 
 
 def _without_marks(raw: bytes) -> bytes:
-    """Less the cache marks that clients move along as a conversation grows."""
     if b'"cache_control"' not in raw:
         return raw
 

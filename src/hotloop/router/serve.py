@@ -7,16 +7,13 @@ SIGHUP          the file is read again: replicas come and go, no stream is dropp
 
 import asyncio
 import logging
-import math
 import signal
 import socket
 from collections.abc import Callable
-from types import FrameType
 
-import uvicorn
-
-from hotloop.border.listen import bind, url_of
-from hotloop.border.page import Application, WithPage
+from hotloop.border.listen import url_of
+from hotloop.border.page import Application
+from hotloop.border.serving import ApiServer
 from hotloop.core.errors import ConfigError
 from hotloop.router.app import RouterApp
 from hotloop.router.config import FleetConfig
@@ -25,9 +22,7 @@ from hotloop.trace.tracer import Tracer
 log = logging.getLogger("hotloop.router")
 
 
-class RouterServer(uvicorn.Server):
-    """Uvicorn, with a fleet. `run()` blocks; `stop()`, from any thread, drains, and called again ends what runs."""
-
+class RouterServer(ApiServer):
     def __init__(
         self,
         config: FleetConfig,
@@ -38,31 +33,10 @@ class RouterServer(uvicorn.Server):
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         self.app = RouterApp(config, tracer)
-        self._settings = config.router
         self._read_again = read_again
         self._on_ready = on_ready
-        super().__init__(
-            uvicorn.Config(
-                WithPage(self.app, page(self.app)) if page else self.app,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=math.ceil(config.router.drain_timeout_s),
-            )
-        )
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        super().run(sockets or [bind(self._settings.host, self._settings.port)])
-
-    def stop(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.stop()
+        router, shown = config.router, page(self.app) if page else None
+        super().__init__(self.app, shown, host=router.host, port=router.port, grace_s=router.drain_timeout_s)
 
     def reload(self) -> None:
         """Read the file again; one that cannot be read changes nothing."""

@@ -24,8 +24,6 @@ _HEADER = TRACEPARENT.encode()
 
 
 class RouteRecorder:
-    """Tells a tracer of every request. Lives on the event loop."""
-
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.service = "router"

@@ -11,15 +11,14 @@ import msgspec
 
 from hotloop.core.errors import HotloopError
 from hotloop.router.kinds import CHAT
-from hotloop.router.proxy.proxy import Proxy
+from hotloop.router.proxy import Proxy
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
 from hotloop.router.tiers.features import TASK_HEADER, look_at
-from hotloop.router.tiers.saved import Saved
-from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
+from hotloop.router.tiers.tiers import Reply, Saved, TierChoice, Tiers
 from hotloop.wire.usage import Usage
 
 
@@ -35,10 +34,7 @@ class TieredRequests:
         return self._tiers.config.route(model) is not None
 
     async def settle(self, request: RoutedRequest, span: RouteSpan) -> tuple[RoutedRequest, TierChoice, bytes | None]:
-        """The request for a tier's model, why that, and the answer if a cascade has one already.
-
-        Raises RequestError where the body is not one.
-        """
+        """The request for a tier's model, why that, and the answer if a cascade has one. Raises RequestError."""
         body = request.read_body()
         features = look_at(body, num_tokens=request.num_tokens, hint=request.headers.get(TASK_HEADER, ""))
 

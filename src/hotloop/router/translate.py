@@ -17,7 +17,7 @@ from hotloop.wire.event import Event
 from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api as Format
-from hotloop.wire.policy import Target
+from hotloop.wire.policy import Target, check_portable
 from hotloop.wire.reader import Reader
 from hotloop.wire.sse import EventReader, ServerEvent
 
@@ -32,22 +32,14 @@ _ROUTED = ("priority", "session_id")
 
 
 def can_translate(api: Api, spoken: frozenset[Api]) -> bool:
-    """Whether there is a way from the API of a request to one the replica speaks."""
     return not spoken.isdisjoint(_WAYS.get(api, ()))
 
 
-def translate(
-    api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False
-) -> "Translation | None":
-    """From the API of a request to one the replica speaks; None if there is no way.
-
-    `is_strict`: the replica refuses fields it does not know, as OpenAI's own API does and engines do not. Raises
-    RequestError for a body that is wrong, or that says what the replica's API cannot.
-    """
-    assert api not in spoken
-    far = next((way for way in _WAYS.get(api, ()) if way in spoken), None)
-    if far is None or api == "completions":
-        return None
+def translate(api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_strict: bool = False) -> "Translation":
+    """From the API of a request to one the replica speaks, if it `can_translate`. `is_strict`: the replica refuses
+    fields it does not know. Raises RequestError for a body that is wrong, or says what the replica's API cannot."""
+    assert api != "completions" and can_translate(api, spoken)
+    far = next(way for way in _WAYS[api] if way in spoken)
     return Translation(api, far, body, Target(is_strict=is_strict))
 
 
@@ -58,13 +50,12 @@ class Translation:
         self._near, self._far = FORMATS[near], FORMATS[far]
         self._given = body
         request = self._near.parse(body, target.notes)
-        self._near.check_portable(request)
+        check_portable(request)
         fields = {name: value for name, value in request.fields.items() if name not in _ROUTED}
         self._request = replace(request, fields=fields)
         self._body = self._far.render(self._request, target)
         self._call_word = "toolu" if near == "messages" else "call"
         self.notes = target.notes.all
-        """What could not be carried over, in words."""
 
     def request(self) -> tuple[str, Json]:
         return self._far.path, self._body

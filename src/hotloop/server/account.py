@@ -19,9 +19,7 @@ Reason = Literal["cold", "diverged", "retokenised", "evicted", "capacity", "bloc
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why so many tokens had to be computed, and what is known about it. Where a prompt departs from the earlier one is
-    told even if nothing was recomputed for it.
-    """
+    """Why so many tokens were computed. Where a prompt departs is told even if nothing was recomputed for it."""
 
     reason: Reason
     num_tokens: int
@@ -45,9 +43,7 @@ class Account:
 
     @property
     def num_block(self) -> int:
-        """Those of the tokens recomputed that no cache could have had: blocks are kept whole, and the last token of a
-        prompt is always computed.
-        """
+        """Recomputed in any case: blocks are kept whole, and the last token of a prompt is always computed."""
         return sum(cause.num_tokens for cause in self.causes if cause.reason == "block")
 
 

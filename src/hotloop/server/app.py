@@ -7,14 +7,11 @@ a lost device   what ran has ended with an error; the listener closes, so that a
 
 import asyncio
 import contextlib
-import math
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,9 +19,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from hotloop.border.listen import bind, url_of
-from hotloop.border.page import Application, WithPage
+from hotloop.border.listen import url_of
+from hotloop.border.page import Application
 from hotloop.border.requests import REQUEST_ID_HEADER
+from hotloop.border.serving import ApiServer
 from hotloop.core.config import ServerConfig
 from hotloop.core.errors import DeviceLost, HotloopError
 from hotloop.engine.engine import Engine
@@ -77,9 +75,8 @@ def create_app(engine: Engine, config: ServerConfig, tracer: Tracer | None = Non
 _MAX_JOBS = 32  # prompts and grammars in the making
 
 
-class HttpServer(uvicorn.Server):
-    """Uvicorn, with an engine to drain. `run()` serves until a signal, or until the device is lost; `stop()`, from any
-    thread, drains, and called again aborts. `on_ready` gets the address and a curl line to try, `on_drain` how many
+class HttpServer(ApiServer):
+    """It ends also when the device is lost. `on_ready` gets the address and a curl line to try, `on_drain` how many
     still run.
     """
 
@@ -94,7 +91,8 @@ class HttpServer(uvicorn.Server):
         on_drain: Callable[[int], None] = lambda num_running: None,
     ) -> None:
         app = create_app(engine, config, tracer)
-        super().__init__(_uvicorn_config(WithPage(app, page) if page else app, config))
+        # The drain ends every stream by itself; the time beyond is for a client that does not read what it is sent.
+        super().__init__(app, page, host=config.host, port=config.port, grace_s=config.drain_timeout_s + 5)
         self._engine = engine
         self._settings = config
         self._service: Service = app.state.service
@@ -103,19 +101,11 @@ class HttpServer(uvicorn.Server):
         self._aborting = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        super().run(sockets or [bind(self._settings.host, self._settings.port)])
-
     def stop(self) -> None:
-        if self.should_exit and self._loop:
-            self.force_exit = True
+        super().stop()
+        if self.force_exit and self._loop:
             with contextlib.suppress(RuntimeError):  # it has stopped already
                 self._loop.call_soon_threadsafe(self._aborting.set)
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Unlike uvicorn's own, this takes either signal twice, and does not raise it again when all is done."""
-        self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -153,23 +143,7 @@ class HttpServer(uvicorn.Server):
 
 
 def curl_line(url: str, *, is_chat: bool, has_key: bool) -> str:
-    """Something to paste into a terminal that answers."""
     path = "chat/completions" if is_chat else "completions"
     body = '{"messages": [{"role": "user", "content": "Hello!"}]}' if is_chat else '{"prompt": "Once upon a time"}'
     key = ' -H "Authorization: Bearer $HOTLOOP_API_KEY"' if has_key else ""
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
-
-
-def _uvicorn_config(app: Application, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # An agent comes back on its connection after its tool has run.
-        timeout_keep_alive=75,
-        # The drain ends every stream by itself; this is for a client that does not read what it is sent.
-        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s) + 5,
-    )

@@ -56,10 +56,7 @@ class KeyCheck:
 
 
 async def read_json(request: Request, max_bytes: int) -> bytes:
-    """The body, no more of it than allowed.
-
-    One that does not say it is JSON is refused: a web page of another origin can send any other kind without asking.
-    """
+    """The body, up to `max_bytes`. It must say it is JSON: a page of another origin can send anything else unasked."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "the body must be JSON, and say so: send `Content-Type: application/json`")

@@ -38,15 +38,11 @@ class Calling:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the answer is nothing but calls."""
         return self.choice.mode == "required"
 
 
 def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
-    """Raises RequestError where tools and choice do not fit.
-
-    `is_strict` is for the tools that do not say themselves whether their schema must be followed.
-    """
+    """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit."""
     choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
     left_out = LEFT_OUT if request.api == "responses" else ()
     given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or tool.kind not in left_out]

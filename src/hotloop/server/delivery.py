@@ -102,7 +102,6 @@ class OutputCollector:
         return [(index, merge(pieces)) for index, pieces in pending.items()]
 
     async def take_all(self) -> list[tuple[int, Piece]]:
-        """The whole of every choice, once the last has finished."""
         while not self.is_over:
             await self._wait()
         return await self.take()
@@ -157,7 +156,6 @@ class OutputCollector:
 
 
 def merge(pieces: Sequence[Piece]) -> Piece:
-    """Several pieces of one choice, in order, as if one step had given them all."""
     if len(pieces) == 1:
         return pieces[0]
     return pieces[-1]._replace(
@@ -168,7 +166,6 @@ def merge(pieces: Sequence[Piece]) -> Piece:
 
 
 def _join(parts: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
-    """Texts that follow each other are one, and so are arguments."""
     for kind, together in groupby(parts, key=lambda part: (type(part), getattr(part, "index", None))):
         same = [*together]
         if kind[0] is TextDelta:
@@ -198,10 +195,8 @@ class EventBridge:
     def submit(
         self, requests: Sequence[Request], on_finish: OnFinish, parser: Callable[[], CallParser]
     ) -> OutputCollector:
-        """All of the requests or none. Raises what `Engine.submit` raises.
-
-        `on_finish` hears of each request's end, whatever it is, before anybody who waits for its events.
-        """
+        """All of the requests or none; raises what `Engine.submit` raises. `on_finish` hears of each request's end
+        before anybody who waits for its events."""
         self._loop = asyncio.get_running_loop()
         outputs = OutputCollector(requests, self._engine.abort, parser)
         self._routes |= {request.id: (outputs, i, on_finish) for i, request in enumerate(requests)}

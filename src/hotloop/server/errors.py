@@ -72,8 +72,6 @@ class ThreadUnsupported(RequestError):
 
 
 class Kind(NamedTuple):
-    """What a client's code can tell failures apart by."""
-
     status: int
     type: str
     code: str

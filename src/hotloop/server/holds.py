@@ -9,11 +9,12 @@ Of several choices nobody can tell which will go on, so only what was asked for 
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hotloop.core.message import Message
+from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
 from hotloop.core.retention import Hold, HoldKind
 from hotloop.core.stream import CallOpened
@@ -36,22 +37,19 @@ class Pin:
 class ToolGaps:
     """How long it pays to wait for an agent that runs a tool: learnt for each tool from when its results came back.
 
-    A call is known again by its id, so nothing is assumed about connections or sessions. Calls made together come back
-    together; then the slower tool's time is believed of both, which keeps a prefix too long rather than too short.
-    Bounded; used from any thread.
+    A call is known again by its id. Of calls made together the slowest tool's time is believed of all, which keeps a
+    prefix too long rather than too short. Bounded; used from any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._recent: OrderedDict[str, deque[float]] = OrderedDict()
+        self._open: RecentDict[str, tuple[str, float]] = RecentDict(_MAX_OPEN)
+        self._recent: RecentDict[str, deque[float]] = RecentDict(_MAX_TOOLS)
 
     def leave(self, call_id: str, tool_name: str) -> None:
         with self._lock:
             self._open[_key(call_id)] = tool_name, self._clock()
-            if len(self._open) > _MAX_OPEN:
-                self._open.popitem(last=False)
 
     def come_back(self, call_ids: Iterable[str]) -> None:
         """Results of these calls are here; those that were here before are known, and those of other servers not."""
@@ -59,10 +57,8 @@ class ToolGaps:
             for call_id in call_ids:
                 if opened := self._open.pop(_key(call_id), None):
                     tool_name, left_at = opened
-                    self._recent.setdefault(tool_name, deque(maxlen=_MAX_RECENT)).append(self._clock() - left_at)
-                    self._recent.move_to_end(tool_name)
-            while len(self._recent) > _MAX_TOOLS:
-                self._recent.popitem(last=False)
+                    recent = self._recent.get(tool_name, ())
+                    self._recent[tool_name] = deque([*recent, self._clock() - left_at], _MAX_RECENT)
 
     def patience_s(self, tool_names: Iterable[str], turnover_s: float) -> float:
         """How long to wait for calls of these tools, made together; 0 if it does not pay for one of them."""
@@ -87,45 +83,32 @@ class Keeper:
         self.gaps = ToolGaps()
         self._engine = engine
 
-    def begin(
-        self, messages: Sequence[Message] = (), pins: Sequence[Pin] = (), *, num_choices: int = 1
-    ) -> "PrefixHold":
-        """A conversation has come (back), and will be answered."""
+    def begin(self, messages: Sequence[Message]) -> bool:
+        """A conversation has come (back), and will be answered. Whether it has results of calls."""
         returned = [message.tool_call_id or "" for message in messages if message.role == "tool"]
         self.gaps.come_back(returned)
-        return PrefixHold(self, pins, has_results=bool(returned), is_only=num_choices == 1)
+        return bool(returned)
 
-    def open_gap(self, request: Request, calls: Sequence[CallOpened]) -> None:
+    def finish(
+        self, request: Request, calls: Sequence[CallOpened] | None, pins: Sequence[Pin], *, has_results: bool
+    ) -> None:
+        """The engine is done with a request. `calls` are those in its answer, if anybody heard it and it is the only
+        one to its prompt."""
+        if request.finish_reason is FinishReason.ERROR:
+            return
+        now = time.monotonic()
+        for pin in pins:
+            self._hold(request, Hold(HoldKind.PINNED, now + pin.ttl_s, pin.ttl_s), pin.num_tokens)
+        if request.finish_reason is not FinishReason.STOP or calls is None:
+            return
         for call in calls:
             self.gaps.leave(call.id, call.name)
         patience_s = self.gaps.patience_s((call.name for call in calls), self._engine.turnover_s)
         if patience_s:
-            until = time.monotonic() + patience_s
-            self.hold(request, Hold(HoldKind.TOOL_GAP, until, rank=request.priority), request.num_tokens)
+            hold = Hold(HoldKind.TOOL_GAP, now + patience_s, rank=request.priority)
+            self._hold(request, hold, request.num_tokens)
+        elif has_results and not calls:
+            self._hold(request, Hold(HoldKind.FINISHED), request.num_tokens)
 
-    def hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
+    def _hold(self, request: Request, hold: Hold, num_tokens: int) -> None:
         self._engine.hold(request.token_ids[:num_tokens], hold, request.salt, request.line)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHold:
-    """One answer that is being made, and what becomes of its prefix after it."""
-
-    _keeper: Keeper
-    _pins: Sequence[Pin]
-    has_results: bool
-    is_only: bool
-
-    def finish(self, request: Request, calls: Sequence[CallOpened] | None) -> None:
-        """The engine is done with a request of this answer. `calls` are those in its answer, if anybody heard it."""
-        if request.finish_reason is FinishReason.ERROR:
-            return
-        for pin in self._pins:
-            until = time.monotonic() + pin.ttl_s
-            self._keeper.hold(request, Hold(HoldKind.PINNED, until, pin.ttl_s), pin.num_tokens)
-        if request.finish_reason is not FinishReason.STOP or not self.is_only or calls is None:
-            return
-        if calls:
-            self._keeper.open_gap(request, calls)
-        elif self.has_results:
-            self._keeper.hold(request, Hold(HoldKind.FINISHED), request.num_tokens)

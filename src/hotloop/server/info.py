@@ -10,17 +10,14 @@ from starlette.responses import JSONResponse, Response
 from hotloop.chat.prompt import Prompt
 from hotloop.core.errors import EngineClosed, RequestError
 from hotloop.core.version import __version__
-from hotloop.server.calling import parse_calling
 from hotloop.server.explain.render import render_explanation
-from hotloop.server.jobs import make_conversation
+from hotloop.server.jobs import make_prompt
 from hotloop.server.metrics import CONTENT_TYPE
 from hotloop.server.options import Options, TokenId, convert
 from hotloop.server.service import Service
 from hotloop.server.tenants import Caller, name_owner
-from hotloop.server.turns import parse_transcript
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.field import Json
-from hotloop.wire.policy import Notes
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -103,12 +100,9 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
         raise RequestError("give either prompt or messages", param="prompt")
     if options.prompt is not None:
         return service.prompts.text(options.prompt, has_bos=options.add_special_tokens is not False, scope=scope)
-    request = parse_request(body, Notes())
-    calling = parse_calling(request, is_strict=service.strict_tools)
-    is_silent = options.add_generation_prompt is False
-    given, transcript = Options(chat_template_kwargs=options.chat_template_kwargs), parse_transcript(request)
-    conversation = make_conversation(request, given, calling, transcript, is_silent=is_silent)
-    return service.prompts.chat(conversation, scope=scope)
+    request = parse_request(body)
+    given = Options(chat_template_kwargs=options.chat_template_kwargs)
+    return make_prompt(request, given, service, scope, is_silent=options.add_generation_prompt is False)
 
 
 def _render_model(service: Service) -> Json:

@@ -10,7 +10,7 @@ from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
 from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
-from hotloop.server.holds import Pin, PrefixHold
+from hotloop.server.holds import Pin
 from hotloop.server.tenants import Caller
 
 
@@ -24,16 +24,14 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
-    hold: PrefixHold
     inquiry: Inquiry
     caller: Caller
     calling: Calling = field(default_factory=Calling)
     pins: Sequence[Pin] = ()
+    has_results: bool = False
     num_choices: int = 1
     parser: Callable[[], CallParser] = PlainText
-    """What makes the parser of a choice's text."""
     is_stream: bool = False
     has_usage: bool = False
-    """Whether a stream of chunks ends with the usage."""
     is_silent: bool = False
     """Whether there is no answer: the prompt was only to be prefilled."""

@@ -31,8 +31,7 @@ def make_job(
     logprobs: int | None = None,
     is_silent: bool = False,
 ) -> Job:
-    """`is_silent`: the prompt is prefilled and not answered. The engine cannot say nothing: it says one token, to
-    nobody."""
+    """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
@@ -60,11 +59,11 @@ def make_job(
         prompts=[prompt],
         sampling=sampling,
         grammar=grammar,
-        hold=service.keeper.begin(messages, pins, num_choices=options.num_choices),
         inquiry=service.explainer.inquire([prompt], caller, options.compared_with),
         caller=caller,
         calling=calling,
         pins=pins,
+        has_results=service.keeper.begin(messages),
         num_choices=options.num_choices,
         parser=parser,
         is_stream=request.is_stream,
@@ -73,12 +72,17 @@ def make_job(
     )
 
 
+def make_prompt(request: Request, options: Options, service: Service, scope: str, *, is_silent: bool = False) -> Prompt:
+    """The prompt alone, for those who only ask how long it is."""
+    calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
+    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    return service.prompts.chat(conversation, scope=scope)
+
+
 def make_conversation(
     request: Request, options: Options, calling: Calling, transcript: Transcript, *, is_silent: bool = False
 ) -> Conversation:
-    """Tools that may not be called stay in the prompt, so that what is cached of it is still good. Models that can
-    think are told when they should not; what else is said about thinking is up to the model.
-    """
+    """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
     messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
     return Conversation(
         messages=messages,
@@ -89,10 +93,8 @@ def make_conversation(
 
 
 def _max_tokens(request: Request, prompt: Prompt, service: Service) -> int | None:
-    """Anthropic's clients ask for tens of thousands of tokens, whatever the model: they get what the context leaves.
-
-    They know the words of this refusal: they make the conversation shorter and try again.
-    """
+    """Anthropic's clients ask for more than any context has: they get what is left of it. They know the words of this
+    refusal: they make the conversation shorter and try again."""
     if request.api != "messages" or request.max_tokens is None:
         return request.max_tokens
     num_prompt, max_prompt = len(prompt.token_ids), service.engine.max_context - 1

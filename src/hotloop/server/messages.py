@@ -13,23 +13,20 @@ from starlette.responses import Response
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened
-from hotloop.server.calling import parse_calling
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import ThreadUnsupported, render_message_error
 from hotloop.server.explain.inquiry import Diagnosis
 from hotloop.server.explain.render import answer_usage
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_conversation, make_job
+from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.server.turns import parse_transcript
 from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.messages.writer import MessagesWriter
-from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request
 from hotloop.wire.sse import write_event
 
@@ -68,7 +65,7 @@ async def count_tokens(http: HttpRequest) -> Response:
 
 def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
     service = Service.of(http)
-    request = parse_request(body, Notes())
+    request = parse_request(body)
     options = parse_options(request, MessageOptions)
     if options.thread is not None:
         reason = "thread: no conversation is kept here: send all of it, without thread"
@@ -83,12 +80,10 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
 
 def _count_tokens(body: Json, http: HttpRequest) -> int:
     service = Service.of(http)
-    request = parse_request({"max_tokens": 1, **body}, Notes())
+    request = parse_request({"max_tokens": 1, **body})
     options = parse_options(request, MessageOptions)
-    calling = parse_calling(request, is_strict=service.strict_tools)
-    conversation = make_conversation(request, options, calling, parse_transcript(request))
     scope = service.scope(http.headers, options.cache_salt)
-    return len(service.prompts.chat(conversation, scope=scope).token_ids)
+    return len(make_prompt(request, options, service, scope).token_ids)
 
 
 class MessageStream(MessagesWriter):
@@ -124,7 +119,6 @@ class MessageStream(MessagesWriter):
         return {**rendered, "usage": usage, "diagnostics": render_diagnostics(self._job.inquiry.diagnose())}
 
     def _events(self, piece: Piece) -> Iterator[Event]:
-        """Ids of calls begin as Anthropic's do."""
         if self._last is None:
             yield Begun(self.id, self._model, self._usage(piece.usage))
         self._last = piece

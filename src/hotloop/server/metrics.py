@@ -73,8 +73,6 @@ _TOTALS: tuple[Row, ...] = (
 
 
 class Metrics:
-    """Everything measured about one engine and its server, in a registry of its own."""
-
     def __init__(self, engine: Engine, model: str, tracer: Tracer | None = None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(engine, model))

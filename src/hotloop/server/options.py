@@ -44,9 +44,7 @@ class CacheOptions(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As vLLM has it. What is not known here is refused: ignored, it would leave the answer without its structure. The
-    last four are about how vLLM does it, and change nothing here.
-    """
+    """As vLLM has it; unknown fields are refused. The last four are about how vLLM does it: nothing changes here."""
 
     json: Schema | None = None
     json_object: bool | None = None
@@ -60,8 +58,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What all endpoints that generate have in common."""
-
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -97,7 +93,6 @@ class Options(msgspec.Struct, kw_only=True):
 
     @property
     def compared_with(self) -> str | None:
-        """The earlier answer the prompt is to be compared with."""
         return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
 
     @property
@@ -199,10 +194,8 @@ def decode(data: bytes) -> Json:
 
 
 def convert(value: Json, kind: type[Body], place: str = "", *, strict: bool = True) -> Body:
-    """A body, or the part of one at `place`. Raises RequestError that names the field at fault.
-
-    Not `strict`: numbers may be written as texts, as a query has them.
-    """
+    """A body, or the part of one at `place`. Raises RequestError that names the field at fault. Not `strict`: numbers
+    may be written as texts, as a query has them."""
     try:
         return msgspec.convert(value, kind, strict=strict, str_keys=True)
     except msgspec.ValidationError as error:

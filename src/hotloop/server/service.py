@@ -27,8 +27,6 @@ from hotloop.wire.request import Request
 
 
 class Service:
-    """One engine, served."""
-
     def __init__(self, engine: Engine, config: ServerConfig, tracer: Tracer) -> None:
         if engine.kv_events and config.cache_isolation == "key":
             raise ConfigError("kv_events publishes nothing under cache_isolation key: leave one of the two out")
@@ -80,7 +78,6 @@ class Service:
             raise UnknownModel(name, self.model)
 
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
-        """With whom a request shares what was computed and remembered."""
         return name_scope(headers, cache_salt, self._isolation)
 
     def caller(self, http: HttpRequest, request: Request, options: Options) -> Caller:

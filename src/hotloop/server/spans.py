@@ -36,8 +36,6 @@ _BAD = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
 
 class RequestRecorder:
-    """Tells a tracer of every request. Lives on the event loop."""
-
     def __init__(self, tracer: Tracer, explainer: Explainer, model: str) -> None:
         self.tracer = tracer
         self.service = f"server:{model}"
@@ -50,7 +48,6 @@ class RequestRecorder:
         self.service = f"server:{self.model}@{port}"
 
     def open(self, http: HttpRequest, job: Job, answer_id: str, requests: Sequence[Request]) -> "RequestTrace | None":
-        """None where nobody listens."""
         if not self.tracer.is_on:
             return None
         caller = job.caller
@@ -125,7 +122,6 @@ class RequestTrace:
         return min(arrivals), min(scheduled, default=None), min(firsts, default=None), max(lasts, default=None)
 
     def _span(self, name: str, start_ns: int, end_ns: int, facts: Json | None = None, error: str = "") -> Span:
-        """The request itself, or one of its parts."""
         is_whole, context = name == names.REQUEST, self._context
         return Span(
             trace_id=context.trace_id,
@@ -156,10 +152,8 @@ class RequestTrace:
         """As the engine counts them: what the usage says, and for what was only prefilled a token that nobody got."""
         usages = [request.usage for request in self._requests]
         prompts = usages[:: self._job.num_choices]  # the choices of a prompt share it
-        num_prompt, num_cached = (
-            sum([usage.num_prompt for usage in prompts]),
-            sum([usage.num_cached for usage in prompts]),
-        )
+        num_prompt = sum([usage.num_prompt for usage in prompts])
+        num_cached = sum([usage.num_cached for usage in prompts])
         accounts = self._job.inquiry.accounts()
         num_recomputed = sum([account.num_recomputed for account in accounts])
         return {

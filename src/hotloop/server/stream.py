@@ -37,7 +37,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
         service.metrics.observe_finish(request, job.endpoint)
         service.prompts.remember(request.prompt_ids, request.output_ids, scope=request.salt)
-        job.hold.finish(request, calls)
+        is_only = job.num_choices == 1  # of several choices nobody can tell which will go on
+        service.keeper.finish(request, calls if is_only else None, job.pins, has_results=job.has_results)
         job.inquiry.finish(request)
         if trace:
             trace.finish(request)
@@ -68,9 +69,7 @@ class JsonResponse(Response):
 
 
 class StreamWriter(Protocol):
-    """Renders one answer as server-sent events, in the shape of one API: what a step gave, each piece with its choice,
-    and the last words of a stream that went well, or failed after it began.
-    """
+    """Renders one answer as server-sent events: what a step gave, each piece with its choice, and the end."""
 
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes: ...
 
@@ -80,10 +79,8 @@ class StreamWriter(Protocol):
 
 
 class EventStream(Response):
-    """An answer as server-sent events: one write for everything a step gave.
-
-    The status goes out with the first event, so what fails before that still has a status of its own.
-    """
+    """An answer as server-sent events: one write for everything a step gave. The status goes out with the first event,
+    so what fails before that still has a status of its own."""
 
     def __init__(self, outputs: OutputCollector, writer: StreamWriter, request_id: str) -> None:
         super().__init__()

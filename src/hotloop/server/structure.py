@@ -12,8 +12,7 @@ from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
-from hotloop.core.schema import json_schema
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
@@ -47,11 +46,8 @@ def parse_constraint(request: Request, options: Options) -> Constraint | None:
 
 
 def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
-    """What the answer must look like; `asked` is what the request wants of one that is not a call.
-
-    If that is impossible, the one tool at fault is named: there may be many. Compiled now and on this thread, so that
-    the engine finds it done.
-    """
+    """What the answer must look like; `asked` is what the request wants of one that is not a call. Compiled on this
+    thread, so that the engine finds it done. Raises RequestError that names the one tool at fault."""
     tool_format, tokenizer = service.tool_format, service.engine.tokenizer
     try:
         ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
@@ -88,7 +84,6 @@ def constrain(
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
-    """Tool calls, or an answer that follows its schema."""
     assert (calls.kind, answer.kind) == ("lark", "json_schema")
     return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: %json {answer.text}\n")
 

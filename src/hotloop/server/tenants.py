@@ -29,7 +29,6 @@ NOBODY = Caller("", "")
 
 
 def find_key(headers: Mapping[str, str]) -> str:
-    """The API key a request carries, by either header; empty if it carries none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return (token.strip() if scheme.lower() == "bearer" else "") or headers.get("x-api-key", "")
 

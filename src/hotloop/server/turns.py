@@ -3,12 +3,9 @@
     user       [result, result, text, text]       ->  tool, tool, user
     assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Thoughts that somebody signed are dropped: they are another model's. Anything else that is not text is refused, but for
-notes that a hosted tool left for itself, where they are known to be no more than that.
-
-A cache breakpoint (`cache_control`) is a place in the conversation as the prompt is made from it, not in the body:
-blocks are joined there. Before it lies what Anthropic has there, the tools, the system prompt and the messages so far,
-in whatever order the model's template words them.
+Signed thoughts are another model's and are dropped, as are a hosted tool's notes to itself; anything else that is not
+text is refused. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
+the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
 
 from bisect import bisect_right
@@ -60,8 +57,6 @@ def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None
 
 
 class Transcript(NamedTuple):
-    """The messages of a request, and the breakpoints between them."""
-
     messages: tuple[Message, ...]
     hints: list[CacheHint]
 

@@ -9,7 +9,6 @@ that ends later counts. Which names and attributes there are is in `names`.
 import os
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hotloop.core.errors import ConfigError
+from hotloop.core.recent import RecentDict
 
 TRACEPARENT = "traceparent"  # the header
 
@@ -131,7 +131,7 @@ class RecentTraces:
     def __init__(self, *, max_idle_s: float = MAX_IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_idle_s = max_idle_s
         self._clock = clock
-        self._traces: OrderedDict[str, tuple[str, float, int]] = OrderedDict()
+        self._traces: RecentDict[str, tuple[str, float, int]] = RecentDict(MAX_SESSIONS)
 
     def join(self, header: str | None, session: str) -> tuple[TraceContext, str | None]:
         """A span of one's own to begin, and its parent: as the client says, else in its session's trace, else alone."""
@@ -142,10 +142,8 @@ class RecentTraces:
 
     def _find(self, session: str) -> str:
         now = self._clock()
-        trace_id, used_at, num_requests = self._traces.pop(session, ("", 0.0, 0))
+        trace_id, used_at, num_requests = self._traces.get(session, ("", 0.0, 0))
         if not trace_id or now - used_at > self._max_idle_s or num_requests >= MAX_REQUESTS:
             trace_id, num_requests = new_trace_id(), 0
         self._traces[session] = trace_id, now, num_requests + 1
-        if len(self._traces) > MAX_SESSIONS:
-            self._traces.popitem(last=False)
         return trace_id

@@ -38,7 +38,6 @@ def read_arguments(text: str) -> Json | None:
 
 
 def wrap_input(text: str) -> str:
-    """The arguments of a call to a custom tool, as a model writes them."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 

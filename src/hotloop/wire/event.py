@@ -89,7 +89,6 @@ class Answer:
     parts: tuple[Text | Thought | Call, ...] = ()
     ended: Ended = field(default_factory=Ended)
     cut: frozenset[str] = frozenset()
-    """The ids of calls that were cut off."""
 
     @property
     def text(self) -> str:

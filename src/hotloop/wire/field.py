@@ -16,11 +16,8 @@ T = TypeVar("T")
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
-    """A value and its place; the body itself stands nowhere.
-
-    There is one for each thing that is read, in bodies of a thousand turns: a place is not put into words before
-    somebody asks for it.
-    """
+    """A value and its place; the body itself stands nowhere. There are many of these, so a place is put into words only
+    when somebody asks for it."""
 
     value: Any
     within: "Field | None" = None
@@ -52,7 +49,6 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return Field(value, self, name)
 
     def items(self, name: str) -> "list[Field]":
-        """The elements of one of its fields; none if it is not given."""
         found = self.get(name)
         return found.each() if found else []
 
@@ -119,7 +115,6 @@ def read_flag(body: Field, name: str) -> bool | None:
 
 
 def present(**fields: Any) -> Json:
-    """Those that are given."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -50,8 +50,6 @@ class Text(_Markable, frozen=True, eq=False):
 
 
 class Image(_Markable, frozen=True, eq=False):
-    """`url` is an address or a data URL."""
-
     url: str
     detail: str | None = None
 
@@ -126,7 +124,6 @@ class Turn(_Placed, frozen=True, eq=False):
 
 
 def parse_content(content: Field | None, parse_part: Callable[[Field], Part]) -> tuple[Part, ...]:
-    """A bare text, or a list of parts."""
     if content is None:
         return ()
     if content.is_text:
@@ -135,7 +132,6 @@ def parse_content(content: Field | None, parse_part: Callable[[Field], Part]) ->
 
 
 def text_of(part: Part) -> str | None:
-    """A part in words; None if it has none."""
     match part:
         case Text():
             return part.text

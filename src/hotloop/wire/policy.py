@@ -16,6 +16,17 @@ Limit = Literal["max_tokens", "max_completion_tokens"]
 
 _MAX_CHARS = 160
 _MAX_NOTES = 16
+# Fields that no other API has a word for, and that a request does not do without.
+_NOT_PORTABLE = {
+    "functions": "is too old to be carried to this replica: use tools",
+    "function_call": "is too old to be carried to this replica: use tools",
+    "n": "this replica gives one answer at a time",
+    "thread": "no conversation is kept here: send all of it, without thread",
+    "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
+    "conversation": "the replica keeps no conversations: send the whole of it as input",
+    "prompt": "the replica keeps no prompts: send the instructions themselves",
+    "background": "the replica answers at once or not at all",
+}
 _UNSAFE = re.compile(r"[^ -~]")
 
 
@@ -29,10 +40,10 @@ class Notes:
         if len(self._said) < _MAX_NOTES:
             self._said.setdefault(_UNSAFE.sub("?", note)[:_MAX_CHARS])
 
-    def lose(self, names: list[str], where: str) -> None:
+    def lose(self, names: list[str]) -> None:
         """Fields that mean nothing where the request goes."""
         if names:
-            self.add(f"not known to {where}: {', '.join(sorted(names))}")
+            self.add(f"not known to the replica's API: {', '.join(sorted(names))}")
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -41,8 +52,6 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a request is rendered for."""
-
     notes: Notes = field(default_factory=Notes)
     is_strict: bool = False
     """Whether it refuses fields it does not know, as hosted APIs do and engines do not."""
@@ -55,12 +64,9 @@ class Target:
 
     def keeps(self, mark: Json | None) -> Json:
         """A cache mark as a field, for APIs that have no such field, though gateways and engines read it."""
-        if mark is None:
-            return {}
         if self.is_strict:
             self.lose_mark(mark)
-            return {}
-        return {"cache_control": mark}
+        return {} if mark is None or self.is_strict else {"cache_control": mark}
 
     def lose_mark(self, mark: Json | None) -> None:
         if mark is not None:
@@ -74,11 +80,16 @@ class Target:
         self.lose_mark(part.mark)
 
 
-def offer_tools(request: Request, target: Target) -> list[Tool]:
-    """The tools as plain functions, for another API; none where there is nothing to call.
+def check_portable(request: Request) -> None:
+    """Raises RequestError for what no other API can say."""
+    for name, reason in _NOT_PORTABLE.items():
+        value = request.own.get(name)
+        if value not in (None, "", False) and (name, value) != ("n", 1):
+            raise RequestError(f"{name}: {reason}", param=name)
 
-    Raises RequestError if one must be called that is not there.
-    """
+
+def offer_tools(request: Request, target: Target) -> list[Tool]:
+    """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
     choice, tools = request.choice, list[Tool]()
     for tool in request.tools:
         if isinstance(tool, Tool):

@@ -3,9 +3,8 @@
     {"city": "Par|is"}
                      ^ closed here: the tool can begin as soon as the answer goes on
 
-A chat has no word for the end of a call; messages and responses have one, and say it of calls that were cut off, too.
-So a call is whole when the brackets of its arguments are closed. What has no brackets is whole if the answer is. A
-server may close the brackets of an answer that has run out of room, around whatever was written by then: so the end of
+No API tells the end of a call reliably, so a call is whole when the brackets of its arguments are closed; what has no
+brackets is whole if the answer is. A server may close the brackets of an answer that has run out of room: so the end of
 a call is believed only once something else follows it, or the answer ends for another reason.
 """
 
@@ -51,10 +50,8 @@ class OpenCall:
             yield CallOpened(self._index, self.id, self.name)
 
     def add(self, arguments: str) -> Iterator[Event]:
-        """More of the arguments. What comes behind their end is dropped: the tool has begun.
-
-        But some servers begin with an empty object and then write the arguments: so its end is not believed.
-        """
+        """More of the arguments; what comes behind their end is dropped. Some servers begin with an empty object and
+        then write the arguments: so its end is not believed."""
         if not arguments or self.is_closed or (self.empty and not arguments.lstrip().startswith("{")):
             return
         yield from self.open()
@@ -87,11 +84,10 @@ class OpenCall:
 class Reader(ABC):
     """An answer as events. Raises RemoteError for what makes no sense, and for failures."""
 
-    def __init__(self, *, name_call: NameCall = name_call) -> None:
+    def __init__(self, name_call: NameCall = name_call) -> None:
         self.is_over = False
         """Whether the last word has been said."""
         self.usage: Usage | None = None
-        """As far as it was told."""
         self._has_begun = False
         self._stem = ""
         self._name_call = name_call
@@ -124,7 +120,6 @@ class Reader(ABC):
         return call
 
     def _hold(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The events, but for the ends of calls among them."""
         for event in events:
             if isinstance(event, CallClosed):
                 self._held.append(event)

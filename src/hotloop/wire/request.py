@@ -93,7 +93,6 @@ class Request:
     stop: tuple[str, ...] = ()
     is_stream: bool = False
     has_usage: bool = False
-    """Whether a stream of chunks is to end with the usage."""
     effort: str | None = None
     thinking: Json | None = None
     verbosity: str | None = None
@@ -101,7 +100,6 @@ class Request:
     service_tier: str | None = None
     cache: Cache = field(default_factory=Cache)
     own: Mapping[str, object] = field(default_factory=dict)
-    """Fields that mean something to its own API only."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are not known here, as they came."""
 

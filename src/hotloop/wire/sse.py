@@ -30,7 +30,6 @@ class ServerEvent:
 
     @property
     def text(self) -> str:
-        """Raises RemoteError where it is none."""
         try:
             return self.data.decode()
         except UnicodeDecodeError:

@@ -20,7 +20,6 @@ class Usage:
     num_output: int = 0
     num_written: int = 0
     num_thought: int = 0
-    """How much of the output was reasoning."""
     hotloop: Any = None
     """What a hotloop server tells beyond the API."""
 

@@ -11,8 +11,8 @@ from tests.engine.tiny import TOKENIZER, VOCAB_SIZE
 
 from hotloop.agent.plan.schema import MAX_STEPS, plan_schema
 from hotloop.agent.tools.tool import tool
+from hotloop.core.grammar import json_schema
 from hotloop.core.message import Tool
-from hotloop.core.schema import json_schema
 from hotloop.engine.grammar.matcher import Grammars
 
 GRAMMARS = Grammars(TOKENIZER, VOCAB_SIZE)

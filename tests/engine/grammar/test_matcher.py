@@ -15,8 +15,7 @@ from tokenizers import decoders, models, normalizers
 
 from hotloop.backends.sampler import apply_mask, is_allowed
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar
-from hotloop.core.schema import json_schema
+from hotloop.core.grammar import Grammar, json_schema
 from hotloop.engine.grammar.matcher import Grammars, Matcher, masks_of
 from hotloop.models.tokenizer import Tokenizer
 

@@ -4,8 +4,7 @@ import pytest
 
 from hotloop.router.placement.placement import OUTPUT_COST
 from hotloop.router.tiers.config import Tier
-from hotloop.router.tiers.saved import Saved
-from hotloop.router.tiers.tiers import Reply
+from hotloop.router.tiers.tiers import Reply, Saved
 from hotloop.wire.usage import Usage
 
 SMALL = Tier(name="s", model="s", input_price=1, output_price=1)

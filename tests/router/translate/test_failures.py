@@ -16,7 +16,6 @@ HELLO: Any = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "cont
 
 def told(api: Api, status: int, body: bytes) -> tuple[int, Json]:
     translation = translate(api, MESSAGES if api == "chat" else CHAT, HELLO)
-    assert translation
     given, answer = translation.answer(status, body)
     error: Json = json.loads(answer)["error"]
     return given, error

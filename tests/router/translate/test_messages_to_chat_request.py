@@ -15,7 +15,6 @@ TOOL: Json = {"name": "f", "description": "does", "input_schema": {"type": "obje
 def ask(*turns: Any, is_strict: bool = False, **fields: Any) -> tuple[Json, tuple[str, ...]]:
     body = {"model": "m", "max_tokens": 5, "messages": list(turns) or [{"role": "user", "content": "hi"}], **fields}
     translation = translate("messages", CHAT, body, is_strict=is_strict)
-    assert translation
     path, rendered = translation.request()
     assert path == "/v1/chat/completions"
     return rendered, translation.notes

@@ -15,7 +15,6 @@ KEPT: Json = {"type": "ephemeral"}
 
 def to_chat(body: Json) -> list[Json]:
     translation = translate("messages", CHAT, body)
-    assert translation
     messages: list[Json] = translation.request()[1]["messages"]
     return messages
 
@@ -23,7 +22,6 @@ def to_chat(body: Json) -> list[Json]:
 def to_blocks(body: Json) -> list[tuple[str, Json]]:
     """The system prompt and the turns, block for block."""
     translation = translate("chat", MESSAGES, body)
-    assert translation
     asked = translation.request()[1]
     turns = [(turn["role"], block) for turn in asked["messages"] for block in turn["content"]]
     return [("system", block) for block in asked.get("system", ())] + turns

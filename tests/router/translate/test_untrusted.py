@@ -79,9 +79,7 @@ def spoken(api: Api) -> frozenset[Api]:
 
 
 def hello(api: Api) -> Translation:
-    translation = translate(api, spoken(api), HELLO)
-    assert translation
-    return translation
+    return translate(api, spoken(api), HELLO)
 
 
 def places(value: Any) -> list[tuple[Any, ...]]:
@@ -103,7 +101,6 @@ def check(api: Api, body: Any) -> None:
         translation = translate(api, spoken(api), body)
     except RequestError:
         return
-    assert translation
     msgspec.json.encode(translation.request()[1])
     for note in translation.notes:
         assert note.isascii()

@@ -11,7 +11,6 @@ from hotloop.router.translate import can_translate, translate
 )
 def test_there_is_not_always_a_way(api: Api, spoken: set[Api]) -> None:
     assert not can_translate(api, frozenset(spoken))
-    assert translate(api, frozenset(spoken), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -27,5 +26,4 @@ def test_where_there_is_one_it_leads_there(api: Api, spoken: set[Api], path: str
     body = {"model": "m", "max_tokens": 1, "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
     assert can_translate(api, frozenset(spoken))
     translation = translate(api, frozenset(spoken), body)
-    assert translation
     assert translation.request()[0] == path

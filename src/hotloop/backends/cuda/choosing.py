@@ -4,8 +4,7 @@ What a token depends on is the row: its logits, its request's parameters, and a 
 token's position. So it is the same however the batch is made up.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,55 +12,12 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import SampleRow, Sampling
 from hotloop.backends.cuda.sampling import adjust, apply_masks, choose
+from hotloop.backends.cuda.staging import to_host
 from hotloop.backends.sampler import mix
+from hotloop.core.request import TokenLogprob
 
 _FORBIDDEN = -1e30
 Upload = Callable[[Sequence[NDArray[np.generic]]], list[torch.Tensor]]
-
-
-@dataclass(slots=True)
-class _Adjustments:
-    """Changes of single logits: (row, token) -> its repetition penalty and what is added."""
-
-    rows: list[NDArray[np.int32]] = field(default_factory=list)
-    tokens: list[NDArray[np.int32]] = field(default_factory=list)
-    repetition: list[NDArray[np.float32]] = field(default_factory=list)
-    addend: list[NDArray[np.float32]] = field(default_factory=list)
-
-    def add(self, index: int, row: SampleRow, eos_ids: frozenset[int]) -> None:
-        """What is said more than once of a token is summed up."""
-        params = row.request.sampling
-        tokens, repetition, addend = _penalties(row) if params.has_penalties else _no_penalties()
-        extra = dict(params.logit_bias)
-        if row.num_output < params.min_tokens:
-            extra |= dict.fromkeys(eos_ids | params.stop_token_ids, _FORBIDDEN)
-        tokens = np.append(tokens, np.array([*extra], np.int32)).astype(np.int32)
-        repetition = np.append(repetition, np.ones(len(extra), np.float32))
-        addend = np.append(addend, np.array([*extra.values()], np.float32))
-        unique, where = np.unique(tokens, return_inverse=True)
-        largest, total = np.ones(len(unique), np.float32), np.zeros(len(unique), np.float32)
-        is_set = repetition != 1
-        largest[where[is_set]] = repetition[is_set]
-        np.add.at(total, where, addend)
-        self.rows.append(np.full(len(unique), index, np.int32))
-        self.tokens.append(unique)
-        self.repetition.append(largest)
-        self.addend.append(total)
-
-
-def _no_penalties() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    return np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32)
-
-
-def _penalties(row: SampleRow) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Repetition counts the prompt too; presence and frequency the output only."""
-    params, seen = row.request.sampling, row.token_ids()
-    tokens = np.unique(seen)
-    output, counts = np.unique(seen[row.request.num_prompt :], return_counts=True)
-    repetition = np.full(len(tokens), params.repetition_penalty, np.float32)
-    addend = np.zeros(len(tokens), np.float32)
-    addend[np.searchsorted(tokens, output)] = -(counts * params.frequency_penalty + params.presence_penalty)
-    return tokens.astype(np.int32), repetition, addend
 
 
 def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, upload: Upload) -> None:
@@ -76,36 +32,86 @@ def choose_tokens(logits: torch.Tensor, sampling: Sampling, out: torch.Tensor, u
             words[i].view(np.uint8)[: len(mask)] = mask
         apply_masks(logits, *upload([indexes, words]))
     params = [row.request.sampling for row in rows]
-    is_random = any(not each.is_greedy for each in params)
-    if not is_random:
-        blank = out  # read by nobody: no row is drawn or cut
-        choose(logits, blank, blank, blank, blank, blank, out, is_random=False, has_cuts=False)
-        return
-    has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in params if not each.is_greedy)
-    arrays = upload(
-        [
-            np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
-            np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
-            np.array([each.top_p for each in params], np.float32),
-            np.array([each.min_p for each in params], np.float32),
-            np.array([_seed(row) for row in rows], np.int64),
-        ]
-    )
-    temperature, top_k, top_p, min_p, seeds = arrays
-    choose(logits, temperature, top_k, top_p, min_p, seeds, out, is_random=True, has_cuts=has_cuts)
+    random = [each for each in params if not each.is_greedy]
+    has_cuts = any(each.top_k or each.top_p < 1 or each.min_p for each in random)
+    temperature = top_k = top_p = min_p = seeds = out  # read by nobody if no row is drawn or cut
+    if random:
+        temperature, top_k, top_p, min_p, seeds = upload(
+            [
+                np.array([0.0 if each.is_greedy else each.temperature for each in params], np.float32),
+                np.array([min(each.top_k, logits.shape[1]) for each in params], np.int32),
+                np.array([each.top_p for each in params], np.float32),
+                np.array([each.min_p for each in params], np.float32),
+                np.array([_seed(row) for row in rows], np.int64),
+            ]
+        )
+    choose(logits, temperature, top_k, top_p, min_p, seeds, out, is_random=bool(random), has_cuts=has_cuts)
 
 
 def _adjust(logits: torch.Tensor, sampling: Sampling, upload: Upload) -> None:
-    changes = _Adjustments()
+    """Penalties, biases and forbidden ends: each (row, token) comes once, with all that is to be done to it."""
+    changes = []
     for index, row in enumerate(sampling.rows):
         params = row.request.sampling
         if params.has_penalties or params.logit_bias or row.num_output < params.min_tokens:
-            changes.add(index, row, sampling.eos_ids)
-    if changes.rows:
-        columns = (changes.rows, changes.tokens, changes.repetition, changes.addend)
-        adjust(logits, *upload([np.concatenate(column) for column in columns]))
+            tokens, repetition, addend = _changes(row, sampling.eos_ids)
+            changes.append((np.full(len(tokens), index, np.int32), tokens, repetition, addend))
+    if changes:
+        adjust(logits, *upload([np.concatenate(column) for column in zip(*changes, strict=True)]))
+
+
+def _changes(row: SampleRow, eos_ids: frozenset[int]) -> tuple[NDArray[np.generic], ...]:
+    """Tokens, the repetition penalty of each and what is added to it. Repetition counts the prompt too; presence and
+    frequency the output only.
+    """
+    params = row.request.sampling
+    seen = row.token_ids() if params.has_penalties else np.empty(0, np.int32)
+    biases = dict(params.logit_bias)
+    if row.num_output < params.min_tokens:
+        biases |= dict.fromkeys(eos_ids | params.stop_token_ids, _FORBIDDEN)
+    biased = np.array([*biases], np.int32)
+    output, counts = np.unique(seen[row.request.num_prompt :], return_counts=True)
+    tokens = np.union1d(seen, biased)
+    repetition = np.ones(len(tokens), np.float32)
+    repetition[np.searchsorted(tokens, seen)] = params.repetition_penalty
+    addend = np.zeros(len(tokens), np.float32)
+    addend[np.searchsorted(tokens, output)] -= counts * params.frequency_penalty + params.presence_penalty
+    addend[np.searchsorted(tokens, biased)] += np.array([*biases.values()], np.float32)
+    return tokens, repetition, addend
 
 
 def _seed(row: SampleRow) -> int:
     """Of the request and the position, as a signed number of 63 bits."""
     return mix(mix(row.request.seed) + row.position) >> 1
+
+
+class Logprobs:
+    """Log-probabilities of the model's own distribution, for the rows that ask for them: made before anything changes
+    the logits, measured once tokens are chosen.
+
+    They travel with the tokens, so nobody waits for the device a second time. Only the token that a grammar put in the
+    place of the chosen one has to be looked up.
+    """
+
+    def __init__(self, logits: torch.Tensor, num_tops: Mapping[int, int], upload: Upload) -> None:
+        self._places = {row: i for i, row in enumerate(num_tops)}
+        self._num_top = min(max(num_tops.values()), logits.shape[1])
+        [self._rows] = upload([np.array([*num_tops], np.int32)])
+        self._logits = logits.index_select(0, self._rows)
+
+    def measure(self, chosen: torch.Tensor) -> None:
+        """`chosen` [wanted] are the tokens of all rows; -1 where there is none."""
+        self._totals = torch.logsumexp(self._logits, 1, keepdim=True)
+        token_ids = chosen.index_select(0, self._rows).clamp(min=0).long()[:, None]
+        top_logits, top_ids = self._logits.topk(self._num_top)
+        logs = torch.cat((self._logits.gather(1, token_ids), top_logits), 1) - self._totals
+        self._ids = to_host(torch.cat((token_ids, top_ids), 1))
+        self._logs = to_host(logs)
+
+    def of(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
+        """Once the step has ended."""
+        place = self._places[row]
+        (chosen_id, *top_ids), (log, *logs) = self._ids[place].tolist(), self._logs[place].tolist()
+        if token_id != chosen_id:
+            log = float(self._logits[place, token_id] - self._totals[place, 0])
+        return TokenLogprob(token_id, log, tuple(zip(top_ids[:num_top], logs[:num_top], strict=True)))

@@ -18,7 +18,7 @@ from hotloop.backends.cuda.shared import shared_attention, tile_rows_for
 from hotloop.backends.cuda.splits import Splitting
 from hotloop.backends.cuda.step import Shape, Views
 from hotloop.backends.cuda.weights import DeviceWeights, LayerWeights
-from hotloop.backends.rotary import rotary_table
+from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 _NUM_PARTS = 4096  # of rows of a step that there is room for
@@ -95,8 +95,18 @@ class Decoder:
             layer.kv_scales,
         )  # fmt: skip
         short, long = shape.num_short, shape.num_long
+        short_q = q[: shape.num_short_rows]
+        if shape.num_items:  # what sequences share comes first
+            shared_attention(
+                short_q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
+                scale=self._scale, kv_scales=layer.kv_scales,
+            )  # fmt: skip
         if short:
-            self._attend_short(step, q[: shape.num_short_rows], kv, layer.kv_scales, out, shape)
+            decode_attention(
+                short_q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
+                step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
+                scale=self._scale, kv_scales=layer.kv_scales,
+            )  # fmt: skip
         if self.flash and long:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
@@ -108,27 +118,6 @@ class Decoder:
                 step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
                 kv_scales=layer.kv_scales,
             )  # fmt: skip
-
-    def _attend_short(
-        self,
-        step: Views,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        kv_scales: torch.Tensor | None,
-        out: torch.Tensor,
-        shape: Shape,
-    ) -> None:
-        """Over what sequences share first, if they do."""
-        if shape.num_items:
-            shared_attention(
-                q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
-                scale=self._scale, kv_scales=kv_scales,
-            )  # fmt: skip
-        decode_attention(
-            q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
-            step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
-            scale=self._scale, kv_scales=kv_scales,
-        )  # fmt: skip
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -12,19 +12,14 @@ from torch import Tensor
 
 def dequantise(data: Tensor, kind: str) -> Tensor:
     """Rows of bytes [rows, bytes] as rows of numbers: float32, or as they are stored if that is a kind of float."""
-    if kind in _FLOATS:
-        return data.view(_FLOATS[kind])
+    if kind in FLOATS:
+        return data.view(FLOATS[kind])
     block_bytes, unpack = _BLOCKS[kind]
     return unpack(data.reshape(-1, block_bytes)).reshape(data.shape[0], -1)
 
 
 def can_dequantise(kind: str) -> bool:
-    return kind in _FLOATS or kind in _BLOCKS
-
-
-def is_float(kind: str) -> bool:
-    """Whether numbers are stored one by one, not in blocks."""
-    return kind in _FLOATS
+    return kind in FLOATS or kind in _BLOCKS
 
 
 # Blocks are [blocks, bytes]; what is cut out of them is named as in GGML: d the scale, m or dmin the offset, qs the low
@@ -125,7 +120,8 @@ def _cut(blocks: Tensor, *sizes: int) -> list[Tensor]:
     return list(blocks.split(sizes, 1))
 
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Kinds whose numbers are stored one by one, not in blocks."""
 _BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),

@@ -30,11 +30,10 @@ _LIBRARIES = (
     ("sgl_kernel", "flash_ops*.so", "sgl_kernel"),
     ("flash_attn_3", "_C*.so", "flash_attn_3"),
 )
-_FIXED = {"is_causal": True}
 _TILE_PAIRS = 128  # of a row and one of a kv head's query heads
 _MAX_SPLITS = 16
-# What some builds give no default for
-_USUAL = {"window_size_left": -1, "window_size_right": -1, "cp_world_size": 1}
+# What is always wanted, and what some builds give no default for
+_USUAL = {"is_causal": True, "window_size_left": -1, "window_size_right": -1, "cp_world_size": 1}
 _NOTHING = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
 _CHECKED = ((70, 70), (40, 170), (1, 33), (129, 257))  # rows and keys of the sequences that a build is tried with
 _TOLERANCE = 0.02
@@ -91,11 +90,9 @@ class Flash:
 
 def _usual(argument: Any) -> object:
     """Builds add arguments of their own, which are left as they would be without them."""
-    if argument.name in _FIXED:
-        return _FIXED[argument.name]
-    if argument.has_default_value():
-        return argument.default_value
-    return _USUAL.get(argument.name, _NOTHING.get(argument.type.kind()))
+    if argument.name in _USUAL:
+        return _USUAL[argument.name]
+    return argument.default_value if argument.has_default_value() else _NOTHING.get(argument.type.kind())
 
 
 def find_flash(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> Flash | None:

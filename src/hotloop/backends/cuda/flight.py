@@ -1,14 +1,14 @@
 """What was launched, and what comes back of it: a step's tokens, and copies of blocks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from hotloop.backends.backend import Allowed, Sampling
-from hotloop.backends.cuda.choosing import choose_tokens
+from hotloop.backends.cuda.choosing import Logprobs, choose_tokens
 from hotloop.backends.cuda.failure import hardware
-from hotloop.backends.cuda.logprobs import Logprobs
-from hotloop.backends.cuda.staging import Event, Staging
+from hotloop.backends.cuda.staging import Event, Staging, to_host
 from hotloop.backends.host import NOT_NUMBERS
 from hotloop.core.errors import BackendError, RequestError
 from hotloop.core.request import TokenLogprob
@@ -22,12 +22,10 @@ class CudaFlight:
 
     logits: torch.Tensor
 
-    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, num_rows: int, wait: Wait) -> None:
-        self.num_rows = num_rows
+    def __init__(self, chosen: torch.Tensor, staging: Staging, num_wanted: int, wait: Wait) -> None:
         self._wait = wait
         self._chosen = chosen[:num_wanted]
         self._staging = staging
-        self._result = torch.empty(num_wanted, dtype=torch.int32, pin_memory=staging.is_cuda)
         self._logprobs: Logprobs | None = None
         self.begun, self.ended = staging.event(), staging.event()
 
@@ -39,7 +37,7 @@ class CudaFlight:
                 self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
             if sampling.rows:
                 choose_tokens(self.logits, sampling, self._chosen, self._staging.upload)
-                self._result.copy_(self._chosen, non_blocking=True)
+            self._result = to_host(self._chosen)
             if self._logprobs:
                 self._logprobs.measure(self._chosen)
             self.ended.record()
@@ -52,16 +50,16 @@ class CudaFlight:
             return CudaChosen(self._result.tolist(), self._logprobs, device_s)
 
 
+@dataclass(slots=True)
 class CudaChosen:
     """Tokens, on the host."""
 
-    def __init__(self, token_ids: list[int], logprobs: Logprobs | None, device_s: float) -> None:
-        self.device_s = device_s
-        self._token_ids = token_ids
-        self._logprobs = logprobs
+    token_ids: list[int]
+    logprobs: Logprobs | None
+    device_s: float
 
     def token(self, row: int, allowed: Allowed | None = None) -> int:
-        token_id = self._token_ids[row]
+        token_id = self.token_ids[row]
         if token_id >= 0:
             return token_id
         if allowed is not None and allowed.error:
@@ -69,29 +67,21 @@ class CudaChosen:
         raise BackendError(NOT_NUMBERS)
 
     def logprob(self, row: int, token_id: int, num_top: int) -> TokenLogprob:
-        assert self._logprobs is not None
+        assert self.logprobs is not None
         with hardware():
-            return self._logprobs.of(row, token_id, num_top)
+            return self.logprobs.of(row, token_id, num_top)
 
 
 class CudaCopy:
     """Blocks on their way to the host, on the same stream."""
 
-    def __init__(self, gathered: torch.Tensor, wait: Wait) -> None:
+    def __init__(self, gathered: torch.Tensor, staging: Staging, wait: Wait) -> None:
         self._wait = wait
-        is_cuda = gathered.is_cuda
-        self._host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=is_cuda)
-        self._host.copy_(gathered, non_blocking=True)
-        self._arrived = torch.cuda.Event() if is_cuda else None
-        if self._arrived:
-            self._arrived.record()
+        self._host = to_host(gathered)
+        self._arrived = staging.event(has_time=False)
+        self._arrived.record()
 
     def wait(self) -> memoryview:
         with hardware():
-            if self._arrived:
-                self._wait(self._arrived)
+            self._wait(self._arrived)
         return memoryview(self._host.numpy().reshape(-1))
-
-
-def synchronize(event: Event) -> None:
-    event.synchronize()

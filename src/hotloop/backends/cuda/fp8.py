@@ -25,6 +25,9 @@ ALIGNMENT = 16
 E4M3 = torch.float8_e4m3fn
 _LARGEST = {E4M3: 448.0, torch.int8: 127.0}
 _LEAST_SCALE = tl.constexpr(1e-12)
+_TILE_TOKENS = 128
+_TILE_K = 128
+TILE_ROWS = (16, 64, 128)
 
 
 def check_device(what: str, precision: Precision) -> None:
@@ -73,7 +76,6 @@ class ScaledMatrix:
         return [ScaledMatrix(values, scales) for values, scales in parts]
 
     def widened(self) -> torch.Tensor:
-        """In float32."""
         return self.values.float() * self.scales[:, None]
 
 
@@ -122,11 +124,53 @@ def multiply(x: torch.Tensor, weight: ScaledMatrix) -> torch.Tensor:
     return out.to(x.dtype)
 
 
+def int8_logits(x: torch.Tensor, head: ScaledMatrix) -> torch.Tensor:
+    """[rows, vocabulary] float32 of x [rows, hidden]: the head is widened on the way to the tensor cores, and rows stay
+    what they are. It is the larger side, so it is the first factor, which the tensor cores take from registers:
+
+    out.T [vocabulary, rows] = head [vocabulary, hidden] @ x.T [hidden, rows]
+    """
+    num_rows, k = x.shape
+    out = torch.empty(num_rows, len(head), dtype=torch.float32, device=x.device)
+    if not num_rows:
+        return out
+    if not x.is_cuda:
+        x = x.float()  # the interpreter multiplies the bits of bf16
+    tile_rows = next((size for size in TILE_ROWS if num_rows <= size), TILE_ROWS[-1])
+    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(len(head), _TILE_TOKENS))
+    _int8_logits[grid](
+        x, head.values, head.scales, out, num_rows, len(head), k, tile_rows, _TILE_TOKENS, _TILE_K,
+        num_warps=8 if tile_rows > 64 else 4, num_stages=1 if x.dtype == torch.float32 else 4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _int8_logits(
+    x, head, scales, out, num_rows, num_tokens, k: tl.constexpr, tile_rows: tl.constexpr,
+    tile_tokens: tl.constexpr, tile_k: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of rows, tile of tokens): neighbours read the same weights."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    token = tl.program_id(1) * tile_tokens + tl.arange(0, tile_tokens)
+    is_row, is_token = row < num_rows, token < num_tokens
+    i = tl.arange(0, tile_k)
+    at_x = x + row.to(tl.int64)[:, None] * k + i[None, :]
+    at_head = head + token.to(tl.int64)[:, None] * k + i[None, :]
+    total = tl.zeros([tile_tokens, tile_rows], tl.float32)
+    for begin in range(0, k, tile_k):
+        is_in = (begin + i < k)[None, :]
+        rows = tl.load(at_x + begin, mask=is_row[:, None] & is_in, other=0.0)
+        weights = tl.load(at_head + begin, mask=is_token[:, None] & is_in, other=0)
+        total = tl.dot(weights.to(rows.dtype), tl.trans(rows), total, input_precision="tf32x3")
+    total *= tl.load(scales + token, mask=is_token, other=0.0)[:, None]
+    at_out = out + row.to(tl.int64)[None, :] * num_tokens + token[:, None]
+    tl.store(at_out, total, mask=is_token[:, None] & is_row[None, :])
+
+
 def kv_scales(
-    keys: torch.Tensor,  # [num_kv_heads, head_dim, hidden] float32: the weights that make keys and values,
-    values: torch.Tensor,  #                                       those of the norm in front multiplied in
-    key_bias: torch.Tensor | None,  # [num_kv_heads, head_dim]
-    value_bias: torch.Tensor | None,
+    weights: torch.Tensor,  # [keys and values, num_kv_heads, head_dim, hidden] float32, times the norm in front
+    bias: torch.Tensor | None,  # [keys and values, num_kv_heads, head_dim]
     key_norm: torch.Tensor | None,  # [head_dim]
 ) -> torch.Tensor:
     """[2 * num_kv_heads] float32: what keys and values of each head are divided by to become e4m3.
@@ -136,12 +180,10 @@ def kv_scales(
     together. That is e4m3's largest number. Usual values, about |w|, are smaller by sqrt(hidden), 64 or 90, and e4m3
     is as precise down to a 28,000th.
     """
-    _, head_dim, hidden_size = keys.shape
-    key_bounds, value_bounds = (each.norm(dim=-1) * math.sqrt(hidden_size) for each in (keys, values))
-    if key_bias is not None and value_bias is not None:
-        key_bounds, value_bounds = key_bounds + key_bias.abs(), value_bounds + value_bias.abs()
+    head_dim, hidden_size = weights.shape[2:]
+    keys, values = weights.norm(dim=-1) * math.sqrt(hidden_size) + (0 if bias is None else bias.abs())
     if key_norm is not None:
-        key_bounds = (key_norm.abs() * math.sqrt(head_dim)).expand_as(key_bounds)
-    first, second = key_bounds.chunk(2, -1)
-    largest = torch.cat((torch.hypot(first, second).amax(-1), value_bounds.amax(-1)))
+        keys = (key_norm.abs() * math.sqrt(head_dim)).expand_as(keys)
+    first, second = keys.chunk(2, -1)
+    largest = torch.cat((torch.hypot(first, second).amax(-1), values.amax(-1)))
     return largest.div(_LARGEST[E4M3]).clamp_(_LEAST_SCALE.value)

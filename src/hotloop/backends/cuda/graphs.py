@@ -73,7 +73,11 @@ class Graphs:
         self._graphs: dict[Shape, Callable[[], torch.Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if indexes.is_cuda else None
         for shape in reversed(shapes):  # the largest first: the others fit into its memory
-            forward = _padded_forward(decoder, indexes, chosen, shape)
+            views = view_parts(indexes, shape)
+            indexes.zero_()  # the first step is of padding alone: it reads and stores nothing, whatever the blocks hold
+            views.slots.fill_(-1)
+            views.sources.fill_(-1)
+            forward = partial(decoder.forward, views, chosen, shape)
             self._graphs[shape] = _capture(forward, pool) if pool else forward
 
     def fitting(self, step: Shape) -> Shape | None:
@@ -86,19 +90,6 @@ class Graphs:
     def replay(self, shape: Shape) -> torch.Tensor:
         """What the wanted rows come to, and the padding after them, until the next replay of any shape."""
         return self._graphs[shape]()
-
-
-def _padded_forward(
-    decoder: Decoder, indexes: torch.Tensor, chosen: torch.Tensor, shape: Shape
-) -> Callable[[], torch.Tensor]:
-    """Steps of that shape. The first is of padding alone: it reads nothing and stores nothing, whatever the blocks
-    hold.
-    """
-    views = view_parts(indexes, shape)
-    indexes.zero_()
-    views.slots.fill_(-1)
-    views.sources.fill_(-1)
-    return partial(decoder.forward, views, chosen, shape)
 
 
 def _capture(forward: Callable[[], torch.Tensor], pool: tuple[int, int]) -> Callable[[], torch.Tensor]:

@@ -29,11 +29,9 @@ _MAX_SPLITS = 32
 _SPARE_ITEMS = 4  # for groups whose last tile is not full
 
 
-class Group(NamedTuple):
-    members: NDArray[np.intp]
-    """Sequences of the batch."""
-    num_blocks: int
-    """How many they begin with in common."""
+class PrefixGroup(NamedTuple):
+    members: NDArray[np.intp]  # sequences of the batch
+    num_blocks: int  # that they begin with in common
 
     @property
     def num_saved(self) -> int:
@@ -41,7 +39,7 @@ class Group(NamedTuple):
         return (len(self.members) - 1) * self.num_blocks
 
 
-class Plan(NamedTuple):
+class SharedPlan(NamedTuple):
     """What the kernels want to know of the groups of a step."""
 
     num_skipped: NDArray[np.int64]  # [sequences] keys that the items take care of
@@ -56,14 +54,11 @@ class Sharing:
 
     block_size: int
     tile_rows: int
-    num_programs: int
-    """Items that fill the card."""
-    min_saved: int
-    """Blocks that a step must save in all, or sharing costs more than it brings."""
-    split_rows: int
-    """Rows times parts that there is room for, half of it for the rows' own keys."""
+    num_programs: int  # items that fill the card
+    min_saved: int  # blocks that a step must save in all, or sharing costs more than it brings
+    split_rows: int  # rows times parts that there is room for, half of it for the rows' own keys
 
-    def find(self, batch: Batch, max_rows: int) -> list[Group]:
+    def find(self, batch: Batch, max_rows: int) -> list[PrefixGroup]:
         """The groups of a step, the most worthwhile first; none if they are not worth it. Sequences with more rows than
         that are left out.
         """
@@ -77,7 +72,7 @@ class Sharing:
             return []
         order = sorted(starts, key=starts.__getitem__)  # as bytes: any order will do that puts the like side by side
         segments = _segments(_in_common([starts[i] for i in order]), max(2, self.min_saved // 8))
-        groups = [Group(np.array(order[a:b]), count) for a, b, count in segments]
+        groups = [PrefixGroup(np.array(order[a:b]), count) for a, b, count in segments]
         groups.sort(key=lambda group: -group.num_saved)
         return groups if sum(group.num_saved for group in groups) >= self.min_saved else []
 
@@ -91,8 +86,8 @@ class Sharing:
         return min(_MAX_SPLITS, 1 << (room.bit_length() - 1)) if room else 0
 
     def plan(
-        self, groups: list[Group], begins: NDArray[np.int32], block_begins: NDArray[np.int32], num_rows: int
-    ) -> Plan:
+        self, groups: list[PrefixGroup], begins: NDArray[np.int32], block_begins: NDArray[np.int32], num_rows: int
+    ) -> SharedPlan:
         """For a step of so many rows, padding included. Groups that find no items left are left out."""
         num_items, num_sequences = self.num_items(num_rows), len(begins) - 1
         group_of = np.full(num_sequences, len(groups))
@@ -124,7 +119,7 @@ class Sharing:
         num_skipped = np.append(blocks_of * self.block_size, nothing)[group_of]
         num_parts = np.append(splits_of, nothing)[group_of]
         folded = np.argsort(group_of_row, kind="stable")[:row_begin]
-        return Plan(num_skipped, num_parts, folded, items)
+        return SharedPlan(num_skipped, num_parts, folded, items)
 
 
 def _starts(batch: Batch, num_whole: list[int]) -> dict[int, bytes]:

@@ -12,10 +12,13 @@ and a step waits for the copies of its own blocks. Without CUDA all of it happen
 """
 
 import logging
+import mmap
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeAlias
 
@@ -23,12 +26,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotloop.backends.cuda.failure import hardware
-from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
-from hotloop.backends.cuda.pinned import PinnedBytes
+from hotloop.backends.cuda.failure import first_line, hardware
+from hotloop.backends.cuda.kernels import copy_blocks
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.core.config import EngineConfig
-from hotloop.models.memory import available_bytes
+from hotloop.core.config import EngineConfig, parse_bytes
+from hotloop.models.memory import available_bytes, gib
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def wanted_bytes(config: EngineConfig, kv_bytes: int, *, is_cuda: bool) -> int:
         return 0
     if config.host_kv == "auto":
         return min(kv_bytes, int(AUTO_SHARE * available_bytes())) if is_cuda else 0
-    return config.host_kv_bytes
+    return parse_bytes(config.host_kv)
 
 
 def open_host_memory(kv: torch.Tensor, config: EngineConfig) -> "CudaHostMemory | None":
@@ -87,12 +89,11 @@ class CudaHostMemory:
         self._steps, self._gathers = Fences(kv.shape[2]), Fences(kv.shape[2])
         self._writes = Fences(num_blocks)
 
-    def before_step(self, block_ids: NDArray[np.int32]) -> None:
-        """Whatever is enqueued next may change these blocks: it waits until they are copied."""
+    @contextmanager
+    def step(self, block_ids: NDArray[np.int32]) -> Iterator[None]:
+        """What is enqueued meanwhile uses these blocks, once they are copied; later copies of them wait for it."""
         _wait(torch.cuda.current_stream() if self._kv.is_cuda else None, self._gathers.last(block_ids))
-
-    def after_step(self, block_ids: NDArray[np.int32]) -> None:
-        """What was enqueued last uses these blocks."""
+        yield
         self._steps.mark(block_ids, self._record())
 
     def offload(self, block_ids: Sequence[int], host_ids: Sequence[int]) -> None:
@@ -105,7 +106,7 @@ class CudaHostMemory:
                 slot = next(self._out)
                 with _on(self._gathering):
                     _wait(self._gathering, slot.free)
-                    copy_blocks_out(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    copy_blocks(self._kv, on_device[begin:end], slot.blocks[: end - begin], is_out=True)
                     gathered = self._record()
                 with _on(self._leaving):
                     _wait(self._leaving, gathered)
@@ -134,7 +135,7 @@ class CudaHostMemory:
                 with _on(self._scattering):
                     _wait(self._scattering, arrived)
                     _wait(self._scattering, self._gathers.last(ids[begin:end]))  # what was there leaves meanwhile
-                    copy_blocks_in(self._kv, on_device[begin:end], slot.blocks[: end - begin])
+                    copy_blocks(self._kv, on_device[begin:end], slot.blocks[: end - begin], is_out=False)
                     slot.free = self._record()
             with _on(self._scattering):
                 ended = self._record(has_time=True)
@@ -145,7 +146,6 @@ class CudaHostMemory:
         self._pinned.close()
 
     def _ring(self, num_slots: int) -> "Iterator[_Slot]":
-        """Slots in turn."""
         shape = (self._slot_blocks, *self._blocks.shape[1:])
         return cycle(
             [_Slot(torch.empty(shape, dtype=self._kv.dtype, device=self._kv.device)) for _ in range(num_slots)]
@@ -164,24 +164,25 @@ class CudaHostMemory:
         return event
 
 
+@dataclass(slots=True)
 class CudaRestore:
     """Blocks on their way to the device."""
 
-    def __init__(self, num_bytes: int, begun: Event, ended: Event) -> None:
-        self.num_bytes = num_bytes
-        self._begun, self._ended = begun, ended
+    num_bytes: int
+    begun: Event
+    ended: Event
 
     @property
     def is_done(self) -> bool:
         try:
-            return self._ended.query()
+            return self.ended.query()
         except RuntimeError:  # `wait` says more
             return True
 
     def wait(self) -> float:
         with hardware():
-            self._ended.synchronize()
-            return self._begun.elapsed_time(self._ended) / 1000
+            self.ended.synchronize()
+            return self.begun.elapsed_time(self.ended) / 1000
 
 
 class Fences:
@@ -209,13 +210,13 @@ class Fences:
         return next((event for ticket, event in reversed(self._pending) if ticket <= newest), None)
 
 
+@dataclass(slots=True)
 class _Slot:
     """Device memory that some blocks pass through."""
 
-    def __init__(self, blocks: torch.Tensor) -> None:
-        self.blocks = blocks
-        self.free: Event | None = None
-        """When what passed through it last has left."""
+    blocks: torch.Tensor
+    free: Event | None = None
+    """When what passed through it last has left."""
 
 
 def _runs(host_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -234,3 +235,39 @@ def _on(stream: Stream) -> AbstractContextManager[object]:
 def _wait(stream: Stream, event: Event | None) -> None:
     if stream and isinstance(event, torch.cuda.Event):
         stream.wait_event(event)
+
+
+class PinnedBytes:
+    """Host memory that the GPU copies from and to by itself: pages of our own, for PyTorch's pinned memory comes in
+    powers of two. Raises MemoryError with a reason if they cannot be had.
+    """
+
+    def __init__(self, num_bytes: int, *, is_cuda: bool) -> None:
+        free_bytes = available_bytes()
+        if num_bytes > free_bytes:  # the kernel would rather end the process than refuse a page
+            raise MemoryError(f"{gib(num_bytes)} are wanted, {gib(free_bytes)} are free")
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError) as error:
+            raise MemoryError(first_line(error)) from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer pages to pin
+        self._at_end: Callable[[], object] | None = None
+        self.data = torch.frombuffer(pages, dtype=torch.uint8)
+        if is_cuda:
+            self.data.zero_()  # all cores together bring the pages quicker than CUDA alone
+            _register(self.data)
+            self._at_end = weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, self.data.data_ptr())
+
+    def close(self) -> None:
+        """Nothing is copied any more. Pages that are given back while CUDA knows them could never be pinned again."""
+        if self._at_end:
+            self._at_end()
+
+
+def _register(data: torch.Tensor) -> None:
+    status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), len(data), 0)
+    if int(status) != 0:
+        with suppress(RuntimeError):  # CUDA tells every error twice, the second time to whoever asks next
+            torch.zeros(1, device="cuda")
+        raise MemoryError(f"CUDA pins no {gib(len(data))} (cudaHostRegister: {status})")

@@ -194,21 +194,12 @@ def _store_halves(target, first, second, half: tl.constexpr, mask):
     tl.store(target + half, second.to(target.dtype.element_ty), mask=mask)
 
 
-def copy_blocks_out(caches: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """Blocks of all layers, one block after the other.
+def copy_blocks(caches: torch.Tensor, block_ids: torch.Tensor, staging: torch.Tensor, *, is_out: bool) -> None:
+    """Blocks of all layers out of the caches, one block after the other, or back into them.
 
-    caches [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
-    out    [len(block_ids), num_layers, 2, num_kv_heads, block_size, head_dim]
+    caches  [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+    staging [len(block_ids), num_layers, 2, num_kv_heads, block_size, head_dim]
     """
-    _launch_copy(caches, block_ids, out, is_out=True)
-
-
-def copy_blocks_in(caches: torch.Tensor, block_ids: torch.Tensor, data: torch.Tensor) -> None:
-    """Put back what `copy_blocks_out` gave."""
-    _launch_copy(caches, block_ids, data, is_out=False)
-
-
-def _launch_copy(caches: torch.Tensor, block_ids: torch.Tensor, staging: torch.Tensor, *, is_out: bool) -> None:
     num_layers, _, num_blocks, *block_shape = caches.shape
     num_parts = 2 * num_layers
     size = block_shape[0] * block_shape[1] * block_shape[2]

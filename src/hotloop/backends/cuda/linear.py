@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import torch
 
-from hotloop.backends.cuda.fp8 import ScaledMatrix, multiply
+from hotloop.backends.cuda.fp8 import ScaledMatrix, int8_logits, multiply
 from hotloop.backends.cuda.gemv import gemv
-from hotloop.backends.cuda.head import int8_logits
-from hotloop.backends.cuda.int4 import MAX_GEMV_ROWS, Int4Matrix
-from hotloop.backends.cuda.int4 import multiply as multiply_int4
+from hotloop.backends.cuda.int4 import Int4Matrix
+from hotloop.backends.cuda.int4_product import is_tiled
+from hotloop.backends.cuda.int4_product import multiply as multiply_int4
 from hotloop.backends.cuda.kernels import silu_mul
 
 Matrix: TypeAlias = torch.Tensor | ScaledMatrix | Int4Matrix
@@ -36,7 +36,7 @@ def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) ->
 
 def gated(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     """[rows, size]: silu(gate) * up, of x [rows, in] and a weight [gate | up, in]."""
-    if isinstance(gate_up, Int4Matrix) and 0 < len(x) <= MAX_GEMV_ROWS:
+    if isinstance(gate_up, Int4Matrix) and len(x) and is_tiled(len(x), gate_up):
         return multiply_int4(x, gate_up, is_gated=True)
     out = x.new_empty(len(x), len(gate_up) // 2)
     if not isinstance(gate_up, Int4Matrix) and _is_few(x, gate_up):

@@ -11,22 +11,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotloop.backends.cuda.dequantise import dequantise
+from hotloop.backends.cuda.dequantise import FLOATS, dequantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.core.errors import ConfigError, ModelError
 from hotloop.models.int4 import unpack_int4
 from hotloop.models.layout import share_begin
-from hotloop.models.spec import Int4Spec, Int4Stored
+from hotloop.models.spec import Int4Stored
 
 Upload = Callable[[NDArray[np.uint8]], Tensor]
 """Rows of bytes, on the device."""
-_SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def room_for(stored: Sequence[Int4Stored], num_rows: int, num_columns: int, device: torch.device) -> Int4Matrix:
-    """Room for matrices one below the other, or for a rank's share of them."""
+    """Room for matrices one below the other, or for a rank's share of them: whole groups of columns."""
     first = stored[0]
-    check_share(first.spec, first.shape[1], num_columns)
+    group_size = first.spec.group_size
+    if group_size and num_columns % group_size:
+        num_gpus = first.shape[1] // num_columns
+        raise ConfigError(f"{first.shape[1]} columns in groups of {group_size} cannot be split over {num_gpus} GPUs")
     order = None
     if first.group_ids is not None:
         if num_columns != first.shape[1]:
@@ -34,28 +36,19 @@ def room_for(stored: Sequence[Int4Stored], num_rows: int, num_columns: int, devi
         order = torch.from_numpy(np.argsort(first.group_ids, kind="stable")).to(device)
     if any(not np.array_equal(each.group_ids, first.group_ids) for each in stored):  # type: ignore[arg-type]
         raise ModelError("matrices that have their input in common have columns in different groups (g_idx)")
-    scale_dtype = _SCALE_DTYPES[first.scales.kind]
-    return Int4Matrix.empty(
-        num_rows, num_columns, first.spec.group_size, device=device, scale_dtype=scale_dtype, order=order
-    )
-
-
-def check_share(spec: Int4Spec, num_columns: int, num_own: int) -> None:
-    """Raises ConfigError if the columns of a rank are not whole groups."""
-    if spec.group_size and num_own % spec.group_size:
-        raise ConfigError(
-            f"{num_columns} columns in groups of {spec.group_size} cannot be split over {num_columns // num_own} GPUs"
-        )
+    scale_dtype = FLOATS[first.scales.kind]
+    return Int4Matrix.empty(num_rows, num_columns, group_size, device=device, scale_dtype=scale_dtype, order=order)
 
 
 def repack(stored: Int4Stored, place: Int4Matrix, rank: int, upload: Upload) -> None:
-    """Fill a matrix, or this rank's share of it."""
     (num_rows, num_columns), size = place.shape, stored.spec.group_size
     row = share_begin(stored.shape[0], num_rows, rank)
     column = share_begin(stored.shape[1], num_columns, rank)
     rows, columns = slice(row, row + num_rows), slice(column, column + num_columns)
     groups = slice(column // size, (column + num_columns) // size) if size else slice(None)
-    numbers, zeros, scales = _unpack(stored, upload)
+    words, packed_zeros = (_words(part, upload) for part in (stored.words, stored.zeros))
+    stored_scales = dequantise(upload(stored.scales.data), stored.scales.kind)
+    numbers, zeros, scales = unpack_int4(stored.spec, words, packed_zeros, stored_scales, _stack)
     if place.order is not None:
         numbers = numbers[:, place.order]
     own_zeros = zeros if isinstance(zeros, int) else zeros[rows, groups]
@@ -67,13 +60,6 @@ def widen_stored(stored: Int4Stored, upload: Upload, device: torch.device) -> Te
     whole = room_for([stored], *stored.shape, device)
     repack(stored, whole, 0, upload)
     return whole.widened()
-
-
-def _unpack(stored: Int4Stored, upload: Upload) -> tuple[Tensor, Tensor | int, Tensor]:
-    words, zeros = (_words(part, upload) for part in (stored.words, stored.zeros))
-    scales = dequantise(upload(stored.scales.data), stored.scales.kind)
-    numbers, zeros, scales = unpack_int4(stored.spec, words, zeros, scales, _stack)
-    return numbers, zeros, scales
 
 
 def _words(part: NDArray[np.int32] | None, upload: Upload) -> Tensor | None:

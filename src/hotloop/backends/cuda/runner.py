@@ -10,32 +10,25 @@ back have streams of their own (`hostmemory`).
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
-from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait, synchronize
+from hotloop.backends.cuda.flight import CudaCopy, CudaFlight, Wait
 from hotloop.backends.cuda.fp8 import E4M3, check_device
 from hotloop.backends.cuda.graphs import MAX_LONG, Graphs, shapes_for
 from hotloop.backends.cuda.hostmemory import RING_BYTES, has_host_memory, open_host_memory
-from hotloop.backends.cuda.kernels import copy_blocks_in, copy_blocks_out
+from hotloop.backends.cuda.kernels import copy_blocks
 from hotloop.backends.cuda.parallel import ALONE, Group
 from hotloop.backends.cuda.staging import Event, Staging
-from hotloop.backends.cuda.step import (
-    MAX_SHORT_ROWS,
-    Packed,
-    Shape,
-    capacity,
-    num_looked_up,
-    pack,
-    shape_of,
-    view_parts,
-)
+from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, pack, shape_of, view_parts
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
@@ -50,7 +43,7 @@ from hotloop.models.spec import ModelSpec
 BLOCK_SIZE = 64  # a tile of keys for the kernels
 STEP_TOKENS = 8192
 _CONTEXT_BYTES = 1 << 30  # what CUDA, cuBLAS and the graphs take for themselves
-_NOBODY = nullcontext()
+_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 def open_cuda(
@@ -67,14 +60,13 @@ def open_cuda(
     """
     dtype = torch.float32 if precision == "exact" or weight_format == "f32" else torch.bfloat16
     own: Literal["f32", "bf16"] = "f32" if dtype == torch.float32 else "bf16"
-    is_fp8 = weight_format == "fp8"
-    if is_fp8:
+    plan = Plan(config, dtype, has_fp8_weights=weight_format == "fp8")
+    if plan.has_fp8_weights:
         check_device("weights", precision)
     if config.kv_precision == "fp8":
         check_device("kv_precision", precision)
     elif config.kv_precision not in ("auto", own):
         raise ConfigError(f"kv_precision {config.kv_precision} is not to be had on a GPU: there it is {own} or fp8")
-    kv_dtype = kv_dtype_for(config, dtype)
     share = share_of(model.spec, config.gpus)
 
     def fit(memory: Memory, companion: ModelSpec | None = None) -> int:
@@ -86,30 +78,29 @@ def open_cuda(
             share=config.gpu_memory,
             working_bytes=sum(working_bytes(spec, config, dtype.itemsize) for spec in (share, companion) if spec),
             min_tokens=min(model.spec.max_context, config.max_context or 4096),
-            weight_format="fp8" if is_fp8 else own,
-            kv_item_bytes=kv_dtype.itemsize,
+            weight_format="fp8" if plan.has_fp8_weights else own,
+            kv_item_bytes=plan.kv_dtype.itemsize,
             companion=companion,
             num_gpus=config.gpus,
         )
 
     try:
-        if config.gpus > 1:
-            with ExitStack() as at_failure:
-                workers = Workers(config.gpus, "cuda", "nccl")
+        with ExitStack() as at_failure:
+            workers = Workers(config.gpus, "cuda", "nccl") if config.gpus > 1 else None
+            if workers:
                 at_failure.callback(workers.close)
-                first, *others = workers.memory
-                kv_bytes = config.gpus * min([fit(first, companion), *map(fit, others)])
-                flash = find_flash(share, BLOCK_SIZE, kv_dtype)
-                backend = open_ranks(model, kv_bytes, config, workers, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
-                warm_up(backend)
-                at_failure.pop_all()
-                return backend
-        left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, kv_dtype.itemsize)
-        kv_bytes = left_bytes or fit(memory_of("cuda"), companion)
-        flash = find_flash(share, BLOCK_SIZE, kv_dtype)
-        backend = CudaBackend(model, kv_bytes, config, dtype=dtype, has_fp8_weights=is_fp8, flash=flash)
-        warm_up(backend)
-        return backend
+            left_bytes = kv_tokens and kv_tokens * kv_token_bytes(model.spec, plan.kv_dtype.itemsize)
+            first, *others = workers.memory if workers else [memory_of("cuda")]
+            kv_bytes = left_bytes or config.gpus * min([fit(first, companion), *map(fit, others)])
+            flash = find_flash(share, BLOCK_SIZE, plan.kv_dtype)
+            backend = (
+                open_ranks(model, kv_bytes, plan, workers, flash=flash)
+                if workers
+                else CudaBackend(model, kv_bytes, plan, flash=flash)
+            )
+            warm_up(backend)
+            at_failure.pop_all()
+            return backend
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{model.name} ran out of GPU memory while it was loaded ({first_line(error)}); "
@@ -117,37 +108,23 @@ def open_cuda(
         ) from None
 
 
-def kv_dtype_for(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """What keys and values are held in where `dtype` is computed in."""
-    return E4M3 if config.kv_precision == "fp8" else dtype
-
-
 def open_ranks(
     model: Model,
     kv_bytes: int,
-    config: EngineConfig,
+    plan: Plan,
     workers: Workers,
     *,
-    dtype: torch.dtype,
-    has_fp8_weights: bool = False,
-    has_graphs: bool = True,
     flash: Flash | None = None,
     min_saved_bytes: int = MIN_SAVED_BYTES,
 ) -> "CudaBackend":
-    """Rank 0 of several; the others are opened meanwhile."""
+    """Rank 0 of several; the others read the model's files themselves, and are opened meanwhile."""
     load_format: LoadFormat = "dummy" if isinstance(model.weights, DummyWeights) else "auto"
-    plan = Plan(
-        str(model.path), load_format, kv_bytes, config, dtype, has_fp8_weights, has_graphs, has_flash=flash is not None
-    )
-    with workers.opened(plan) as group:
+    with workers.opened(str(model.path), load_format, kv_bytes, plan, has_flash=flash is not None) as group:
         return CudaBackend(
             model,
             kv_bytes,
-            config,
-            dtype=dtype,
-            has_fp8_weights=has_fp8_weights,
-            device=workers.device,
-            has_graphs=has_graphs,
+            plan,
+            device=workers.seat.device,
             flash=flash,
             min_saved_bytes=min_saved_bytes,
             group=group,
@@ -179,33 +156,28 @@ class CudaBackend:
         self,
         model: Model,
         kv_bytes: int,
-        config: EngineConfig,
+        plan: Plan,
         *,
-        dtype: torch.dtype = torch.bfloat16,
-        has_fp8_weights: bool = False,
         device: str = "cuda",
-        has_graphs: bool = True,
         flash: Flash | None = None,
         min_saved_bytes: int = MIN_SAVED_BYTES,
         group: Group = ALONE,
         workers: Workers | None = None,
     ) -> None:
+        config, dtype, kv_dtype = plan.config, plan.dtype, plan.kv_dtype
         self.spec = model.spec
         spec = share_of(model.spec, group.size)
         self._group, self._workers = group, workers
-        self._wait: Wait = workers.wait if workers else synchronize
-        self.timeline: list[CudaFlight] | None = None
-        """Whoever wants to see when the device was busy puts a list here."""
+        self._wait: Wait = workers.wait if workers else lambda event: event.synchronize()
         self.step_tokens = config.max_step_tokens or STEP_TOKENS
         self.vocab_size = spec.vocab_size
         self.max_context = spec.max_context
-        kv_dtype = kv_dtype_for(config, dtype)
         self.block_bytes = BLOCK_SIZE * kv_token_bytes(model.spec, kv_dtype.itemsize)
         self.num_blocks = kv_bytes // self.block_bytes
-        weight_format = "fp8" if has_fp8_weights else dtype
+        weight_format = "fp8" if plan.has_fp8_weights else dtype
         layout = f"cuda {dtype} {weight_format} {kv_dtype} {BLOCK_SIZE} {group.size} {torch.__version__}"
         self.kv_layout = f"{model.fingerprint} {layout}"
-        formats = {"is_fp8": has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
+        formats = {"is_fp8": plan.has_fp8_weights, "has_fp8_kv": kv_dtype == E4M3}
         weights = load_weights(model, device, dtype, **formats, rank=group.rank, num_ranks=group.size)
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
@@ -223,7 +195,7 @@ class CudaBackend:
         self._chosen = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._staging = Staging(torch.device(device))
         self._graphs: Graphs | None = None
-        if has_graphs:
+        if plan.has_graphs:
             shapes = shapes_for(config.max_running, max_rows, splitting, table_width=width, sharing=self._sharing)
             self._graphs = Graphs(self._decoder, self._indexes, self._chosen, shapes)
         self._host = open_host_memory(self._decoder.kv, config)
@@ -231,16 +203,10 @@ class CudaBackend:
 
     def launch(self, batch: Batch) -> "CudaFlight":
         with hardware():
-            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), len(batch.token_ids), self._wait)
-            if self.timeline is not None:
-                self.timeline.append(flight)
+            flight = CudaFlight(self._chosen, self._staging, len(batch.wanted), self._wait)
             step = self._pack(batch)
-            if self._host:
-                self._host.before_step(batch.block_ids)
-            with self._told("compute", step):
+            with self._using(batch.block_ids), self._told("compute", step):
                 flight.logits = self.compute(step, flight.begun)
-            if self._host:
-                self._host.after_step(batch.block_ids)
             return flight
 
     def _pack(self, batch: Batch) -> Packed:
@@ -249,7 +215,7 @@ class CudaBackend:
         shape = shape_of(batch, self._splitting, has_table=has_table, sharing=self._sharing, has_groups=has_groups)
         graph = self._graphs.fitting(shape) if self._graphs else None
         ints = pack(batch, self._splitting, graph or shape, sharing=self._sharing, groups=groups)
-        num_chosen = num_looked_up(batch) if self._workers else 0
+        num_chosen = 0 if batch.sources is None or not self._workers else int(batch.sources.max()) + 1
         return Packed(ints, graph or shape, graph is not None, len(batch.wanted), num_chosen)
 
     def compute(self, step: Packed, begun: Event | None = None) -> torch.Tensor:
@@ -262,44 +228,44 @@ class CudaBackend:
         if self._graphs and step.is_graph:
             hidden = self._graphs.replay(step.shape)[: step.num_wanted]
         else:
-            views = view_parts(self._indexes, step.shape).with_wanted(step.num_wanted)
+            views = view_parts(self._indexes, step.shape)
+            views = replace(views, wanted=views.wanted[: step.num_wanted])
             hidden = self._decoder.forward(views, self._chosen, step.shape)
         return self._decoder.logits(hidden)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "CudaCopy":
         with hardware(), self._told("gather_blocks", block_ids):
-            gathered = self.gather_blocks(block_ids)
-            if self._host:
-                self._host.after_step(np.array(block_ids, np.int32))
-            return CudaCopy(gathered, self._wait)
+            with self._using(np.array(block_ids, np.int32)):
+                gathered = self.gather_blocks(block_ids)
+            return CudaCopy(gathered, self._staging, self._wait)
 
     def gather_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """What every rank has of these blocks; all of it on rank 0."""
         [ids] = self._staging.upload([np.array(block_ids, np.int32)])
         kv = self._decoder.kv
         share = torch.empty(self._shape_of(block_ids), dtype=torch.uint8, device=kv.device)
-        copy_blocks_out(kv, ids, share.view(kv.dtype))
+        copy_blocks(kv, ids, share.view(kv.dtype), is_out=True)
         return self._group.gather(share)
 
     def write_blocks(self, block_ids: Sequence[int], data: memoryview) -> None:
-        with hardware(), self._told("scatter_blocks", block_ids):
-            if self._host:
-                self._host.before_step(np.array(block_ids, np.int32))
+        with hardware(), self._using(np.array(block_ids, np.int32)), self._told("scatter_blocks", block_ids):
             self.scatter_blocks(block_ids, data)
-            if self._host:
-                self._host.after_step(np.array(block_ids, np.int32))
 
     def scatter_blocks(self, block_ids: Sequence[int], data: memoryview | None = None) -> None:
         """Every rank's share of what rank 0 is given, into these blocks."""
         shares = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         [ids, raw] = self._staging.upload([np.array(block_ids, np.int32), shares])
         kv = self._decoder.kv
-        copy_blocks_in(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype))
+        copy_blocks(kv, ids, self._group.scatter(raw, self._shape_of(block_ids)).view(kv.dtype), is_out=False)
 
     def _shape_of(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Of a copy of what this rank has of these blocks, in bytes: not every type is exchanged between ranks."""
         kv = self._decoder.kv
         return (len(block_ids), *kv.shape[:2], *kv.shape[3:5], kv.shape[5] * kv.itemsize)
+
+    def _using(self, block_ids: NDArray[np.int32]) -> AbstractContextManager[None]:
+        """Keep copies to and from host memory, if there is any, off these blocks."""
+        return self._host.step(block_ids) if self._host else _NOBODY
 
     def _told(self, method: str, *arguments: object) -> AbstractContextManager[None]:
         """Have the other ranks, if there are any, do the same."""
@@ -309,8 +275,8 @@ class CudaBackend:
         """What is in flight ends first: its memory is given back. A device that is gone has nothing in flight."""
         is_waiting = self._workers is not None and self._workers.failure is not None  # maybe for ever, for other ranks
         with suppress(BackendError), hardware():
-            if not is_waiting:
-                self._staging.synchronize()
+            if self._staging.is_cuda and not is_waiting:
+                torch.cuda.synchronize(self._indexes.device)
         if self._workers:
             self._workers.close()
         if self._host:

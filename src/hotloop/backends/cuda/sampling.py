@@ -18,7 +18,7 @@ _LEAST_HEAT = tl.constexpr(1e-5)  # a colder division could overflow
 
 def adjust(
     logits: torch.Tensor,  # [rows, vocab_size]
-    rows: torch.Tensor,  # [num] int32; -1: padding
+    rows: torch.Tensor,  # [num] int32
     tokens: torch.Tensor,  # [num] int32; a (row, token) comes once
     repetition: torch.Tensor,  # [num] float32; 1: none
     addend: torch.Tensor,  # [num] float32
@@ -33,8 +33,8 @@ def adjust(
 @triton.jit(do_not_specialize=["num"], do_not_specialize_on_alignment=["rows", "tokens", "repetition", "addend"])
 def _adjust(logits, rows, tokens, repetition, addend, num, vocab_size: tl.constexpr, tile: tl.constexpr):
     i = tl.program_id(0) * tile + tl.arange(0, tile)
-    row = tl.load(rows + i, mask=i < num, other=-1)
-    is_in = row >= 0
+    is_in = i < num
+    row = tl.load(rows + i, mask=is_in, other=0)
     at = logits + row.to(tl.int64) * vocab_size + tl.load(tokens + i, mask=is_in, other=0)
     penalty = tl.load(repetition + i, mask=is_in, other=1.0)
     value = tl.load(at, mask=is_in, other=0.0)
@@ -43,7 +43,7 @@ def _adjust(logits, rows, tokens, repetition, addend, num, vocab_size: tl.conste
 
 
 def apply_masks(logits: torch.Tensor, mask_rows: torch.Tensor, masks: torch.Tensor) -> None:
-    """Forbid tokens, in place. Mask m (int32 words, lowest bit first: 1 may come) is for row mask_rows[m]; -1: none."""
+    """Forbid tokens, in place. Mask m (int32 words, lowest bit first: 1 may come) is for row mask_rows[m]."""
     num_masks, num_words = masks.shape
     assert num_words == triton.cdiv(logits.shape[1], 32)
     tile = 64
@@ -59,8 +59,6 @@ def _apply_masks(
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(mask_rows + index).to(tl.int64)
-    if row < 0:
-        return
     word = tl.program_id(1) * tile + tl.arange(0, tile)
     bits = tl.load(masks + index * num_words + word, mask=word < num_words, other=0)
     bit = tl.arange(0, 32)[None, :]

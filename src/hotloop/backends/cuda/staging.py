@@ -66,10 +66,6 @@ class Staging:
             for begin, array in zip(begins, arrays, strict=False)
         ]
 
-    def synchronize(self) -> None:
-        if self.is_cuda:
-            torch.cuda.synchronize(self._device)
-
     def _next(self, num_bytes: int) -> tuple[torch.Tensor, int]:
         turn = self._turn = (self._turn + 1) % _NUM_BUFFERS
         self._copied[turn].synchronize()
@@ -79,6 +75,12 @@ class Staging:
 
     def _allocate(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.is_cuda)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host once the stream gets that far."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:

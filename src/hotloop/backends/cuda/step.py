@@ -8,15 +8,14 @@
 
 Sequences with few rows come first, then those with many, rows and all. Each kind has its own `row_begins`, one more
 than there are sequences. How the keys of those with few are split is in splits.py; what is shared (groups.py) is there
-if anything is. The table repeats the blocks of the
-sequences with many rows, a line each: FlashAttention wants it so.
+if anything is. The table repeats the blocks of the sequences with many rows, a line each: FlashAttention wants it so.
 
 Where each part lies depends on the shape alone, so a CUDA graph that was captured for it finds the parts of every later
 step in the same place. A graph's step is padded: rows at the end that are stored nowhere, sequences of either kind that
 have no rows and no keys, tokens that nobody wanted.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch
-from hotloop.backends.cuda.groups import ITEM_INTS, Group, Sharing
+from hotloop.backends.cuda.groups import ITEM_INTS, PrefixGroup, Sharing
 from hotloop.backends.cuda.splits import SPLIT_INTS, Splitting
 
 MAX_SHORT_ROWS = 32  # of one sequence, up to which it is attended to as one that decodes
@@ -34,22 +33,14 @@ MIXED_SHORT_ROWS = 8  # the same in most steps that prefill as well
 class Shape(NamedTuple):
     """The numbers of a step that are fixed when it is launched, and what a CUDA graph is captured for."""
 
-    num_short: int
-    """Sequences with few rows."""
-    num_rows: int
-    """Of all sequences."""
-    max_short_rows: int
-    """Most of one sequence that has few."""
-    num_splits: int
-    """Room for what the keys of these are split into."""
-    num_items: int = 0
-    """Room for what sequences share."""
-    num_long: int = 0
-    """Sequences with many rows."""
-    max_long_rows: int = 0
-    """Most of one of these."""
-    table_width: int = 0
-    """Blocks that there is room for in a line of the table; 0: there is none."""
+    num_short: int  # sequences with few rows
+    num_rows: int  # of all sequences
+    max_short_rows: int  # of one sequence that has few
+    num_splits: int  # room for what the keys of these are split into
+    num_items: int = 0  # room for what sequences share
+    num_long: int = 0  # sequences with many rows
+    max_long_rows: int = 0  # of one of these
+    table_width: int = 0  # blocks that there is room for in a line of the table; 0: there is none
 
     @property
     def num_short_rows(self) -> int:
@@ -84,10 +75,6 @@ class Views:
     table: torch.Tensor  # [num_long, table_width]
     block_ids: torch.Tensor
 
-    def with_wanted(self, count: int) -> "Views":
-        """So many rows are wanted, not as many as there are."""
-        return replace(self, wanted=self.wanted[:count])
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -95,11 +82,9 @@ class Packed:
 
     ints: NDArray[np.int32]
     shape: Shape
-    is_graph: bool
-    """Whether it is padded to the shape of a graph."""
+    is_graph: bool  # whether it is padded to the shape of a graph
     num_wanted: int
-    num_chosen: int
-    """Of the tokens that rank 0 chose last, how many the others have to be told: those up to the last it looks up."""
+    num_chosen: int  # of the tokens that rank 0 chose last, how many the others are told: up to the last it looks up
 
 
 def view_parts(buffer: torch.Tensor, shape: Shape) -> Views:
@@ -141,18 +126,13 @@ def shape_of(
     return shape._replace(num_items=sharing.num_items(shape.num_short_rows)) if sharing and has_groups else shape
 
 
-def num_looked_up(batch: Batch) -> int:
-    """How many of the tokens that were chosen last a step may look up: those up to the last it does."""
-    return 0 if batch.sources is None else int(batch.sources.max()) + 1
-
-
 def pack(
     batch: Batch,
     splitting: Splitting,
     shape: Shape,
     *,
     sharing: Sharing | None = None,
-    groups: list[Group] | None = None,
+    groups: list[PrefixGroup] | None = None,
 ) -> NDArray[np.int32]:
     """All of a step as integers, padded to a shape that it fits into. `groups` are those that `sharing` has found."""
     block_size = splitting.block_size
@@ -226,8 +206,8 @@ def _sizes(shape: Shape) -> list[int]:
 
 
 def _short_first(
-    batch: Batch, is_long: NDArray[np.bool_], groups: list[Group]
-) -> tuple[Batch, NDArray[np.int64], list[Group]]:
+    batch: Batch, is_long: NDArray[np.bool_], groups: list[PrefixGroup]
+) -> tuple[Batch, NDArray[np.int64], list[PrefixGroup]]:
     """The same batch with its sequences in another order, its wanted rows in the old one, and its groups."""
     order = np.argsort(is_long, kind="stable")
     place = np.argsort(order)
@@ -245,4 +225,4 @@ def _short_first(
         wanted=batch.wanted,
         sources=None if batch.sources is None else batch.sources[rows],
     )
-    return moved, new_rows[batch.wanted], [Group(place[group.members], group.num_blocks) for group in groups]
+    return moved, new_rows[batch.wanted], [PrefixGroup(place[group.members], group.num_blocks) for group in groups]

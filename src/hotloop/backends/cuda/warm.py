@@ -4,8 +4,8 @@ that does not fit into the GPU's memory fails while the engine is loaded, not un
 
 import numpy as np
 
-from hotloop.backends.backend import Backend, Batch, Mask, SampleRow, Sampling
-from hotloop.backends.cuda.head import TILE_ROWS
+from hotloop.backends.backend import Backend, Mask, SampleRow, Sampling, prompt_batch
+from hotloop.backends.cuda.fp8 import TILE_ROWS
 from hotloop.core.request import Request, SamplingParams
 
 _WAYS = (
@@ -30,18 +30,8 @@ def warm_up(backend: Backend) -> None:
 def _run(backend: Backend, num_tokens: int, params: SamplingParams, num_wanted: int = 1) -> None:
     """One prompt of so many tokens, and the tokens after the last of them under a grammar that allows everything."""
     num_wanted = min(num_wanted, num_tokens)
-    num_blocks = -(-num_tokens // backend.block_size)
-    batch = Batch(
-        token_ids=np.zeros(num_tokens, np.int64),
-        positions=np.arange(num_tokens),
-        past_lens=np.zeros(1, np.int32),
-        begins=np.array([0, num_tokens], np.int32),
-        block_ids=np.arange(num_blocks, dtype=np.int32),
-        block_begins=np.array([0, num_blocks], np.int32),
-        wanted=np.arange(num_tokens - num_wanted, num_tokens),
-    )
     row = SampleRow(Request("warm-up", [0] * num_tokens, params), num_tokens)
     mask: Mask = np.full(-(-backend.vocab_size // 8), 255, np.uint8)
-    flight = backend.launch(batch)
+    flight = backend.launch(prompt_batch(num_tokens, backend.block_size, num_wanted))
     flight.sample(Sampling([row] * num_wanted, masks=lambda: [(0, mask)]))
     flight.wait()

@@ -16,15 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotloop.backends.cuda.dequantise import can_dequantise, dequantise, is_float
+from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
 from hotloop.backends.cuda.repack import repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
-from hotloop.models.fetch import Progress
-from hotloop.models.gguf_file import widen
+from hotloop.models.gguf import widen
 from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
 from hotloop.models.spec import Int4Stored, ModelSpec, Stored, Weights
@@ -63,7 +62,6 @@ def load_weights(
     model: Model,
     device: torch.device | str,
     dtype: torch.dtype,
-    progress: Progress | None = None,
     *,
     is_fp8: bool = False,
     has_fp8_kv: bool = False,
@@ -71,7 +69,7 @@ def load_weights(
     rank: int = 0,
     num_ranks: int = 1,
 ) -> DeviceWeights:
-    """The weights of a model on a device. `progress` is told how many of the device's bytes are filled.
+    """The weights of a model on a device.
 
     If fp8, the layers' matrices are in e4m3, and the head is in int8: its errors go straight into the logits, and int8
     has a fifth of them. The embedding, of which a step reads a few rows, stays as it is. If not, matrices that the
@@ -81,22 +79,13 @@ def load_weights(
     share = share_of(model.spec, num_ranks)
     if is_fp8:
         _check_sizes(share)
-    layers = tuple(
-        _allocate_layer(share, model.weights, layer, device, dtype, is_fp8=is_fp8) for layer in range(share.num_layers)
-    )
-    weights = _allocate(share, layers, device, dtype, rank, num_ranks, is_fp8=is_fp8)
-    places = dict(_places(share, weights))
-    total_bytes = sum(place.nbytes for place in places.values())
-    done_bytes = 0
-    for name in _fill(places, model.weights, device, chunk_bytes, rank):
-        done_bytes += places[name].nbytes
-        if progress:
-            progress(done_bytes, total_bytes)
+    weights = _Allocation(share, model.weights, device, dtype, is_fp8).all(num_ranks, rank)
+    _fill(dict(_places(share, weights)), model.weights, device, chunk_bytes, rank)
     if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
         quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
     if has_fp8_kv:
-        layers = tuple(replace(layer, kv_scales=_kv_scales(share, layer)) for layer in layers)
-        weights = replace(weights, layers=layers)
+        layers = (replace(layer, kv_scales=_kv_scales(share, layer)) for layer in weights.layers)
+        weights = replace(weights, layers=tuple(layers))
     return weights
 
 
@@ -116,76 +105,63 @@ def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
     size = spec.num_kv_heads * spec.head_dim
     made = layer.qkv[-2 * size :]
     rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
-    keys, values = (rows * layer.attn_norm.float()).view(2, spec.num_kv_heads, spec.head_dim, -1)
-    biases: tuple[Tensor | None, Tensor | None] = (None, None)
-    if layer.qkv_bias is not None:
-        key_bias, value_bias = layer.qkv_bias[-2 * size :].float().view(2, spec.num_kv_heads, spec.head_dim)
-        biases = key_bias, value_bias
-    return kv_scales(keys, values, *biases, layer.k_norm)
+    shape = (2, spec.num_kv_heads, spec.head_dim)
+    bias = None if layer.qkv_bias is None else layer.qkv_bias[-2 * size :].float().view(shape)
+    return kv_scales((rows * layer.attn_norm.float()).view(*shape, -1), bias, layer.k_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """Room for a rank's share of a model, not filled yet."""
+
+    spec: ModelSpec
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    is_fp8: bool
+
+    def all(self, num_ranks: int, rank: int) -> DeviceWeights:
+        spec = self.spec
+        layers = tuple(
+            LayerWeights(**{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()})
+            for layer in range(spec.num_layers)
+        )
+        embed = self._empty(spec.vocab_size, spec.hidden_size)
+        num_tokens = -(-spec.vocab_size // num_ranks)
+        head: Matrix
+        if self.is_fp8:
+            head = ScaledMatrix.empty(num_tokens, spec.hidden_size, self.device, torch.int8)
+        elif spec.has_tied_head:
+            head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
+        else:
+            head = self._empty(num_tokens, spec.hidden_size)
+        return DeviceWeights(embed, layers, self._empty(spec.hidden_size), head)
+
+    def _stacked(self, layer: int, names: tuple[str, ...]) -> Matrix | None:
+        """Room for these, one below the other; None if the model has none of them."""
+        shapes, int4 = layer_shapes(self.spec), self.spec.int4
+        if names[0] not in shapes:
+            return None
+        num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
+        if self.is_fp8 and row_shape:
+            return ScaledMatrix.empty(num_rows, row_shape[0], self.device)
+        if int4 and row_shape:
+            if isinstance(self.weights, DummyWeights):
+                return Int4Matrix.empty(num_rows, row_shape[0], int4.group_size, device=self.device)
+            stored = [self.weights.stored(f"layers.{layer}.{name}") for name in names]
+            packed = [each for each in stored if isinstance(each, Int4Stored)]
+            if len(packed) == len(stored):  # the files may hold some in another way
+                return room_for(packed, num_rows, row_shape[0], self.device)
+        return self._empty(num_rows, *row_shape)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
 
 
 def _head_rows(embed: Tensor, num_tokens: int, rank: int) -> Tensor:
     """A rank's rows of a head that is the embedding as well."""
     begin = share_begin(len(embed), num_tokens, rank)
     return embed[begin : begin + num_tokens]
-
-
-def _allocate(
-    spec: ModelSpec,
-    layers: tuple[LayerWeights, ...],
-    device: torch.device,
-    dtype: torch.dtype,
-    rank: int,
-    num_ranks: int,
-    *,
-    is_fp8: bool,
-) -> DeviceWeights:
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, device=device, dtype=dtype)
-
-    embed = empty(spec.vocab_size, spec.hidden_size)
-    num_tokens = -(-spec.vocab_size // num_ranks)
-    head: Matrix
-    if is_fp8:
-        head = ScaledMatrix.empty(num_tokens, spec.hidden_size, device, torch.int8)
-    elif not spec.has_tied_head:
-        head = empty(num_tokens, spec.hidden_size)
-    else:
-        head = embed if num_ranks == 1 else _head_rows(embed, num_tokens, rank)
-    return DeviceWeights(embed, layers, empty(spec.hidden_size), head)
-
-
-def _allocate_layer(
-    spec: ModelSpec, weights: Weights, layer: int, device: torch.device, dtype: torch.dtype, *, is_fp8: bool
-) -> LayerWeights:
-    shapes = layer_shapes(spec)
-
-    def stacked(*names: str) -> Matrix | None:
-        """Room for these, one below the other; None if the model has none of them."""
-        if names[0] not in shapes:
-            return None
-        num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
-        if is_fp8 and row_shape:
-            return ScaledMatrix.empty(num_rows, row_shape[0], device)
-        if spec.int4 and row_shape:
-            full_names = [f"layers.{layer}.{name}" for name in names]
-            int4 = _allocate_int4(spec, weights, full_names, num_rows, row_shape[0], device)
-            if int4 is not None:
-                return int4
-        return torch.empty((num_rows, *row_shape), device=device, dtype=dtype)
-
-    return LayerWeights(**{field: stacked(*names) for field, names in _LAYER_PARTS.items()})
-
-
-def _allocate_int4(
-    spec: ModelSpec, weights: Weights, names: list[str], num_rows: int, num_columns: int, device: torch.device
-) -> Int4Matrix | None:
-    """Room for these; None if the files do not hold all of them in four bits."""
-    assert spec.int4
-    if isinstance(weights, DummyWeights):
-        return Int4Matrix.empty(num_rows, num_columns, spec.int4.group_size, device=device)
-    stored = [each for each in map(weights.stored, names) if isinstance(each, Int4Stored)]
-    return room_for(stored, num_rows, num_columns, device) if len(stored) == len(names) else None
 
 
 _LAYER_PARTS = {
@@ -216,15 +192,11 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matr
         yield "head", weights.head
 
 
-def _fill(
-    places: dict[str, Matrix], weights: Weights, device: torch.device, chunk_bytes: int, rank: int
-) -> Iterator[str]:
-    """Fill every place; gives the name of each once it is on its way."""
+def _fill(places: dict[str, Matrix], weights: Weights, device: torch.device, chunk_bytes: int, rank: int) -> None:
     if isinstance(weights, DummyWeights):
         generator = torch.Generator(device).manual_seed(SEED)  # the same on all ranks, as `embed` must be
         for name, place in places.items():
             _draw(name, place, generator)
-            yield name
         return
     with ThreadPoolExecutor(_NUM_READERS) as readers:
         staging = _Staging(device, chunk_bytes, readers)
@@ -234,13 +206,12 @@ def _fill(
                 staging.send_int4(stored, place, rank)
             else:
                 staging.send(stored, place, rank)
-            yield name
         staging.wait()
 
 
 def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
     if isinstance(place, ScaledMatrix):
-        drawn = torch.empty(place.values.shape, dtype=torch.bfloat16, device=place.values.device)
+        drawn = torch.empty(place.shape, dtype=torch.bfloat16, device=generator.device)
         quantise(drawn.normal_(0, STD, generator=generator), place)
     elif isinstance(place, Int4Matrix):
         torch.randint(-(1 << 31), 1 << 31, place.words.shape, generator=generator, out=place.words)
@@ -250,6 +221,13 @@ def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
         place.fill_(dummy_value(name))
     else:
         place.normal_(0, STD, generator=generator)
+
+
+def _put(numbers: Tensor, place: Tensor | ScaledMatrix) -> None:
+    if isinstance(place, ScaledMatrix):
+        quantise(numbers.contiguous(), place)
+    else:
+        place.copy_(numbers)
 
 
 class _Staging:
@@ -274,7 +252,7 @@ class _Staging:
         num_columns, width = stored.shape[-1], room.shape[1]
         row, column = share_begin(len(rows), len(room), rank), share_begin(num_columns, width, rank)
         rows, columns = rows[row : row + len(room)], slice(column, column + width)
-        if is_float(stored.kind):  # blocks are read whole and cut when they are numbers
+        if stored.kind in FLOATS:  # blocks are read whole and cut when they are numbers
             item_bytes = rows.shape[1] // num_columns
             rows = rows[:, item_bytes * columns.start : item_bytes * columns.stop]
             columns = slice(None)
@@ -286,11 +264,7 @@ class _Staging:
             part, kind = rows[begin : begin + step], stored.kind
             if not is_known:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
-            numbers = dequantise(self._upload(part), kind)[:, columns]
-            if isinstance(room, ScaledMatrix):
-                quantise(numbers.contiguous(), room[begin : begin + step])
-            else:
-                room[begin : begin + step].copy_(numbers)
+            _put(dequantise(self._upload(part), kind)[:, columns], room[begin : begin + step])
 
     def send_int4(self, stored: Int4Stored, place: Matrix, rank: int) -> None:
         """The same for a matrix in four bits, which is wider where it is to be held so."""
@@ -299,11 +273,7 @@ class _Staging:
             return
         numbers = widen_stored(stored, self._upload_all, self._device.device)
         row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
-        numbers = numbers[row : row + len(place), column : column + place.shape[1]]
-        if isinstance(place, ScaledMatrix):
-            quantise(numbers.contiguous(), place)
-        else:
-            place.copy_(numbers)
+        _put(numbers[row : row + len(place), column : column + place.shape[1]], place)
 
     def wait(self) -> None:
         for event in self._is_copied:

@@ -21,6 +21,7 @@ from hotloop.backends.cuda.flash import find_flash
 from hotloop.backends.cuda.parallel import TIMEOUT_S
 from hotloop.backends.cuda.runner import BLOCK_SIZE, CudaBackend
 from hotloop.backends.cuda.workers import Plan, Seat, memory_of
+from hotloop.core.config import LoadFormat
 from hotloop.models.layout import share_of
 from hotloop.models.model import load_model
 
@@ -50,24 +51,15 @@ def _serve(connection: Connection) -> None:
     if torch.device(seat.device).type == "cuda":
         torch.cuda.set_device(seat.device)
     connection.send(memory_of(seat.device))
-    plan: Plan | None = connection.recv()
-    if plan is None:
+    opened: tuple[str, LoadFormat, int, Plan, bool] | None = connection.recv()
+    if opened is None:
         return
+    path, load_format, kv_bytes, plan, has_flash = opened
     store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
     group = seat.join(store)
-    model = load_model(plan.path, load_format=plan.load_format)
-    share = share_of(model.spec, seat.num_ranks)
-    backend = CudaBackend(
-        model,
-        plan.kv_bytes,
-        plan.config,
-        dtype=plan.dtype,
-        device=seat.device,
-        has_fp8_weights=plan.has_fp8_weights,
-        has_graphs=plan.has_graphs,
-        flash=find_flash(share, BLOCK_SIZE, plan.dtype) if plan.has_flash else None,
-        group=group,
-    )
+    model = load_model(path, load_format=load_format)
+    flash = find_flash(share_of(model.spec, seat.num_ranks), BLOCK_SIZE, plan.dtype) if has_flash else None
+    backend = CudaBackend(model, kv_bytes, plan, device=seat.device, flash=flash, group=group)
     while told := pickle.loads(connection.recv_bytes()):
         method, arguments = told
         getattr(backend, method)(*arguments)

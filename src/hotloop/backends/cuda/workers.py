@@ -3,7 +3,7 @@
     rank 0                                          rank 1 and up (`worker`)
     Workers(...)         ── Seat ──────────────>    looks at its card
                          <────────────── Memory ──
-    opened(Plan)         ── Plan ──────────────>    joins the group, loads its share
+    opened(...)          ── path, Plan, ... ───>    joins the group, loads its share
     told(method, ...)    ── method, arguments ──>   calls the same method of its own backend
     close()              ── None ──────────────>    leaves
 
@@ -22,11 +22,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from hotloop.backends.cuda.failure import first_line
+from hotloop.backends.cuda.fp8 import E4M3
 from hotloop.backends.cuda.parallel import TIMEOUT_S, SharedGroup, Transport
 from hotloop.backends.cuda.staging import Event
 from hotloop.core.config import EngineConfig, LoadFormat
@@ -53,21 +55,19 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every rank opens; each reads the model's files itself."""
+    """How every rank computes."""
 
-    path: str
-    load_format: LoadFormat
-    kv_bytes: int
     config: EngineConfig
-    dtype: torch.dtype
-    has_fp8_weights: bool
-    has_graphs: bool
-    has_flash: bool
-    """Whether rank 0 found FlashAttention, and packs what it wants."""
+    dtype: torch.dtype = torch.bfloat16
+    has_fp8_weights: bool = False
+    has_graphs: bool = True
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return E4M3 if self.config.kv_precision == "fp8" else self.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Of a card, before anything is loaded."""
 
     free_bytes: int
@@ -131,13 +131,13 @@ class Workers:
         self._group: SharedGroup | None = None
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         devices = [f"cuda:{rank}" if device == "cuda" else device for rank in range(num_ranks)]
-        self._seat = Seat(0, num_ranks, devices[0], transport, self._store.port)
+        self.seat = Seat(0, num_ranks, devices[0], transport, self._store.port)
         self._processes: list[_Process] = []
         self._is_closing = False
         self._watcher = threading.Thread(target=self._watch, name="hotloop-ranks", daemon=True)
         try:
             for rank in range(1, num_ranks):
-                self._processes.append(_Process(replace(self._seat, rank=rank, device=devices[rank])))
+                self._processes.append(_Process(replace(self.seat, rank=rank, device=devices[rank])))
             self.memory = [memory_of(device), *(process.hear() for process in self._processes)]
         except BaseException:
             self.failure = DeviceLost("the ranks could not be started")
@@ -145,21 +145,21 @@ class Workers:
             raise
 
     @property
-    def device(self) -> str:
-        """Of rank 0."""
-        return self._seat.device
-
-    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
     @contextmanager
-    def opened(self, plan: Plan) -> Iterator[SharedGroup]:
-        """Have the others load their shares while that is done here. Gives the group whose rank 0 is here."""
+    def opened(
+        self, path: str, load_format: LoadFormat, kv_bytes: int, plan: Plan, *, has_flash: bool
+    ) -> Iterator[SharedGroup]:
+        """Have the others load their shares while that is done here. Gives the group whose rank 0 is here.
+
+        `has_flash`: whether rank 0 found FlashAttention, and packs what it wants.
+        """
         with self._together():
-            self._tell_all(plan)
+            self._tell_all((path, load_format, kv_bytes, plan, has_flash))
             self._watcher.start()
-            self._group = self._seat.join(self._store)
+            self._group = self.seat.join(self._store)
             yield self._group
 
     @contextmanager

@@ -1,21 +1,21 @@
 """Batches on a CPU whose attention is ours: OpenVINO for the matmuls, a kernel in the gap each layer's graph leaves."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from hotloop.backends.backend import Batch
+from hotloop.backends.backend import Batch, prompt_batch
 from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
 from hotloop.backends.openvino.graph import GAP, Decoder, NativeStyle, divide_by_roots, gather_wanted_rows
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
-from hotloop.backends.rotary import rotary_table
 from hotloop.core.config import Precision, WeightFormat
-from hotloop.models.memory import kv_token_bytes
+from hotloop.models.memory import kv_token_bytes, weight_bytes
 from hotloop.models.model import Model
+from hotloop.models.rope import rotary_table
 from hotloop.models.spec import ModelSpec
 
 MAX_SHORT_TOKENS = 12
@@ -87,7 +87,7 @@ class GapBackend(CpuBackend):
     def _warm_up(self) -> None:
         """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
         for num_tokens in (1, MAX_SHORT_TOKENS + 1):
-            self.run(_first_tokens(num_tokens))
+            self.run(prompt_batch(num_tokens, BLOCK_SIZE))
 
 
 class AmxBackend(GapBackend):
@@ -135,23 +135,8 @@ def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
     """How weights are held for long steps. int4 was asked for to save memory, so it is taken at its word."""
     if weight_format != "int8":
         return weight_format
-    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)
-    num_weights = spec.num_layers * per_layer + 2 * spec.vocab_size * spec.hidden_size
-    return "bf16" if 2 * num_weights <= MAX_UNPACKED_BYTES else weight_format
-
-
-def _first_tokens(num_tokens: int) -> Batch:
-    """A sequence of its own in the first block, whose KV whoever gets that block overwrites."""
-    return Batch(
-        token_ids=np.zeros(num_tokens, np.int64),
-        positions=np.arange(num_tokens),
-        past_lens=np.zeros(1, np.int32),
-        begins=np.array([0, num_tokens], np.int32),
-        block_ids=np.zeros(1, np.int32),
-        block_begins=np.array([0, 1], np.int32),
-        wanted=np.array([num_tokens - 1]),
-    )
+    unpacked_bytes = weight_bytes(replace(spec, has_tied_head=False), "bf16")  # the embedding and the head apart
+    return "bf16" if unpacked_bytes <= MAX_UNPACKED_BYTES else weight_format
 
 
 class _AttentionOp(ov.Op):  # type: ignore[misc]

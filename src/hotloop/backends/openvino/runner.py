@@ -11,7 +11,7 @@ from hotloop.backends.openvino.gap import AmxBackend, PortableBackend, long_form
 from hotloop.backends.openvino.native import AMX_HEAD_DIMS, load_amx, load_portable
 from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
-from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat
+from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes
 from hotloop.models.model import Model
@@ -35,7 +35,7 @@ def open_cpu(
     """The quickest backend of that precision on this machine, its KV sized from the memory budget."""
     if weight_format == "fp8":
         raise ConfigError("weights fp8 are for a GPU: on a CPU they can be int8, int4, bf16 or f32")
-    kv_bytes, kv = config.kv_memory_bytes, config.kv_precision
+    kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
     if not _has_paged_attention():
@@ -90,7 +90,7 @@ def _check_memory(
         model.name,
         {each: _held_bytes(model, each, precision, kind) for each in formats},
         weight_format,
-        kv_bytes=config.kv_memory_bytes,
+        kv_bytes=parse_bytes(config.kv_memory),
         working_bytes=_working_bytes(model.spec, config),
         free_bytes=available_bytes(),
     )
@@ -101,11 +101,11 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
 
     The latter are mapped from a file, and so cost nothing, once an earlier start has kept the graph.
     """
-    graphs, packed = [weight_format], [weight_format]
+    graphs = packed = [weight_format]
     if kind == "amx":
         graphs = packed = [weight_format, long_format(model.spec, weight_format)]
-    elif kind == "portable":
-        packed = _held_formats(weight_format, precision)
+    elif kind == "portable" and (weight_format == "bf16" or (precision == "exact" and weight_format != "f32")):
+        packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that
     style = "paged" if kind == "paged" else "native"
     made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
     return sum(weight_bytes(model.spec, each) for each in packed + made)
@@ -116,10 +116,3 @@ def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     num_tokens = config.max_step_tokens or PagedBackend.step_tokens
     activations = num_tokens * (2 * spec.intermediate_size + 4 * spec.hidden_size)
     return _RUNTIME_BYTES + 4 * (activations + config.max_running * spec.vocab_size)
-
-
-def _held_formats(weight_format: WeightFormat, precision: Precision) -> list[WeightFormat]:
-    """What the plugin holds of the weights: the copy it computes with, and what it unpacked to make that."""
-    if weight_format == "f32" or (precision == "fast" and weight_format in ("int8", "int4")):
-        return [weight_format]
-    return ["f32", "f32"]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from hotloop.backends.backend import Backend
-from hotloop.core.config import EngineConfig
+from hotloop.core.config import EngineConfig, parse_bytes
 from hotloop.core.errors import ConfigError
 from hotloop.core.request import Request
 from hotloop.engine.disk.folder import HEADER_BYTES, Folder
@@ -36,14 +36,14 @@ def open_store(config: EngineConfig, backend: Backend) -> KvStore | None:
         return None
     num_blocks = max(1, SEGMENT_TOKENS // backend.block_size)
     segment_bytes = num_blocks * backend.block_bytes
-    if config.kv_dir_bytes < HEADER_BYTES + segment_bytes:
+    if parse_bytes(config.kv_dir_size) < HEADER_BYTES + segment_bytes:
         raise ConfigError(f"kv_dir_size {config.kv_dir_size} is too small: one segment takes {segment_bytes:,} bytes")
     return KvStore(
         Folder(Path(config.kv_dir).expanduser()),
         layout=backend.kv_layout,
         segment_bytes=segment_bytes,
         segment_tokens=num_blocks * backend.block_size,
-        max_bytes=config.kv_dir_bytes,
+        max_bytes=parse_bytes(config.kv_dir_size),
     )
 
 

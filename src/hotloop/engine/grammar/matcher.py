@@ -6,7 +6,6 @@ the same whether a run is appended at once or sampled one by one.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 from hotloop.backends.backend import Mask
 from hotloop.backends.sampler import is_allowed
 from hotloop.core.grammar import Grammar
+from hotloop.core.recent import RecentDict
 from hotloop.engine.grammar.compiler import Compiler, first_line
 from hotloop.models.tokenizer import Tokenizer
 
@@ -178,11 +178,10 @@ class Grammars:
         self.num_misses = 0
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._max_grammars = max_grammars
         self._compiler: Compiler | None = None
         self._building = threading.Lock()
         self._lock = threading.Lock()  # guards the table and the counts; never held while something is compiled
-        self._kept: OrderedDict[Grammar, _Shape] = OrderedDict()
+        self._kept: RecentDict[Grammar, _Shape] = RecentDict(max_grammars)
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """At the beginning of this grammar. Raises what `prepare` raises."""
@@ -199,11 +198,9 @@ class Grammars:
             shape = self._kept.get(grammar)
             is_new = shape is None
             if shape is None:
-                shape = self._kept[grammar] = _Shape()
+                shape = _Shape()
                 self.num_misses += 1
-            self._kept.move_to_end(grammar)
-            while len(self._kept) > self._max_grammars:
-                self._kept.popitem(last=False)
+            self._kept[grammar] = shape
         if is_new:
             try:
                 shape.parser.set_result(compiler.compile(grammar))

@@ -91,9 +91,7 @@ def parse_batch(frames: Sequence[bytes]) -> Batch | None:
 
 
 def parse_event(raw: Any) -> Event | None:
-    """None for what cannot be used: of an unknown kind, with tokens that are no integers, or of other layers than the
-    first group's, which is the one that keeps whole prompts.
-    """
+    """None for what cannot be used; of several groups of layers only the first keeps whole prompts."""
     name, *values = (raw.get("type", ""),) if isinstance(raw, Mapping) else raw
     kind = _KINDS.get(name)
     if kind is None:
@@ -231,7 +229,6 @@ class KvEvents:
 
 
 def load_zmq() -> ModuleType:
-    """ZeroMQ, which only those need who follow events."""
     try:
         import zmq  # noqa: PLC0415 - an extra
         import zmq.asyncio  # noqa: PLC0415

@@ -35,8 +35,6 @@ _ROOT = _Block(b"", b"", ())
 
 
 class HeldBlocks:
-    """What one replica holds."""
-
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self.clear()
@@ -124,11 +122,8 @@ class HeldBlocks:
 
 
 def match(replicas: Mapping[str, HeldBlocks], token_ids: Sequence[int]) -> dict[str, int]:
-    """How many leading tokens of a prompt each replica has cached.
-
-    A replica of which not everything is known is left out where nothing was found. What is found is all there is:
-    engines give up the end of a prefix before its beginning, so who was seen to store one was seen to extend it.
-    """
+    """How many leading tokens of a prompt each replica has cached. One of which not everything is known is left out
+    where nothing was found; what is found is all there is, since engines give up the end of a prefix first."""
     data, names_by_size = array("i", token_ids).tobytes(), defaultdict[int, list[bytes]](list)
     found = {name: held.num_matched(data, names_by_size) for name, held in replicas.items()}
     return {name: num_tokens for name, num_tokens in found.items() if num_tokens or replicas[name].is_complete}

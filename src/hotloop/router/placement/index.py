@@ -18,8 +18,6 @@ HASH_BYTES = 8
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An edge and where it ends."""
-
     parent: "_Node | None"
     key: bytes
     holders: set[str]
@@ -44,7 +42,6 @@ class Match:
     blocks: dict[str, int]
     """How many leading blocks of a prompt each replica holds."""
     num_blocks: int
-    """How many anybody holds."""
     num_branches: int
     """How many ways other prompts go on from there."""
 
@@ -78,7 +75,6 @@ class PrefixIndex:
                 self._drop(replica, shelf, oldest)
 
     def match(self, key: bytes) -> Match:
-        """How many leading blocks of a prompt each replica holds; one that holds none is left out."""
         found: dict[str, int] = {}
         node, begin = self._root, 0
         while child := node.children.get(key[begin : begin + HASH_BYTES]):
@@ -91,7 +87,6 @@ class PrefixIndex:
         return Match(found, begin // HASH_BYTES, len(node.children))
 
     def insert(self, replica: str, key: bytes) -> None:
-        """A replica has prefilled this prompt, or is about to."""
         shelf = self._shelves.get(replica)
         if shelf is None:
             return
@@ -171,7 +166,6 @@ class PrefixIndex:
 
 
 def _num_common(edge: bytes, key: bytes, begin: int) -> int:
-    """How many hashes of `edge` stand at `key[begin:]`."""
     num_hashes = len(edge) // HASH_BYTES
     if key.startswith(edge, begin):
         return num_hashes

@@ -36,7 +36,6 @@ class Prompt:
     key: bytes = b""
     num_tokens: int = 0
     num_output: int = 0
-    """How much it is expected to write."""
     session: str = ""
 
 
@@ -47,7 +46,6 @@ class Ticket:
     choice: Choice
     prompt: Prompt
     work_tokens: float
-    """What is left to do of it."""
 
 
 @dataclass(slots=True)
@@ -117,10 +115,8 @@ class Placement:
         among: Collection[str] | None = None,
         known: Mapping[str, int] | None = None,
     ) -> Ticket | None:
-        """Choose a replica for a prompt, and count on it; None if there is none to choose from.
-
-        `known` is how many tokens of the prompt those replicas hold that publish it; for the others it is guessed.
-        """
+        """Choose a replica for a prompt, and count on it; None if there is none to choose from. `known` is how many
+        tokens of the prompt those replicas hold that publish it; for the others it is guessed."""
         views = [view for view in self._views.values() if among is None or view.name in among]
         if not views:
             return None
@@ -147,9 +143,8 @@ class Placement:
         return ticket
 
     def _count_alike(self, key: bytes, match: Match) -> int:
-        """How many began before as this one does, if it begins: what is known of its prompt ends where others go on
-        differently, or nowhere before its own end. A conversation that goes on ends where nobody has gone on yet.
-        """
+        """How many began before as this one does; 0 if it is not new: what is known of a conversation that goes on ends
+        where nobody has gone on yet."""
         end = match.num_blocks * HASH_BYTES
         if not end or not (match.num_branches or end == len(key)):
             return 0
@@ -169,11 +164,8 @@ class Placement:
         self._reduce(ticket, min(ticket.work_tokens, OUTPUT_COST * ticket.prompt.num_output))
 
     def correct(self, ticket: Ticket, num_cached: int) -> None:
-        """A replica says how much of a prompt it had cached.
-
-        It has the prompt now, whatever it had before. But where it had evicted half of what we counted on, all that was
-        used longer ago is gone as well: it has less room than we thought. Room comes back as it keeps its promises.
-        """
+        """A replica says how much of a prompt it had cached. Where it had evicted half of what we counted on, all that
+        was used longer ago is gone as well: it has less room than we thought. Room comes back with each hit."""
         view = self._views.get(ticket.choice.name)
         num_believed = ticket.choice.matched_tokens
         if view is None or not num_believed:
@@ -188,11 +180,8 @@ class Placement:
         self._update_held(view)
 
     def finish(self, ticket: Ticket, answer: AnswerSummary = _NOTHING_KNOWN, *, now: float = 0.0) -> None:
-        """A request that was placed is over, however it ended.
-
-        After a tool call the session comes back on its own. Until then its replica counts on as much work as the answer
-        was: what it wrote is about what the next one will.
-        """
+        """A request that was placed is over, however it ended. After a tool call the session comes back on its own:
+        until then its replica counts on as much work as the answer was."""
         view = self._views.get(ticket.choice.name)
         if view is None:
             return
@@ -210,7 +199,6 @@ class Placement:
 
     def check(self) -> None:
         self._index.check()
-        assert len(self._pasts) <= MAX_SESSIONS
         for view in self._views.values():
             assert view.work_tokens >= 0
             assert view.held_tokens == self._index.num_blocks(view.name) * self._block_tokens
@@ -237,7 +225,6 @@ class Placement:
         ticket.work_tokens = work_tokens
 
     def _look(self, views: Iterable[View], match: Match, prompt: Prompt, known: Mapping[str, int]) -> None:
-        """Tell the views how much they have of this prompt, and whose session it is."""
         matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
         past = self._pasts.get(prompt.session)
         home = past.home if past else ""

@@ -29,9 +29,7 @@ class View:
     matched_tokens: int = 0
     """How much of the prompt it probably has cached."""
     is_home: bool = False
-    """Whether the session was there last."""
     weight: float = 1.0
-    """How much faster than others it is."""
     num_running: int = 0
     held_tokens: int = 0
     """How much it probably has cached in all."""
@@ -85,7 +83,6 @@ Policy = Callable[[Sequence[View], Placing], Choice]
 
 
 def prefix(views: Sequence[View], placing: Placing) -> Choice:
-    """Least cost in all, counting what is waiting, what is cached and what is to come."""
     warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
     if not warm and placing.session:  # it will stay, so it goes to whoever has least to do of all
         return min(views, key=lambda view: (view.waiting + view.load, not view.is_home)).chosen("cold")

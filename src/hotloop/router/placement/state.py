@@ -18,7 +18,6 @@ from hotloop.router.placement.events import KvEvents
 from hotloop.router.placement.exact import HeldBlocks, match
 
 DEADLINE_S = 0.05
-"""How long a request waits for its tokens."""
 MAX_PROMPTS = 128
 
 _TOKENIZED = ("model", "messages", "tools", "chat_template_kwargs")
@@ -38,7 +37,6 @@ class ExactState:
         self._prompts: RecentDict[bytes, array[int]] = RecentDict(MAX_PROMPTS)
 
     def add_replica(self, name: str, endpoint: str, replay: str | None = None) -> None:
-        """Follow a replica from now on; in a running event loop."""
         held = HeldBlocks()
         events = KvEvents(held, name, endpoint, replay)
         self.held[name] = held

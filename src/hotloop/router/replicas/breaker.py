@@ -10,7 +10,6 @@ outside.
 from dataclasses import dataclass
 
 MAX_FAILURES = 3
-"""So many in a row open the breaker."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 4.0
 """Short, because trying again costs one request a retry, not an answer."""

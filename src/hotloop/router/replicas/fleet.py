@@ -26,7 +26,6 @@ from hotloop.router.summary import AnswerSummary
 from hotloop.router.translate import can_translate
 
 MAX_ANSWERS = 20_000
-"""How many answers are remembered by where they were made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,10 +84,8 @@ class Fleet:
         return {name: num_tokens * request.num_tokens // len(token_ids) for name, num_tokens in matched.items()}
 
     async def claim(self, request: RoutedRequest, tried: Collection[str], known: Mapping[str, int]) -> Place:
-        """A place for a request, at a replica that was not tried if there is one.
-
-        Raises RouteError where no replica has the model, or there was no place in time; Overloaded where too many wait.
-        """
+        """A place, at a replica that was not tried if there is one. Raises RouteError if no replica has the model, or
+        there was no place in time; Overloaded if too many wait."""
         self._check_served(request)
         place = self.try_claim(request, tried, known)
         if place:
@@ -123,7 +120,6 @@ class Fleet:
         self._placement.begin(place.ticket)
 
     def release(self, place: Place) -> None:
-        """The request is over there, however it ended."""
         place.replica.num_running -= 1
         if not place.replica.num_running:
             place.replica.idle.set()
@@ -210,7 +206,6 @@ class Fleet:
         task.add_done_callback(self._background.discard)
 
     async def _drain(self, replica: Replica) -> None:
-        """Close it when it is idle, or has had its time."""
         if replica.config.kv_events:
             await self._exact.remove_replica(replica.name)
         if replica.num_running:

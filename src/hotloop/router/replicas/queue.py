@@ -29,7 +29,6 @@ class WaitingRoom(Generic[T]):
         return len(self._lines[priority])
 
     async def wait(self, priority: Priority, take: Callable[[], T | None], give_back: Callable[[T], None]) -> T:
-        """A place, as soon as there is one. Raises Overloaded where too many wait already."""
         if len(self) >= self._max_waiting:
             raise Overloaded(f"{len(self)} requests are waiting for a replica already", retry_after_s=1.0)
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()

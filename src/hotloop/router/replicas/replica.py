@@ -53,9 +53,7 @@ class Replica:
     """Requests it has from others, by its own account."""
     last_byte_at: float = 0.0
     num_missed: int = 0
-    """Probes in a row."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its last request is over."""
 
     @property
     def name(self) -> str:

@@ -86,7 +86,6 @@ class Simulation:
         self._order = count()
 
     def run(self, num_requests: int, on_progress: Callable[[int], None] | None = None) -> Figures:
-        """Play that many requests of the trace, over and over if it has fewer."""
         self._go_on(self._begin_sessions(num_requests))
         while self._waiting:
             self._go_on(heapq.heappop(self._waiting)[2])
@@ -150,4 +149,3 @@ def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
 
 
 SIMULATED: Mapping[str, Policy] = {**POLICIES, "consistent_hash": consistent_hash, "cache_aware": cache_aware}
-"""The policies of the router, and others to compare them with."""

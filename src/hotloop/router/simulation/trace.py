@@ -92,8 +92,6 @@ def repeat(trace: Trace, num_requests: int) -> Iterator[tuple[int, Session]]:
 
 
 class _Known:
-    """What one replica with room for everything has cached."""
-
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._index = PrefixIndex()

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hotloop.router.tiers.config import TASKS, Task
+from hotloop.router.tiers.judge import top_logprobs
 
 MAX_CHARS = 2_000
-"""How much of a request is looked at."""
 NUM_BUCKETS = 1 << 16
 
 _DESCRIPTIONS: Mapping[Task, str] = {
@@ -65,11 +65,8 @@ def read_scores(answer: Mapping[str, Any]) -> dict[Task, float]:
 
 def _candidates(answer: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     match answer:
-        case {"choices": [{"logprobs": {"content": [{"top_logprobs": [_, *_] as tops}, *_]}}, *_]}:
-            for top in tops:
-                match top:
-                    case {"token": str(token), "logprob": int() | float() as logprob}:
-                        yield token, logprob
+        case {"choices": [{"logprobs": {"content": [{"top_logprobs": [_, *_]} as first, *_]}}, *_]}:
+            yield from top_logprobs(first)
         case {"choices": [{"message": {"content": str(text)}}, *_]}:
             yield text, 0.0
 

@@ -58,7 +58,6 @@ def look_at(body: Mapping[str, Any], *, num_tokens: int, hint: str = "") -> Feat
 
 
 def has_shape(body: Mapping[str, Any]) -> bool:
-    """Whether the answer must look like something, in any API's words for it."""
     kinds = (_field(body, "response_format", "type"), _field(body, "text", "format", "type"))
     return any(kind not in (None, "text") for kind in kinds) or any(body.get(key) is not None for key in _SHAPES)
 

@@ -28,8 +28,7 @@ _MAX_DEPTH = 32
 
 
 def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
-    """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain, as far as the cascade
-    minds."""
+    """Why an answer will not do; empty if it will. What is wrong first, then what is uncertain."""
     match answer:
         case None:
             return "no answer"
@@ -41,11 +40,8 @@ def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
 
 
 def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
-    """How uncertain the model was, if too much; an answer without probabilities is taken for certain.
-
-    Where the answer has a shape to follow, a token that was not the likeliest was imposed by it: brackets and marks
-    that the model would have written otherwise, which say nothing about what it meant.
-    """
+    """How uncertain the model was, if too much; an answer without probabilities is taken for certain. Where it has a
+    shape to follow, a token that was not the likeliest was imposed by it, and says nothing about what was meant."""
     tokens = list(_tokens(answer))
     if request.get("tools") or has_shape(request):
         tokens = [(logprob, others) for logprob, others in tokens if logprob >= max(others, default=logprob)]
@@ -61,25 +57,23 @@ def find_doubt(answer: Json, request: Json, config: CascadeConfig) -> str:
 
 
 def _tokens(answer: Json) -> Iterator[tuple[float, Sequence[float]]]:
-    """The log probability of each token, and of those it was chosen over."""
     match answer:
         case {"choices": [{"logprobs": {"content": list() as content}}, *_]}:
             for each in content:
                 match each:
                     case {"token": token, "logprob": int() | float() as logprob}:
-                        yield logprob, [other for name, other in _top_logprobs(each) if name != token]
+                        yield logprob, [other for name, other in top_logprobs(each) if name != token]
 
 
-def _top_logprobs(token: Json) -> Iterator[tuple[Any, float]]:
+def top_logprobs(token: Json) -> Iterator[tuple[str, float]]:
     tops = token.get("top_logprobs")
     for top in tops if isinstance(tops, list) else ():
         match top:
-            case {"token": name, "logprob": int() | float() as logprob}:
+            case {"token": str(name), "logprob": int() | float() as logprob}:
                 yield name, logprob
 
 
 def _find_fault(choice: Json, request: Json) -> str:
-    """Why a client could not use it; empty if it could."""
     if choice.get("finish_reason") == "length":
         return "cut off"
     message, tools = choice["message"], request.get("tools") or []

@@ -158,7 +158,6 @@ class Pool:
             self._sweep()
 
     def drop(self, connection: Connection) -> None:
-        """Forget a connection that ended, if it was idle here."""
         if connection in self._idle:
             self._idle.remove(connection)
 

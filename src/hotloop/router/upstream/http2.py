@@ -113,7 +113,6 @@ class HttpxResponse:
 
     def __init__(self, upstream: HttpxUpstream, lane: Lane, timeouts: Timeouts) -> None:
         self.is_fresh = False
-        """Whether a connection was opened for it."""
         self._is_shared = False
         """Whether other responses come over the same connection."""
         self._upstream = upstream
@@ -179,7 +178,6 @@ class HttpxResponse:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """What httpx and those below it raise, as one kind of failure."""
         try:
             yield
         except httpx.ConnectTimeout:

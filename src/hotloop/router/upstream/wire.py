@@ -47,23 +47,18 @@ class UpstreamRequest:
 
 
 class UpstreamResponse(Protocol):
-    """A head, and a body still arriving."""
-
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Headers:
         """Names in lower case; without hop-by-hop headers and content-length."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """The body as it arrives, nothing merged or held back. Raises UpstreamFailed if it breaks off."""
-        ...
 
     async def aclose(self) -> None:
         """Read no more. Unless the body had come to its end, the connection is closed. May be called twice."""
-        ...
 
 
 class Upstream(Protocol):
@@ -72,15 +67,12 @@ class Upstream(Protocol):
     @property
     def num_open(self) -> int:
         """Connections open or being opened, idle ones too; where responses share connections, open responses."""
-        ...
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """The response, once its head is there. Waits while all connections are taken. Raises UpstreamFailed."""
-        ...
 
     async def aclose(self) -> None:
         """Close every connection, those in use too: drain first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +83,6 @@ class Timeouts:
     head_s: float = 600.0
     """From the first byte sent to the whole of the head, which comes after the prefill of a long prompt."""
     idle_s: float = 300.0
-    """Between two pieces of a body."""
 
     def expired(self, stage: Stage) -> "UpstreamFailed":
         if stage == "connect":
@@ -131,7 +122,6 @@ async def read_body(response: UpstreamResponse, max_bytes: int) -> bytes:
 
 
 async def fetch(upstream: Upstream, request: UpstreamRequest, max_bytes: int) -> tuple[int, Headers, bytes]:
-    """Status, headers and body. Raises UpstreamFailed."""
     response = await upstream.send(request)
     try:
         return response.status, response.headers, await read_body(response, max_bytes)

@@ -16,6 +16,7 @@ from hotloop.chat.assembly.spans import SpanKind, speller
 from hotloop.chat.compare import Comparison, Spot, compare, find_spot, token_array
 from hotloop.chat.prompt import Prompt
 from hotloop.core.config import Explanations
+from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.account import Account, account_for
@@ -90,9 +91,8 @@ class Inquiry:
         return [*dict.fromkeys(change for question in self._questions for change in question.prompt.changes)]
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
-        """The requests of the answer: as many for each prompt, next to each other."""
         if self._explainer:
-            self._explainer.open(answer_id, self._caller)
+            self._explainer.scopes[answer_id] = self._caller.scope
             self._answer_id, self._num_open = answer_id, len(requests)
             self._requests = requests[:: len(requests) // len(self._questions)]
 
@@ -160,31 +160,25 @@ NOTHING_ASKED = Inquiry()
 
 
 class Explainer:
-    """Compares prompts with earlier ones, and remembers what came of it.
-
-    `past` may be used from any thread, the explanations only on the event loop.
-    """
+    """Compares prompts with earlier ones. `past` may be used from any thread, the rest only on the event loop."""
 
     def __init__(
         self, tokenizer: Tokenizer, metrics: Metrics, *, block_size: int, level: Explanations, memory_tokens: int
     ) -> None:
         self.past = Past(memory_tokens)
+        self.scopes: RecentDict[str, str] = RecentDict(_MAX_SCOPES)
         self.level = level
         self.spell = speller(tokenizer)
         self._metrics = metrics
         self.block_size = block_size
         self._kept: Shelf[tuple[str, str, str], Explanation] = Shelf(memory_tokens)
         self._prompts: Shelf[str, Sequence[Prompt]] = Shelf(memory_tokens // _PROMPT_SHARE)
-        self._scopes: Shelf[str, str] = Shelf(memory_tokens, _MAX_SCOPES)
 
     def inquire(self, prompts: Sequence[Prompt], caller: Caller, named: str | None = None) -> Inquiry:
         """Compare prompts with the answer that was named, or with what is most like them. Takes a moment."""
         if self.level == "off":
             return Inquiry(named=named)
         return Inquiry(self, caller, [self._ask(prompt, caller, named) for prompt in prompts], named=named)
-
-    def open(self, answer_id: str, caller: Caller) -> None:
-        self._scopes.put(answer_id, caller.scope, 0)
 
     def keep(self, explanation: Explanation) -> None:
         for account in explanation.accounts:
@@ -205,9 +199,8 @@ class Explainer:
         raise UnknownExplanation("explanations are switched off" if self.level == "off" else unknown)
 
     def name_beneficiary(self, request_id: str, scope: str) -> str | None:
-        """The answer a request belongs to, for those who share with it."""
         answer_id = request_id.rpartition("-")[0]
-        return answer_id if self._scopes.get(answer_id) == scope else None
+        return answer_id if self.scopes.get(answer_id) == scope else None
 
     def _ask(self, prompt: Prompt, caller: Caller, named: str | None) -> Question:
         token_ids = token_array(prompt.token_ids)

@@ -73,13 +73,10 @@ class _Entry:
 
     @property
     def keys(self) -> Iterable[Hashable]:
-        """All it is found by."""
         return [*self.windows.keys, *_sessions(self.prompt.caller)]
 
 
 class Past:
-    """Prompts, the latest of which are kept up to `max_tokens`."""
-
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._cost = 0
@@ -100,9 +97,7 @@ class Past:
         return entry.prompt if entry and _is_same(entry.prompt.caller, caller) else None
 
     def find_like(self, token_ids: TokenIds, caller: Caller) -> PastPrompt | None:
-        """The caller's earlier prompt that this one goes on from or, if there is none, that has most in common with
-        it; of equally like ones the latest.
-        """
+        """The caller's earlier prompt that this one continues, else the one most like it; of equals the latest."""
         windows = _Windows.of(token_ids, caller)
         with self._lock:
             self._take_news()

@@ -38,9 +38,7 @@ def answer_usage(
     is_silent: bool = False,
 ) -> wire.Usage:
     """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
-
-    What was computed of a prompt is cached now; `num_kept` is how much of it the client asked to keep, if that counts.
-    """
+    `num_kept` is how much of a prompt the client asked to keep, if that counts; else all of it is cached now."""
     prompts = usages[::num_choices]
     num_prompt = sum(usage.num_prompt for usage in prompts)
     num_cached = sum(usage.num_cached for usage in prompts)
@@ -81,7 +79,6 @@ def _render_prompts(inquiry: Inquiry) -> Json:
 
 
 def render_explanation(explanation: Explanation, viewer: Caller, explainer: Explainer) -> Json:
-    """Takes a moment, since the parts of a prompt are worked out."""
     accounts = explanation.accounts
     is_owner = viewer.owner == explanation.caller.owner
     return {

@@ -18,7 +18,6 @@ from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.chat.writer import render_delta, render_message
 from hotloop.wire.event import gather
 from hotloop.wire.field import Json
-from hotloop.wire.policy import Notes
 
 
 class ChatOptions(Options, kw_only=True):
@@ -37,7 +36,7 @@ async def chat_completions(http: HttpRequest) -> Response:
 
 def _make_job(body: Json, http: HttpRequest) -> Job:
     service = Service.of(http)
-    request = parse_request(body, Notes())
+    request = parse_request(body)
     options = parse_options(request, ChatOptions)
     is_silent = options.generate is False
     refuse_if(

@@ -57,7 +57,6 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
         num_choices=options.num_choices,
         sampling=sampling,
         grammar=grammar,
-        hold=service.keeper.begin(),
         inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
         caller=caller,
         is_stream=request.is_stream,
@@ -68,7 +67,6 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
 
 
 def _parse_prompts(options: CompletionOptions, prompts: Prompts, scope: str) -> list[Prompt]:
-    """One prompt or several: text, texts, tokens, or lists of tokens."""
     num_choices, has_logprobs = options.num_choices, options.logprobs is not None
     refuse_if(
         ("suffix", options.suffix, "is not supported"),

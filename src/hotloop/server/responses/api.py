@@ -22,19 +22,11 @@ from hotloop.server.job import Job
 from hotloop.server.jobs import make_job
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
 from hotloop.server.responses.render import Composer, render_head
-from hotloop.server.responses.store import (
-    EndedResponse,
-    Item,
-    ResponseStore,
-    RunningResponse,
-    parse_items,
-    render_items,
-)
+from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse, parse_items, render_items
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
-from hotloop.wire.policy import Notes
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -80,12 +72,12 @@ async def create(http: HttpRequest) -> Response:
 
 
 def _make_job(
-    body: Json, previous: tuple[Item, ...], http: HttpRequest
-) -> tuple[Job, ResponseOptions, Composer, tuple[Item, ...]]:
+    body: Json, previous: tuple[Json, ...], http: HttpRequest
+) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     service = Service.of(http)
     items = previous + parse_items(Field(body).need("input"))
-    request = parse_request({**body, "input": [*items]}, Notes())
+    request = parse_request({**body, "input": [*items]})
     options = parse_options(request, ResponseOptions)
     refuse_if(
         ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),

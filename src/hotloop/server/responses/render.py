@@ -20,11 +20,8 @@ from hotloop.wire.responses import writer as wire
 
 
 class Composer(wire.ResponsesWriter):
-    """One response while it is written. It ends once, and knows neither a socket nor the store.
-
-    `on_end` is called before the last event of a stream is handed out: who hears of the end may ask for the response
-    at once.
-    """
+    """One response while it is written. `on_end` is called before the last event of a stream is handed out: who hears
+    of the end may ask for the response at once."""
 
     def __init__(
         self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NOTHING_ASKED, tools: Iterable[Tool | Opaque] = ()
@@ -98,7 +95,6 @@ def render_head(body: Json, request: Request, response_id: str, *, is_strict: bo
 
 
 def _render_tool(body: Json, is_strict: bool) -> Json:
-    """As given; what was not said about a function is filled in."""
     if body["type"] != "function":
         return body
     filled = {"description": None, "parameters": None, **body}

@@ -24,9 +24,6 @@ from hotloop.wire.responses.parse import parse_input
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
-Item = Json
-"""A message, a call or its output, as the API has them."""
-
 _PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -35,12 +32,11 @@ class RunningResponse:
     """A response that is being written. `items` is all it was given, what it continues included."""
 
     owner: str
-    items: tuple[Item, ...]
+    items: tuple[Json, ...]
     outputs: OutputCollector
     composer: Composer
     is_stored: bool
     task: asyncio.Task[None] | None = None
-    """What writes it, if nobody waits for it."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self.composer.render())
@@ -51,8 +47,8 @@ class EndedResponse:
     """One that is no longer written: the object as it was sent, what it was given, and what it then put out."""
 
     owner: str
-    items: tuple[Item, ...]
-    output: tuple[Item, ...]
+    items: tuple[Json, ...]
+    output: tuple[Json, ...]
     status: str
     body: bytes
 
@@ -101,8 +97,7 @@ class ResponseStore:
         run = self._running.get(response_id)
         return run if run and run.owner == owner else None
 
-    def find_previous(self, response_id: str, owner: str) -> tuple[Item, ...]:
-        """The conversation that a response ended with."""
+    def find_previous(self, response_id: str, owner: str) -> tuple[Json, ...]:
         param = "previous_response_id"
         try:
             found = self.find(response_id, owner)
@@ -124,30 +119,30 @@ class ResponseStore:
         return ended
 
 
-def parse_items(given: Field) -> tuple[Item, ...]:
+def parse_items(given: Field) -> tuple[Json, ...]:
     """Raises RequestError for an item that is wrong, or of a type that means nothing here."""
     items = [{"role": "user", "content": given.text()}] if given.is_text else [item.object() for item in given.each()]
     make_messages(items)
     return keep_items(items)
 
 
-def keep_items(items: Iterable[Item]) -> tuple[Item, ...]:
+def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
     """Those that say something to the model."""
     return tuple(item for item in items if item.get("type") not in DROPPED)
 
 
-def make_messages(items: Sequence[Item]) -> tuple[Message, ...]:
+def make_messages(items: Sequence[Json]) -> tuple[Message, ...]:
     """Calls belong to the turn of the assistant that they directly follow, or begin one."""
     return parse_turns(parse_input(Field({"input": [*items]}).need("input")), "responses").messages
 
 
-def render_items(items: Sequence[Item], response_id: str) -> list[Json]:
+def render_items(items: Sequence[Json], response_id: str) -> list[Json]:
     """As a client lists them, each with an id that is the same whenever it is asked for."""
     stem = response_id.removeprefix("resp_")
     return [_render_item(item, f"{stem}{i:04x}") for i, item in enumerate(items)]
 
 
-def _render_item(item: Item, stem: str) -> Json:
+def _render_item(item: Json, stem: str) -> Json:
     kind = item.get("type") or "message"
     rendered = {**item, "id": f"{_PREFIXES.get(kind, 'fco')}_{stem}", "type": kind, "status": "completed"}
     if kind == "message":

@@ -11,16 +11,19 @@ from hotloop.wire.policy import Notes
 from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
 
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
-_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
 """What an answer may have beside its content and its calls, and mostly has not."""
-_MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "required": "required"}
+_MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
     given = Body(body)
-    return _parse_fields(given, parse_messages(Field(given), notes))
+    turns = tuple(_parse_message(message, notes) for message in Field(given).need("messages").each())
+    if not turns:
+        raise RequestError("messages: there is nothing to answer", param="messages")
+    return _parse_fields(given, turns)
 
 
 def parse_completion(body: Mapping[str, Any]) -> Request:
@@ -36,7 +39,7 @@ def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> Request:
         api="chat",
         model=given.need("model").text(),
         turns=turns,
-        tools=parse_tools(given),
+        tools=tuple(map(_parse_tool, given.items("tools"))),
         choice=parse_choice(given),
         shape=parse_shape(given.get("response_format"), "json_schema"),
         max_tokens=limit.count(1) if limit else None,
@@ -70,22 +73,6 @@ def parse_common(given: Field) -> Json:
     }
 
 
-def parse_messages(given: Field, notes: Notes) -> tuple[Turn, ...]:
-    turns = tuple(_parse_message(message, notes) for message in given.need("messages").each())
-    if not turns:
-        raise RequestError("messages: there is nothing to answer", param="messages")
-    return turns
-
-
-def check_portable(request: Request) -> None:
-    """Raises RequestError for what no other API can say."""
-    for name in ("functions", "function_call"):
-        if name in request.own:
-            raise RequestError(f"{name}: is too old to be carried to this replica: use tools", param=name)
-    if request.own.get("n", 1) != 1:
-        raise RequestError("n: this replica gives one answer at a time", param="n")
-
-
 def parse_shape(form: Field | None, within: str | None) -> Shape | None:
     """`within` is the field that holds the schema and what is said about it, if it does not stand beside the type."""
     if form is None or form.kind() == "text":
@@ -101,10 +88,12 @@ def parse_shape(form: Field | None, within: str | None) -> Shape | None:
 
 
 def parse_mode(mode: Field | None) -> ChoiceMode:
-    found: ChoiceMode | None = _MODES.get(mode.text()) if mode else "auto"
-    if mode and found is None:
-        raise mode.refuse("expected auto, none or required")
-    return found or "auto"
+    if mode is None:
+        return "auto"
+    for each in _MODES:
+        if each == mode.text():
+            return each
+    raise mode.refuse("expected auto, none or required")
 
 
 def parse_mark(given: Field) -> Json | None:
@@ -121,11 +110,11 @@ def parse_stop(stop: Field | None) -> tuple[str, ...]:
     return (stop.text(),) if stop.is_text else tuple(each.text() for each in stop.each())
 
 
-def _parse_message(message: Field, notes: Notes) -> Turn:
+def _parse_message(message: Field, notes: Notes | None) -> Turn:
     role = message.need_text("role")
     if role == "tool":
         return Turn("user", (_parse_result(message),), at=message)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise message.need("role").refuse("expected system, developer, user, assistant or tool")
     content = message.get("content")
     parts = parse_content(content, _parse_part)
@@ -134,12 +123,12 @@ def _parse_message(message: Field, notes: Notes) -> Turn:
             parts = (*_parse_thoughts(message), *parts, *_parse_beside(message))
         parts += tuple(_parse_call(call) for call in message.items("tool_calls"))
     if mark := parse_mark(message):  # some clients put it on the message: it is behind its last part
-        if not parts or isinstance(parts[-1], Thought):
-            notes.add("cache_control left out where there is nothing to keep")
-        else:
+        if parts and not isinstance(parts[-1], Thought):
             parts = (*parts[:-1], parts[-1].marked(mark))
+        elif notes:
+            notes.add("cache_control left out where there is nothing to keep")
     is_plain = content is not None and content.is_text
-    return Turn(_ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
+    return Turn(ROLES[role], parts, is_plain, read_text(message, "name"), at=message)
 
 
 def _parse_thoughts(message: Field) -> list[Thought]:
@@ -185,10 +174,6 @@ def _parse_part(part: Field) -> Part:
             file = part.need("file")
             return File(file.need("file_data").text(), name=read_text(file, "filename"), mark=mark, at=part)
     return Opaque("chat", kind, part.object(), mark=mark, at=part)
-
-
-def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
-    return tuple(_parse_tool(tool) for tool in given.items("tools"))
 
 
 def _parse_tool(tool: Field) -> Tool | Opaque:

@@ -98,8 +98,8 @@ _decoder = msgspec.json.Decoder(Completion)
 class ChatReader(Reader):
     """`offered` are the names of the tools, if known: a name that comes in pieces is whole when it is one of them."""
 
-    def __init__(self, *, offered: Collection[str] | None = None, name_call: NameCall = name_call) -> None:
-        super().__init__(name_call=name_call)
+    def __init__(self, name_call: NameCall = name_call, *, offered: Collection[str] | None = None) -> None:
+        super().__init__(name_call)
         self._offered = offered
         self._thought: list[str] = []
         self._ending: Choice | None = None
@@ -210,7 +210,6 @@ class ChatReader(Reader):
         yield from call.add(function.text)
 
     def _find(self, piece: CallPiece, function: Function) -> OpenCall | None:
-        """The call that a piece belongs to; None if it begins one."""
         last = self._calls[-1] if self._calls else None
         call = last if piece.index is None else self._places.get(piece.index)
         if call is None:

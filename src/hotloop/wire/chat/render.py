@@ -40,7 +40,7 @@ def render_rest(request: Request, target: Target, home: Api) -> Json:
     is_home = request.api == home
     lost = [] if is_home else [name for name, value in request.own.items() if value]
     unknown = [name for name in request.fields if name not in SHARED] if target.is_strict and not is_home else []
-    target.notes.lose(lost + unknown, "the replica's API")
+    target.notes.lose(lost + unknown)
     kept = {name: value for name, value in request.fields.items() if name not in unknown}
     return {**(request.own if is_home else {}), **kept}
 
@@ -59,7 +59,6 @@ def render_common(request: Request, target: Target) -> Json:
 
 
 def render_effort(request: Request, target: Target) -> str | None:
-    """Anthropic has more of it than OpenAI."""
     effort = request.effort
     if effort is None or request.api != "messages" or effort in _EFFORTS:
         return effort
@@ -205,7 +204,7 @@ def _render_sampling(request: Request, target: Target) -> Json:
     if request.max_tokens == 0:
         target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
     if request.top_k is not None and target.is_strict:
-        target.notes.lose(["top_k"], "the replica's API")
+        target.notes.lose(["top_k"])
     return present(
         **{limit: None if request.max_tokens is None else max(request.max_tokens, 1)},
         top_k=None if target.is_strict else request.top_k,
@@ -238,7 +237,7 @@ def _render_thinking(request: Request, target: Target) -> Json:
         given = request.fields.get("chat_template_kwargs")
         return {"chat_template_kwargs": {**(given if isinstance(given, dict) else {}), "enable_thinking": False}}
     if is_off or "budget_tokens" in thinking:
-        target.notes.lose(["thinking" if is_off else "thinking.budget_tokens"], "the replica's API")
+        target.notes.lose(["thinking" if is_off else "thinking.budget_tokens"])
     return {}
 
 

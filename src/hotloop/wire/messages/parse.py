@@ -23,7 +23,7 @@ _MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "any": "require
 _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
     fields = Body(body)
     given = Field(fields)
     messages = given.need("messages").each()
@@ -38,8 +38,8 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="messages",
         model=given.need("model").text(),
         turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
-        tools=parse_tools(given, notes),
-        choice=parse_choice(given.get("tool_choice")),
+        tools=tuple(_parse_tool(tool, notes) for tool in given.items("tools")),
+        choice=_parse_choice(given.get("tool_choice")),
         shape=_parse_shape(config),
         max_tokens=given.need("max_tokens").count(),
         temperature=read_number(given, "temperature"),
@@ -55,12 +55,6 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         own={f"metadata.{name}": value for name, value in labels.items() if name != "user_id"},
     )
     return request.with_rest(fields, _OWN)
-
-
-def check_portable(request: Request) -> None:
-    """Raises RequestError for what no other API can say."""
-    if "thread" in request.own:
-        raise RequestError("thread: no conversation is kept here: send all of it, without thread", param="thread")
 
 
 def _parse_system(system: Field | None) -> list[Turn]:
@@ -135,15 +129,12 @@ def _data_url(source: Field) -> str:
     return f"data:{source.need('media_type').text()};base64,{source.need('data').text()}"
 
 
-def parse_tools(given: Field, notes: Notes) -> tuple[Tool | Opaque, ...]:
-    return tuple(_parse_tool(tool, notes) for tool in given.items("tools"))
-
-
-def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
+def _parse_tool(tool: Field, notes: Notes | None) -> Tool | Opaque:
     kind, mark = read_text(tool, "type"), read_object(tool, "cache_control")
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
-    notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL], "the replica's API")
+    if notes:
+        notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL])
     return Tool(
         tool.need("name").text(),
         read_text(tool, "description"),
@@ -154,7 +145,7 @@ def _parse_tool(tool: Field, notes: Notes) -> Tool | Opaque:
     )
 
 
-def parse_choice(choice: Field | None) -> Choice:
+def _parse_choice(choice: Field | None) -> Choice:
     if choice is None:
         return Choice()
     if choice.kind() not in _MODES:

@@ -71,8 +71,8 @@ _event = msgspec.json.Decoder(MessageEvent)
 
 
 class MessagesReader(Reader):
-    def __init__(self, *, name_call: NameCall = name_call) -> None:
-        super().__init__(name_call=name_call)
+    def __init__(self, name_call: NameCall = name_call) -> None:
+        super().__init__(name_call)
         self._counts: Json = {}  # of the usage, as far as it was told
         self._stop: Block | None = None
         self._open_calls: dict[int, tuple[OpenCall, Any]] = {}  # by their block, with the input it began with

@@ -68,9 +68,9 @@ def _render_rest(request: Request, target: Target) -> Json:
     lost = [name for name, value in given.items() if value != _IDLE.get(name) and name != "safety_identifier"]
     if request.verbosity:
         lost.append("verbosity")
-    target.notes.lose(lost, "the replica's API")
+    target.notes.lose(lost)
     if request.shape and request.shape.schema is None:
-        target.notes.lose(["response_format of type json_object"], "the replica's API")
+        target.notes.lose(["response_format of type json_object"])
     return {}
 
 
@@ -118,7 +118,6 @@ def _render_blocks(parts: Iterable[Part], target: Target) -> list[Json]:
 
 
 def _render_thought(thought: Thought, target: Target) -> list[Json]:
-    """Anthropic takes back only what it has signed."""
     if is_signed(thought) and thought.maker == "messages":
         return [render_block(thought)]
     target.notes.add("reasoning left out: it is not signed by the replica's API")
@@ -266,7 +265,6 @@ def _limit_marks(body: Json, target: Target) -> Json:
 
 
 def _all_blocks(body: Json) -> Iterator[Json]:
-    """In the order the prompt has them."""
     yield from body.get("tools", ())
     yield from body.get("system", ())
     for turn in body["messages"]:

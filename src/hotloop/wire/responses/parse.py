@@ -10,22 +10,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
-from hotloop.wire.chat.parse import parse_choice, parse_common, parse_function, parse_shape, parse_stop
+from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import (
-    Call,
-    File,
-    Image,
-    Opaque,
-    Part,
-    Result,
-    Role,
-    Text,
-    Turn,
-    flat_name,
-    open_thought,
-    parse_content,
-)
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, open_thought, parse_content
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import Request, Tool
 
@@ -33,24 +20,17 @@ _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
     *("top_logprobs", "max_tool_calls", "context_management"),
 }
-_REFUSALS = {
-    "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
-    "conversation": "the replica keeps no conversations: send the whole of it as input",
-    "prompt": "the replica keeps no prompts: send the instructions themselves",
-    "background": "the replica answers at once or not at all",
-}
 # Notes that a hosted tool left for itself: nobody else can read them.
 _PRIVATE = {
     *("web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call", "compaction"),
     *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
 }
-_ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 # An assistant's turn is thoughts, then text, then calls: an item that comes before what there is begins another.
 _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaque: 2}
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
     fields = Body(body)
     given = Field(fields)
     given.get("stream_options")  # how the stream is obscured: nobody else does that
@@ -66,7 +46,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
-        tools=parse_tools(given),
+        tools=tuple(tool for each in given.items("tools") for tool in _parse_tool(each)),
         choice=parse_choice(given, ("function", "custom"), _name),
         shape=parse_shape(text.get("format") if text else None, None),
         max_tokens=limit.count(1) if limit else None,
@@ -77,13 +57,6 @@ def parse_request(body: Mapping[str, Any], notes: Notes) -> Request:
         **parse_common(given),
     )
     return request.with_rest(fields, _OWN)
-
-
-def check_portable(request: Request) -> None:
-    """Raises RequestError for what no other API can say."""
-    for name, reason in _REFUSALS.items():
-        if request.own.get(name):
-            raise RequestError(f"{name}: {reason}", param=name)
 
 
 def parse_input(given: Field) -> list[Turn]:
@@ -127,12 +100,12 @@ def _parse_item(item: Field) -> Turn:
 
 def _parse_message(item: Field) -> Turn:
     role, content = item.need("role"), item.need("content")
-    if role.text() not in _ROLES:
+    if role.text() not in ROLES:
         raise role.refuse("expected user, assistant, system or developer")
     parts = parse_content(content, _parse_part)
     if role.text() == "assistant" and not parts:
         parts = (Text("", at=item),)  # it was its turn, even if it said nothing
-    return Turn(_ROLES[role.text()], parts, content.is_text, at=item)
+    return Turn(ROLES[role.text()], parts, content.is_text, at=item)
 
 
 def _parse_thought(item: Field) -> Thought:
@@ -161,10 +134,6 @@ def _parse_part(part: Field) -> Part:
     return Opaque("responses", kind, part.object(), at=part)
 
 
-def parse_tools(given: Field) -> tuple[Tool | Opaque, ...]:
-    return tuple(tool for each in given.items("tools") for tool in _parse_tool(each))
-
-
 def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Opaque]:
     kind = tool.kind()
     if kind == "namespace" and namespace is None:
@@ -178,4 +147,4 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
 
 
 def _name(choice: Field) -> str:
-    return flat_name(choice.need("name").text(), read_text(choice, "namespace"))
+    return Tool(choice.need("name").text(), namespace=read_text(choice, "namespace")).flat_name

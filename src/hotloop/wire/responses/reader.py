@@ -70,8 +70,8 @@ _event = msgspec.json.Decoder(ResponseEvent)
 
 
 class ResponsesReader(Reader):
-    def __init__(self, *, name_call: NameCall = name_call) -> None:
-        super().__init__(name_call=name_call)
+    def __init__(self, name_call: NameCall = name_call) -> None:
+        super().__init__(name_call)
         self._has_items = False
         self._open_calls: dict[int, OpenCall] = {}  # by their place in the output
         self._told: set[int] = set()  # items of which there were deltas

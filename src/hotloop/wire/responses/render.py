@@ -165,7 +165,7 @@ def _render_tool(tool: Tool) -> Json:
 def _render_output(request: Request, target: Target) -> Json:
     stop = [*request.stop] or None
     if stop and target.is_strict:
-        target.notes.lose(["stop"], "the replica's API")
+        target.notes.lose(["stop"])
         stop = None
     form, shape = None, request.shape
     if shape:

@@ -37,12 +37,15 @@ class OutputItem(ABC):
     """One item of the output, opened once, then closed once: what a client hears of it, in OpenAI's order."""
 
     prefix: str
+    kind: str
+    """What its deltas are of."""
+    has_content = False
 
     def __init__(self, stem: str, output_index: int) -> None:
         self.id = f"{self.prefix}_{stem}"
         self.status: ItemStatus = "in_progress"
         self._place: Json = {"output_index": output_index}
-        self._where: Json = {"item_id": self.id, **self._place}
+        self._where: Json = {"item_id": self.id, **self._place, **({"content_index": 0} if self.has_content else {})}
         self._pieces: list[str] = []
 
     @property
@@ -54,7 +57,7 @@ class OutputItem(ABC):
 
     def grow(self, text: str) -> list[Json]:
         self._pieces.append(text)
-        return self._tell_more(text)
+        return [{"type": f"response.{self.kind}.delta", **self._where, "delta": text}]
 
     def close(self, status: ItemStatus) -> list[Json]:
         self.status = status
@@ -64,38 +67,32 @@ class OutputItem(ABC):
     def render(self) -> Json: ...
 
     @abstractmethod
-    def _tell_more(self, text: str) -> list[Json]: ...
-
-    @abstractmethod
     def _tell_end(self) -> list[Json]: ...
 
 
 class ReasoningItem(OutputItem):
-    prefix = "rs"
+    prefix, kind = "rs", "reasoning_text"
+    has_content = True
     thought = Thought("")
-    """What is known of it when it is whole, beside its text."""
 
     def render(self) -> Json:
         content = [{"type": "reasoning_text", "text": self.text}] if self._pieces else []
         about: Json = {"id": self.id, "type": "reasoning", "summary": [], "content": content}
         return {**about, **seal_thought(self.thought), "status": self.status}
 
-    def _tell_more(self, text: str) -> list[Json]:
-        return [{"type": "response.reasoning_text.delta", **self._where, "content_index": 0, "delta": text}]
-
     def _tell_end(self) -> list[Json]:
-        done = {"type": "response.reasoning_text.done", **self._where, "content_index": 0, "text": self.text}
+        done = {"type": "response.reasoning_text.done", **self._where, "text": self.text}
         return [done] if self._pieces else []
 
 
 class TextItem(OutputItem):
     """A message of the assistant. It has one part, from when it was opened."""
 
-    prefix = "msg"
+    prefix, kind = "msg", "output_text"
+    has_content = True
 
     def __init__(self, stem: str, output_index: int) -> None:
         super().__init__(stem, output_index)
-        self._where["content_index"] = 0
         self._logprobs: list[Json] = []
         self._has_part = False
 
@@ -113,9 +110,6 @@ class TextItem(OutputItem):
         about = {"id": self.id, "type": "message", "status": self.status, "role": "assistant"}
         return {**about, "content": [self._render_part()] if self._has_part else []}
 
-    def _tell_more(self, text: str) -> list[Json]:
-        return [{"type": "response.output_text.delta", **self._where, "delta": text}]
-
     def _tell_end(self) -> list[Json]:
         done = {"text": self.text, "logprobs": [_brief(logprob) for logprob in self._logprobs]}
         return [
@@ -128,7 +122,6 @@ class TextItem(OutputItem):
 
 
 def _brief(logprob: Json) -> Json:
-    """As events have it: without the bytes."""
     tops = [{"token": top["token"], "logprob": top["logprob"]} for top in logprob["top_logprobs"]]
     return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": tops}
 
@@ -136,10 +129,16 @@ def _brief(logprob: Json) -> Json:
 class CallItem(OutputItem):
     """A call. A custom tool's text is inside JSON while it is written, so it is told when it is whole."""
 
+    kind = "function_call_arguments"
+
     def __init__(self, stem: str, output_index: int, call: Call) -> None:
         self.prefix = "ctc" if call.is_custom else "fc"
         super().__init__(stem, output_index)
         self._call = call
+
+    def grow(self, text: str) -> list[Json]:
+        told = super().grow(text)
+        return [] if self._call.is_custom else told
 
     def close(self, status: ItemStatus) -> list[Json]:
         if not self._pieces and status == "completed":
@@ -148,10 +147,6 @@ class CallItem(OutputItem):
 
     def render(self) -> Json:
         return {"id": self.id, **render_call(replace(self._call, arguments=self.text)), "status": self.status}
-
-    def _tell_more(self, text: str) -> list[Json]:
-        delta = {"type": "response.function_call_arguments.delta", **self._where, "delta": text}
-        return [] if self._call.is_custom else [delta]
 
     def _tell_end(self) -> list[Json]:
         item, where = self.render(), self._where
@@ -168,10 +163,8 @@ Kind = TypeVar("Kind", TextItem, ReasoningItem)
 
 
 class ResponsesWriter:
-    """Told the events of one answer. `head` is what the object repeats of its request; `tools` tell what calls were.
-
-    `head` may have the object's id; else it is made from the answer's.
-    """
+    """Told the events of one answer. `head` is what the object repeats of its request, and may have the object's id;
+    `tools` tell what calls were."""
 
     def __init__(self, head: Json, tools: Iterable[Tool | Opaque] = ()) -> None:
         begun = {"id": "", "created_at": int(time.time()), **head}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import RequestError
-from hotloop.core.schema import json_schema, schema_text
+from hotloop.core.grammar import json_schema, schema_text
 
 
 def reduced(schema: Any) -> Any:

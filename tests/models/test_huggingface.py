@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 from tests.models.tiny import Tensors, tiny_spec, tiny_weights, write_folder, write_json
 
 from hotloop.core.errors import ModelError
+from hotloop.models.huggingface import SafetensorsWeights
 from hotloop.models.layout import tensor_places
-from hotloop.models.safetensors import SafetensorsWeights
 from hotloop.models.spec import ModelSpec
 
 SPEC = tiny_spec("llama", num_layers=1)

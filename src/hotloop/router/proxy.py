@@ -9,18 +9,21 @@ passed on: one that breaks off in the middle is dropped, so that the error event
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.types import Send
 
 from hotloop.core.errors import HotloopError
-from hotloop.router.errors import RouteError
+from hotloop.router.errors import RouteError, render_event
+from hotloop.router.kinds import Api
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
 from hotloop.router.request import RoutedRequest
 from hotloop.router.spans import RouteSpan
+from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.translate import Translation, translate
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
 
@@ -30,6 +33,8 @@ REFUSED = frozenset({401, 403})
 """Our own key was refused there: no fault of the client's."""
 BUSY = frozenset({429, 529})
 """Too much to do is not broken."""
+DROPPED = frozenset({b"date", b"server", b"set-cookie", b"x-request-id", b"request-id", b"content-length"})
+"""Headers of a replica's answer that are not the client's business, or are written anew."""
 MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
@@ -107,30 +112,18 @@ class Proxy:
     async def _begin_at(
         self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], tried: list[str]
     ) -> Begun:
-        """There; or, if that takes long, at a second replica if that one begins earlier."""
-        attempt = self._attempt(place, request, headers)
+        """There; or, if that takes long, at a second replica as well: the first to succeed, or the last failure. What
+        the other had begun is given back."""
         after_s = self.fleet.config.router.hedge_after_s
         if after_s is None:
-            return await attempt
-
-        def begin_second() -> Coroutine[Any, Any, Begun] | None:
-            other = self.fleet.try_claim(request, tried, {}, is_new=True) if self.fleet.budget.spend() else None
-            if not other:
-                return None
-            tried.append(other.replica.name)
-            return self._attempt(other, request, headers)
-
-        return await self._race(attempt, begin_second, after_s)
-
-    async def _race(
-        self, first: Coroutine[Any, Any, Begun], second: Callable[[], Coroutine[Any, Any, Begun] | None], after_s: float
-    ) -> Begun:
-        """The first to succeed, or the last failure. What the other had begun is given back."""
-        tasks = {asyncio.create_task(first)}
+            return await self._attempt(place, request, headers)
+        tasks = {asyncio.create_task(self._attempt(place, request, headers))}
         try:
             done, pending = await asyncio.wait(tasks, timeout=after_s)
-            if not done and (other := second()):
-                tasks.add(asyncio.create_task(other))
+            can_hedge = not done and self.fleet.budget.spend()
+            if can_hedge and (other := self.fleet.try_claim(request, tried, {}, is_new=True)):
+                tried.append(other.replica.name)
+                tasks.add(asyncio.create_task(self._attempt(other, request, headers)))
                 pending = set(tasks)
             while not any(not task.exception() for task in done) and pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +180,6 @@ class Proxy:
         return Begun(place, response, status, _single(body), is_whole=True)
 
     async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
-        """A stream, once its first piece is there."""
         chunks = aiter(response)
         body = whole_events(chunks, await anext(chunks, b""))
         if translation:
@@ -198,17 +190,14 @@ class Proxy:
 def compose(
     request: RoutedRequest, replica: Replica, headers: Mapping[bytes, bytes]
 ) -> tuple[UpstreamRequest, Translation | None]:
-    """The client's own bytes wherever the replica speaks that API and calls the model so.
-
-    Raises RequestError where the request cannot be said in any API the replica speaks.
-    """
+    """The client's own bytes if the replica speaks that API and calls the model so. Raises RequestError if the request
+    cannot be said in any API the replica speaks."""
     model = replica.models.get(request.model, request.model)
     if request.api in replica.apis:
         body = request.raw if model == request.model else request.rename(model)
         return UpstreamRequest("POST", request.target, replica.headers(headers), body), None
     given = {**request.read_body(), "model": model}
     translation = translate(request.api, replica.apis, given, is_strict=replica.kind.is_strict)
-    assert translation, "placement offers only replicas that can be spoken to"
     path, translated = translation.request()
     return UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated)), translation
 
@@ -232,7 +221,6 @@ async def whole_events(chunks: AsyncIterator[bytes], held: bytes = b"") -> Async
 
 
 async def _translated(body: AsyncGenerator[bytes, None], translation: Translation) -> AsyncGenerator[bytes, None]:
-    """What broke off ends properly in the other API too."""
     stream = translation.stream()
     try:
         async for piece in body:
@@ -253,3 +241,35 @@ def end_of_events(piece: bytes) -> int:
 
 def is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+async def relay(begun: Begun, api: Api, headers: Headers, request_id: str, send: Send) -> AnswerSummary:
+    """Send all of an answer. A stream that breaks off ends in an error event."""
+    kept = kept_headers(begun.response.headers)
+    head: dict[str, Any] = {"type": "http.response.start", "status": begun.status, "headers": [*kept, *headers]}
+    answer_id, tail, last, is_first, is_broken = None, b"", b"", True, False
+    try:
+        async for piece in begun.body:
+            begun.place.replica.last_byte_at = time.monotonic()
+            if is_first:
+                answer_id, is_first = read_id(piece), False
+                if begun.is_whole:
+                    head["headers"].append((b"content-length", str(len(piece)).encode()))
+                await send(head)
+            tail = (tail + piece)[-END_BYTES:]
+            await send({"type": "http.response.body", "body": piece, "more_body": not begun.is_whole})
+    except TranslatedEnd:
+        is_broken = True
+    except UpstreamFailed as failure:
+        is_broken = True
+        error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
+        last = render_event(error, api, request_id)
+    if is_first:
+        await send(head)
+    if not begun.is_whole:
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+    return summarize(answer_id, tail, is_messages=api == "messages", is_broken=is_broken)
+
+
+def kept_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [header for header in headers if header[0] not in DROPPED]

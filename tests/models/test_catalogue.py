@@ -5,8 +5,8 @@ import pytest
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.model import load_model
-from hotloop.models.registry import home, list_models, pull
+from hotloop.models.catalogue import home, list_models
+from hotloop.models.model import load_model, pull
 
 SPEC = tiny_spec("qwen2", num_layers=1)
 

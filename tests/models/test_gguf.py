@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.models.tiny import tiny_spec, tiny_weights, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.gguf_file import read_gguf_file, widen
+from hotloop.models.gguf import read_gguf_file, widen
 
 reuse = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 

@@ -1,0 +1,16 @@
+"""LangGraph's ready-made agent."""
+
+import os
+
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
+
+
+def lookup(kind: str) -> str:
+    """Looks a word up."""
+    return os.environ["WORD"]
+
+
+model = ChatOpenAI(base_url=f"{os.environ['BASE_URL']}/v1", model=os.environ["MODEL"], max_retries=0)
+agent = create_react_agent(model, [lookup])
+print(agent.invoke({"messages": [("user", "What is the word?")]})["messages"][-1].content)

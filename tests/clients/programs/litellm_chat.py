@@ -1,0 +1,33 @@
+"""A loop of two turns by litellm."""
+
+import os
+
+import litellm
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Looks a word up.",
+            "parameters": {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"]},
+        },
+    }
+]
+messages = [{"role": "user", "content": "What is the word?"}]
+while True:
+    answer = litellm.completion(
+        model=f"openai/{os.environ['MODEL']}",
+        api_base=f"{os.environ['BASE_URL']}/v1",
+        messages=messages,
+        tools=TOOLS,
+        num_retries=0,
+    )
+    message = answer.choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    if not message.tool_calls:
+        print(message.content)
+        break
+    messages += [
+        {"role": "tool", "tool_call_id": call.id, "content": os.environ["WORD"]} for call in message.tool_calls
+    ]
