@@ -169,7 +169,7 @@ def _see(spans: Sequence[Span]) -> dict[str, int]:
         "of them used": sum(bool(each.get(names.WAS_USED)) for each in facts),
         "calls tried again": sum(each.get(names.NUM_TRIES, 0) > 1 for each in facts),
         "prompts read ahead": sum(
-            span.name == names.CHAT and bool(span.attributes.get(names.IS_READING)) for span in spans
+            span.name == names.CHAT and bool(span.attributes.get(names.IS_PREFILL_ONLY)) for span in spans
         ),
         "replicas tried in vain": kinds[names.ATTEMPT],
     }

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from hotloop import Call, ScriptedModel
+from hotloop import ScriptedCall, ScriptedModel
 from hotloop.agent.model import Ask
 
 PAGE = Path(__file__).parents[1] / "docs" / "agents.md"
 ADDRESS = '"http://localhost:8700/v1"'
 
 
-def answer(ask: Ask) -> str | Call:
+def answer(ask: Ask) -> str | ScriptedCall:
     """What the page's agents are told, in place of a server."""
     names = {tool.name for tool in ask.tools}
     if "final_answer" in names:
-        return Call("final_answer", city="Rome", degrees=24)
+        return ScriptedCall("final_answer", city="Rome", degrees=24)
     is_asked = ask.messages[-1].role == "user"
-    return Call("weather", city="Rome") if is_asked and "weather" in names else "done"
+    return ScriptedCall("weather", city="Rome") if is_asked and "weather" in names else "done"
 
 
 def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotloop import Call, ScriptedModel, ToolError
+from hotloop import ScriptedCall, ScriptedModel, ToolError
 from hotloop.agent.agent import Agent
 from hotloop.cli.agent.file import AgentFile, load_agent_file
 from hotloop.core.message import Message
@@ -25,7 +25,7 @@ def on_script(agent: "Agent[Any]", *script: Any) -> "Agent[Any]":
     return agent
 
 
-async def results(found: AgentFile, *calls: Call) -> list[str]:
+async def results(found: AgentFile, *calls: ScriptedCall) -> list[str]:
     """What the model is given for its calls."""
     agent = on_script(found.agent, list(calls), "done")
     result = await agent.run("Do it.", context=found.context)
@@ -44,11 +44,11 @@ async def test_the_shop_answers_from_its_database():
     found = load("shop")
     countries, number, ada, nobody, counted = await results(
         found,
-        Call("sales", by="country"),
-        Call("count_orders", status="open"),
-        Call("orders_of", customer="Ada"),
-        Call("orders_of", customer="Bob"),
-        Call("query", sql="SELECT count(*) AS n FROM orders"),
+        ScriptedCall("sales", by="country"),
+        ScriptedCall("count_orders", status="open"),
+        ScriptedCall("orders_of", customer="Ada"),
+        ScriptedCall("orders_of", customer="Bob"),
+        ScriptedCall("query", sql="SELECT count(*) AS n FROM orders"),
     )
     assert countries.startswith('[{"country":')
     assert int(number) == 10
@@ -60,7 +60,9 @@ async def test_the_shop_answers_from_its_database():
 @pytest.mark.parametrize("sql", ["DELETE FROM orders", "DROP TABLE customers", "nonsense"])
 async def test_nobody_can_write_to_the_shop(sql: str):
     found = load("shop")
-    refused, counted = await results(found, Call("query", sql=sql), Call("query", sql="SELECT count(*) n FROM orders"))
+    refused, counted = await results(
+        found, ScriptedCall("query", sql=sql), ScriptedCall("query", sql="SELECT count(*) n FROM orders")
+    )
     assert refused.startswith("Error: ")
     assert counted == '[{"n":40}]'
 
@@ -71,9 +73,9 @@ async def test_the_repository_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     listed, read, hits = await results(
         load("repository"),
-        Call("list_files"),
-        Call("read_file", path="src/main.py", first_line=2),
-        Call("search", text="DEF MAIN"),
+        ScriptedCall("list_files"),
+        ScriptedCall("read_file", path="src/main.py", first_line=2),
+        ScriptedCall("search", text="DEF MAIN"),
     )
     assert (listed, read, hits) == ("src/main.py", "    pass", "src/main.py:1: def main():")
 
@@ -96,7 +98,7 @@ async def test_a_link_to_a_file_outside_is_not_searched(tmp_path: Path, monkeypa
     (tmp_path / "repository").mkdir()
     (tmp_path / "repository" / "link.txt").symlink_to(tmp_path / "secret.txt")
     monkeypatch.chdir(tmp_path / "repository")
-    assert await results(load("repository"), Call("search", text="secret")) == ["nothing found"]
+    assert await results(load("repository"), ScriptedCall("search", text="secret")) == ["nothing found"]
 
 
 async def test_the_notes_are_kept_by_an_mcp_server():
@@ -104,8 +106,8 @@ async def test_the_notes_are_kept_by_an_mcp_server():
     found = load("notes_mcp")
     async with on_script(
         found.agent,
-        Call("write_note", title="trip", text=read),
-        [Call("read_note", title="trip"), Call("list_notes")],
+        ScriptedCall("write_note", title="trip", text=read),
+        [ScriptedCall("read_note", title="trip"), ScriptedCall("list_notes")],
         "done",
     ) as agent:
         result = await agent.run("A note, please.")

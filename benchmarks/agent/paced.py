@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import Call, Part, ScriptedModel
+from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.core.message import Message
 from hotloop.core.stream import CallDelta, TextDelta
 from hotloop.wire.event import Event
@@ -37,7 +37,7 @@ class PacedModel(ScriptedModel):
 
 
 def _parts(answer: Message) -> list[Part]:
-    calls = [Call(call.name, **json.loads(call.arguments)) for call in answer.tool_calls]
+    calls = [ScriptedCall(call.name, **json.loads(call.arguments)) for call in answer.tool_calls]
     return [*([answer.content] if answer.content else []), *calls]
 
 

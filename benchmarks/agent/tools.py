@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched, CallOpened, Event
 from hotloop.agent.limits import Limits
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import FunctionTool, Traits
 
 
@@ -28,7 +28,7 @@ async def run_tools(*, num_tools: int = 3, tool_s: float = 2.0, pace_s: float = 
         return f"found {n}"
 
     tool = FunctionTool(look, traits=Traits(read_only=True))
-    model = ScriptedModel([[Call("look", n=n) for n in range(num_tools)], "That is all."], pace_s=pace_s)
+    model = ScriptedModel([[ScriptedCall("look", n=n) for n in range(num_tools)], "That is all."], pace_s=pace_s)
     agent = Agent(model, [tool], limits=Limits(concurrency=16 if is_parallel else 1))
     events: list[Event] = [event async for event in agent.stream("Look.")]
     began = [event.at for event in events if isinstance(event, CallDispatched)]

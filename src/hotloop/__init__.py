@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hotloop.agent.agent import Agent, Result
     from hotloop.agent.conversation import Conversation
     from hotloop.agent.limits import Limits, Run
-    from hotloop.agent.scripted import Call, ScriptedModel
+    from hotloop.agent.scripted import ScriptedCall, ScriptedModel
     from hotloop.agent.tools.tool import Context, ToolError, tool
     from hotloop.core.config import EngineConfig
     from hotloop.core.errors import HotloopError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Agent": "hotloop.agent.agent",
-    "Call": "hotloop.agent.scripted",
     "Completion": "hotloop.engine.engine",
     "Context": "hotloop.agent.tools.tool",
     "Conversation": "hotloop.agent.conversation",
@@ -33,6 +32,7 @@ _HOMES = {
     "Result": "hotloop.agent.agent",
     "Run": "hotloop.agent.limits",
     "SamplingParams": "hotloop.core.request",
+    "ScriptedCall": "hotloop.agent.scripted",
     "ScriptedModel": "hotloop.agent.scripted",
     "TokenEvent": "hotloop.core.request",
     "ToolError": "hotloop.agent.tools.tool",
@@ -42,7 +42,6 @@ _HOMES = {
 
 __all__ = [
     "Agent",
-    "Call",
     "Completion",
     "Context",
     "Conversation",
@@ -56,6 +55,7 @@ __all__ = [
     "Result",
     "Run",
     "SamplingParams",
+    "ScriptedCall",
     "ScriptedModel",
     "TokenEvent",
     "ToolError",

@@ -11,7 +11,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Event
 from hotloop.agent.limits import Limits
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import Call, Part, ScriptedModel
+from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import MAX_CHARS, tool
 
 NUM_RUNS = 500
@@ -68,9 +68,9 @@ TOOLS = [crash, crash_again, hang, hang_on, megabytes, no_text, cancel_itself, f
 def script(dice: random.Random) -> ScriptedModel:
     num_turns = dice.randint(1, 4)
     names = [each.spec.name for each in TOOLS] + ["nothing"]
-    turns = [[Call(dice.choice(names)) for _ in range(dice.randint(1, 5))] for _ in range(num_turns)]
+    turns = [[ScriptedCall(dice.choice(names)) for _ in range(dice.randint(1, 5))] for _ in range(num_turns)]
 
-    def answer(ask: Ask) -> Part | list[Call]:
+    def answer(ask: Ask) -> Part | list[ScriptedCall]:
         index = sum(message.role == "assistant" for message in ask.messages)
         if index == num_turns and dice.random() < 0.1:
             raise RuntimeError("the model's bug")

@@ -8,7 +8,7 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import Compacted
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import Call, Part, ScriptedModel
+from hotloop.agent.scripted import Part, ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message, ToolCall
@@ -51,7 +51,7 @@ async def test_a_run_that_outgrows_its_window() -> None:
         if ask.choice == "none":
             return "Pages were read."
         num_read = sum(len(message.tool_calls) for message in ask.messages)
-        return Call("read", page=num_read) if not any("Pages" in m.content for m in ask.messages) else "done"
+        return ScriptedCall("read", page=num_read) if not any("Pages" in m.content for m in ask.messages) else "done"
 
     conversation = Conversation()
     model = ScriptedModel(answer)

@@ -13,7 +13,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.mcp import McpServer
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import carry_out
 from hotloop.agent.tools.tool import MAX_CHARS, AgentTool, Surroundings
 from hotloop.core.errors import ConfigError
@@ -145,7 +145,7 @@ async def test_a_child_sees_only_the_environment_it_is_given(monkeypatch: pytest
 
 
 async def test_two_servers_need_a_prefix(served: ServedMcp):
-    script = ["hello", [Call("there_add", a=1), Call("add", a=2)], "done"]
+    script = ["hello", [ScriptedCall("there_add", a=1), ScriptedCall("add", a=2)], "done"]
     with pytest.raises(ConfigError, match="two tools named"):
         await Agent(ScriptedModel(script), tools=[child(), McpServer.http(served.url)]).run("Hello")
     agent = Agent(ScriptedModel(script[1:]), tools=[child(), McpServer.http(served.url, prefix="there_")])
@@ -154,7 +154,9 @@ async def test_two_servers_need_a_prefix(served: ServedMcp):
 
 
 async def test_an_entered_agent_starts_its_servers_once():
-    agent = Agent(ScriptedModel(lambda ask: Call("process") if ask.messages[-1].role == "user" else "done"), [child()])
+    agent = Agent(
+        ScriptedModel(lambda ask: ScriptedCall("process") if ask.messages[-1].role == "user" else "done"), [child()]
+    )
 
     async def process() -> str:
         result = await agent.run("Who are you?")
@@ -169,7 +171,7 @@ async def test_an_entered_agent_starts_its_servers_once():
 
 
 async def test_a_run_may_be_closed_by_another_task():
-    agent = Agent(ScriptedModel([Call("hang")]), tools=[child()])
+    agent = Agent(ScriptedModel([ScriptedCall("hang")]), tools=[child()])
     events = agent.stream("Hang.")
     async for event in events:
         if isinstance(event, CallDispatched):
@@ -179,6 +181,6 @@ async def test_a_run_may_be_closed_by_another_task():
 
 
 async def test_a_failed_call_of_a_server_is_a_failed_call_of_the_run():
-    agent = Agent(ScriptedModel([Call("refuse", reason="no"), "I see."]), tools=[child()])
+    agent = Agent(ScriptedModel([ScriptedCall("refuse", reason="no"), "I see."]), tools=[child()])
     finished = [event async for event in agent.stream("Try it.") if isinstance(event, CallFinished)]
     assert [event.is_error for event in finished] == [True]

@@ -7,7 +7,7 @@ from tests.agent.runs import listen
 from hotloop.agent.agent import Agent
 from hotloop.agent.model import Ask
 from hotloop.agent.run import MIN_CHARS
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError
 
@@ -45,7 +45,7 @@ def agent_of(model: Reader, text: str, *, waits: bool = True) -> Agent[str]:
 
 async def test_the_first_result_is_read_while_the_second_is_on_its_way() -> None:
     for fails in (False, True):
-        model = Reader([[Call("quick"), Call("late")], "ok"], fails=fails)
+        model = Reader([[ScriptedCall("quick"), ScriptedCall("late")], "ok"], fails=fails)
         await listen(agent_of(model, LONG))
         [read] = model.reads
         assert [message.role for message in read.messages] == ["user", "assistant", "tool"]
@@ -54,19 +54,19 @@ async def test_the_first_result_is_read_while_the_second_is_on_its_way() -> None
 
 
 async def test_only_in_the_order_of_the_calls() -> None:
-    model = Reader([[Call("late"), Call("quick")], "ok"])
+    model = Reader([[ScriptedCall("late"), ScriptedCall("quick")], "ok"])
     await listen(agent_of(model, LONG, waits=False))
     assert not model.reads
 
 
 async def test_not_for_a_few_words() -> None:
-    model = Reader([[Call("quick"), Call("late")], "ok"])
+    model = Reader([[ScriptedCall("quick"), ScriptedCall("late")], "ok"])
     await listen(agent_of(model, "short", waits=False))
     assert not model.reads
 
 
 async def test_it_can_be_switched_off() -> None:
-    model = Reader([[Call("quick"), Call("late")], "ok"])
+    model = Reader([[ScriptedCall("quick"), ScriptedCall("late")], "ok"])
     agent = agent_of(model, LONG, waits=False)
     plain = Agent(model, agent.tools, can_read_ahead=False)
     await listen(plain)
@@ -99,7 +99,9 @@ async def test_a_run_that_is_cancelled_while_a_reading_stops_is_cancelled() -> N
     async def write() -> None:
         written.append("")
 
-    agent = Agent(Slow([[Call("quick"), Call("late")], Call("write"), "ok"]), [quick, late, write])
+    agent = Agent(
+        Slow([[ScriptedCall("quick"), ScriptedCall("late")], ScriptedCall("write"), "ok"]), [quick, late, write]
+    )
     task = asyncio.create_task(agent.run("go"))
     await is_stopping.wait()
     task.cancel()

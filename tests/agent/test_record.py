@@ -13,7 +13,7 @@ from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallFinished, Event, Text
 from hotloop.agent.model import Ask
 from hotloop.agent.record import record, replay
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tape import RunDeparted, read_tape
 from hotloop.agent.tools.tool import AgentTool, FunctionTool, ToolError, Traits, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError
@@ -21,8 +21,15 @@ from hotloop.core.message import Message, ToolCall
 from hotloop.core.stream import TextDelta
 
 SCRIPT: list[Any] = [
-    ["Let me look. ", Call("dice"), Call("dice"), Call("broken"), Call("refuses", what="tea"), Call("remote")],
-    [Call("slow"), Call("drop"), Call("keep"), Call("unheard_of")],
+    [
+        "Let me look. ",
+        ScriptedCall("dice"),
+        ScriptedCall("dice"),
+        ScriptedCall("broken"),
+        ScriptedCall("refuses", what="tea"),
+        ScriptedCall("remote"),
+    ],
+    [ScriptedCall("slow"), ScriptedCall("drop"), ScriptedCall("keep"), ScriptedCall("unheard_of")],
     "Done.",
 ]
 
@@ -127,7 +134,7 @@ def dice() -> str:
     ],
 )
 async def test_a_run_that_departs_says_where(tmp_path: Path, agent: Agent[str], prompt: str, words: str) -> None:
-    await record(once([Call("dice"), "4."], [dice]), tmp_path / "run").run("go")
+    await record(once([ScriptedCall("dice"), "4."], [dice]), tmp_path / "run").run("go")
     with pytest.raises(RunDeparted, match=words):
         await replay(agent, tmp_path / "run").run(prompt)
 
@@ -160,7 +167,7 @@ async def test_of_calls_that_are_alike_each_has_its_own_result(tmp_path: Path) -
         has_ended.set()
         return number
 
-    agent = Agent(ScriptedModel([[Call("throw"), Call("throw")], "ok"]), [throw])
+    agent = Agent(ScriptedModel([[ScriptedCall("throw"), ScriptedCall("throw")], "ok"]), [throw])
     await record(agent, tmp_path / "run").run("go")
     result = await replay(agent, tmp_path / "run").run("go")
     assert [m.content for m in result.conversation.messages if m.role == "tool"] == ["1", "2"]

@@ -23,7 +23,7 @@ from hotloop.agent.events import (
 )
 from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import Context, FunctionTool, tool
 from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestError
 from hotloop.core.message import Message
@@ -56,7 +56,7 @@ class Model(ScriptedModel):
 
 
 async def test_a_run_from_the_question_to_the_answer() -> None:
-    model = ScriptedModel([["Let me see.", Call("double", n=2), Call("double", n=5)], "4 and 10."])
+    model = ScriptedModel([["Let me see.", ScriptedCall("double", n=2), ScriptedCall("double", n=5)], "4 and 10."])
     conversation = Conversation()
     events = await listen(Agent(model, [double], "Be brief."), "Twice 2 and 5?", conversation=conversation)
     assert end_of(events).output == "4 and 10."
@@ -95,7 +95,7 @@ async def test_a_call_begins_while_the_next_is_being_written() -> None:
                 yield event
             may_end.set()
 
-    events = await listen(Agent(Patient([[Call("first"), Call("double", n=1)], "ok"]), [first, double]))
+    events = await listen(Agent(Patient([[ScriptedCall("first"), ScriptedCall("double", n=1)], "ok"]), [first, double]))
     begun = [i for i, event in enumerate(events) if isinstance(event, CallDispatched) and event.name == "first"]
     opened = [i for i, event in enumerate(events) if isinstance(event, CallOpened) and event.name == "double"]
     assert begun < opened
@@ -112,7 +112,7 @@ async def test_results_keep_the_order_of_the_calls() -> None:
         return str(n)
 
     conversation = Conversation()
-    script = [[Call("wait", n=n) for n in range(3)], "ok"]
+    script = [[ScriptedCall("wait", n=n) for n in range(3)], "ok"]
     events = await listen(Agent(ScriptedModel(script), [wait]), conversation=conversation)
     assert [event.result for event in of(CallFinished, events)] == ["2", "1", "0"]
     assert [m.content for m in conversation.messages if m.role == "tool"] == ["0", "1", "2"]
@@ -124,7 +124,10 @@ async def test_one_that_fails_hides_nobody() -> None:
         raise ValueError("oh")
 
     conversation = Conversation()
-    script = [[Call("crash"), Call("double", n=1), Call("nothing"), Call("double", n="x")], "ok"]
+    script = [
+        [ScriptedCall("crash"), ScriptedCall("double", n=1), ScriptedCall("nothing"), ScriptedCall("double", n="x")],
+        "ok",
+    ]
     events = await listen(Agent(ScriptedModel(script), [crash, double]), conversation=conversation)
     results = [m.content for m in conversation.messages if m.role == "tool"]
     assert results[:2] == ["Error: ValueError: oh", "2"]
@@ -150,7 +153,7 @@ async def test_tools_are_offered_in_one_order() -> None:
 
 
 async def test_every_prompt_begins_as_the_one_before_it() -> None:
-    model = ScriptedModel([[Call("double", n=1)], [Call("double", n=2)], "ok", "again"])
+    model = ScriptedModel([[ScriptedCall("double", n=1)], [ScriptedCall("double", n=2)], "ok", "again"])
     conversation = Conversation()
     agent = Agent(model, [double], "Be brief.")
     await agent.run("go", conversation=conversation, notes="It is noon.")
@@ -166,7 +169,11 @@ class Answer(pydantic.BaseModel):
 
 
 async def test_an_answer_of_a_type() -> None:
-    script = [[Call("double", n=2)], [Call("final_answer", value="four")], [Call("final_answer", value=4)]]
+    script = [
+        [ScriptedCall("double", n=2)],
+        [ScriptedCall("final_answer", value="four")],
+        [ScriptedCall("final_answer", value=4)],
+    ]
     model = ScriptedModel(script)
     result = await Agent(model, [double], output=Answer).run("Twice 2?")
     assert result.output == Answer(value=4)
@@ -177,12 +184,12 @@ async def test_an_answer_of_a_type() -> None:
 
 
 async def test_an_answer_that_is_no_object() -> None:
-    result: Any = await Agent(ScriptedModel([[Call("final_answer", value=[1, 2])]]), output=list[int]).run("go")
+    result: Any = await Agent(ScriptedModel([[ScriptedCall("final_answer", value=[1, 2])]]), output=list[int]).run("go")
     assert result.output == [1, 2]
 
 
 async def test_a_model_that_only_talks_is_told_to_answer() -> None:
-    model = ScriptedModel(["It is four.", [Call("final_answer", value=4)]])
+    model = ScriptedModel(["It is four.", [ScriptedCall("final_answer", value=4)]])
     assert (await Agent(model, output=Answer).run("Twice 2?")).output.value == 4
     assert model.asks[1].messages[-1].content == "Give the answer by calling final_answer."
 
@@ -200,7 +207,7 @@ async def test_limits(limits: Limits, limit: str) -> None:
     @tool(cost=0.3)
     def pay() -> None: ...
 
-    agent = Agent(ScriptedModel(lambda _: Call("pay")), [pay], limits=limits, prices=Prices(output=1e5))
+    agent = Agent(ScriptedModel(lambda _: ScriptedCall("pay")), [pay], limits=limits, prices=Prices(output=1e5))
     with pytest.raises(LimitReached) as caught:
         await agent.run("go")
     assert caught.value.limit == limit
@@ -216,7 +223,7 @@ async def test_the_limit_of_time_stops_what_runs() -> None:
         finally:
             was_stopped.set()
 
-    events = await listen(Agent(ScriptedModel([Call("hang")]), [hang], limits=Limits(time_s=0.01)))
+    events = await listen(Agent(ScriptedModel([ScriptedCall("hang")]), [hang], limits=Limits(time_s=0.01)))
     assert (end_of(events).end, was_stopped.is_set()) == ("limit", True)
 
 
@@ -274,7 +281,7 @@ async def test_what_a_broken_turn_has_done_is_in_the_conversation() -> None:
                 yield event
 
     conversation = Conversation()
-    script = [[Call("send", to="ann"), Call("send", to="bob"), "Sent."]]
+    script = [[ScriptedCall("send", to="ann"), ScriptedCall("send", to="bob"), "Sent."]]
     events = await listen(Agent(Breaking(script), [send]), conversation=conversation)
     assert (end_of(events).end, end_of(events).spent.money) == ("failed", 1.0)
     _, said, *results = conversation.messages
@@ -311,7 +318,7 @@ async def test_what_was_foreseen_is_stopped_even_if_somebody_stops_the_stopping(
             is_stopping.set()
             await may_stop.wait()
 
-    agent = Agent(ScriptedModel([Call("stubborn")]), [stubborn], limits=Limits(time_s=0.01), foresight=watching)
+    agent = Agent(ScriptedModel([ScriptedCall("stubborn")]), [stubborn], limits=Limits(time_s=0.01), foresight=watching)
     task = asyncio.create_task(agent.run("go"))
     await is_stopping.wait()
     task.cancel()
@@ -322,7 +329,7 @@ async def test_what_was_foreseen_is_stopped_even_if_somebody_stops_the_stopping(
 
 async def test_calls_before_the_one_too_many_are_in_the_conversation() -> None:
     conversation = Conversation()
-    agent = Agent(ScriptedModel([[Call("double", n=n) for n in range(3)]]), [double], limits=Limits(calls=2))
+    agent = Agent(ScriptedModel([[ScriptedCall("double", n=n) for n in range(3)]]), [double], limits=Limits(calls=2))
     assert end_of(await listen(agent, conversation=conversation)).end == "limit"
     assert [len(m.tool_calls) for m in conversation.messages if m.role == "assistant"] == [2]
     assert [m.role for m in conversation.messages] == ["user", "assistant", "tool", "tool"]
@@ -339,7 +346,7 @@ async def test_closing_the_stream_stops_everything() -> None:
         finally:
             stopped.append(run.id)
 
-    events = Agent(ScriptedModel([[Call("hang"), Call("hang")]]), [hang]).stream("go")
+    events = Agent(ScriptedModel([[ScriptedCall("hang"), ScriptedCall("hang")]]), [hang]).stream("go")
     async for event in events:
         if isinstance(event, CallDispatched):
             break
@@ -364,7 +371,7 @@ async def test_cancelling_a_run_stops_everything() -> None:
         thread_runs.append(run)
         may_end.wait(30)
 
-    agent = Agent(ScriptedModel([[Call("block"), Call("hang")]]), [hang, block])
+    agent = Agent(ScriptedModel([[ScriptedCall("block"), ScriptedCall("hang")]]), [hang, block])
     task = asyncio.create_task(agent.run("go"))
     await has_begun.wait()
     task.cancel()
@@ -377,7 +384,7 @@ async def test_cancelling_a_run_stops_everything() -> None:
 
 
 def test_run_sync() -> None:
-    agent = Agent(ScriptedModel([[Call("double", n=4)], "8"]), [double])
+    agent = Agent(ScriptedModel([[ScriptedCall("double", n=4)], "8"]), [double])
     assert agent.run_sync("Twice 4?").output == "8"
     assert agent.run_sync("Twice 4?").spent.num_turns == 2
 

@@ -13,7 +13,7 @@ from hotloop.agent.compaction import Compaction
 from hotloop.agent.events import CallDispatched
 from hotloop.agent.model import Ask, Model
 from hotloop.agent.predict.predictor import Predictor
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits, tool
 from hotloop.agent.wire.served import session_headers
@@ -24,7 +24,7 @@ from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span, parse_traceparent
 from hotloop.trace.tracer import ListTracer
 
-SCRIPT = ["Let me look.", [Call("look", place="here"), Call("look", place="there")], "Found."]
+SCRIPT = ["Let me look.", [ScriptedCall("look", place="here"), ScriptedCall("look", place="there")], "Found."]
 
 
 @tool
@@ -109,7 +109,7 @@ async def test_a_refused_call_and_a_failed_run(tracer: ListTracer) -> None:
     def fails(ask: Ask) -> Any:
         if len(ask.messages) > 1:
             raise RequestError("no more")
-        return [Call("unheard_of")]
+        return [ScriptedCall("unheard_of")]
 
     root = await run(ScriptedModel(fails), tracer)
     assert root.error == "no more"
@@ -128,7 +128,7 @@ async def test_a_run_that_is_cancelled_tells_what_it_did(tracer: ListTracer) -> 
         await forever.wait()
         return ""
 
-    agent = Agent(ScriptedModel([[Call("wait")]]), [wait], tracer=tracer)
+    agent = Agent(ScriptedModel([[ScriptedCall("wait")]]), [wait], tracer=tracer)
     async with aclosing(agent.stream("go")) as events:
         async for event in events:
             if isinstance(event, CallDispatched):
@@ -145,7 +145,11 @@ async def test_a_run_that_is_cancelled_tells_what_it_did(tracer: ListTracer) -> 
 
 async def test_an_agent_within_an_agent_is_part_of_its_trace(tracer: ListTracer) -> None:
     inner = Agent(ScriptedModel(["deep"]), name="inner").as_tool("ask", "Asks.")
-    outer = Agent(ScriptedModel([[Call("ask", prompt="a"), Call("ask", prompt="b")], "done"]), [inner], tracer=tracer)
+    outer = Agent(
+        ScriptedModel([[ScriptedCall("ask", prompt="a"), ScriptedCall("ask", prompt="b")], "done"]),
+        [inner],
+        tracer=tracer,
+    )
     await listen(outer)
     [root] = [span for span in named(tracer, names.RUN) if span.is_root]
     inner_runs = [span for span in named(tracer, names.RUN) if not span.is_root]
@@ -160,7 +164,7 @@ async def test_a_summary_belongs_to_the_run(tracer: ListTracer) -> None:
     def says(ask: Ask) -> Any:
         if ask.choice == "none":
             return "a summary"
-        return "done" if len(ask.messages) > 6 else [Call("look", place="x" * 400)]
+        return "done" if len(ask.messages) > 6 else [ScriptedCall("look", place="x" * 400)]
 
     await listen(
         Agent(ScriptedModel(says), [look], tracer=tracer, compaction=Compaction(window_tokens=150, num_kept=2))
@@ -182,8 +186,10 @@ async def test_what_was_foreseen_is_told_used_or_wasted(tracer: ListTracer) -> N
         return {"order_id": order_id, "status": "sent"}
 
     finders = [FunctionTool(each, traits=Traits(read_only=True)) for each in (find_customer, find_order)]
-    looks = [Call("find_order", order_id=order) for order in orders[:2]]  # and not the third, which is expected as well
-    model = ScriptedModel([Call("find_customer", customer_id="ann_lee_1099"), *looks, "All are on their way."])
+    looks = [
+        ScriptedCall("find_order", order_id=order) for order in orders[:2]
+    ]  # not the third, which is expected, too
+    model = ScriptedModel([ScriptedCall("find_customer", customer_id="ann_lee_1099"), *looks, "All are on their way."])
     agent = Agent(model, finders, tracer=tracer, foresight=foresight)
     await listen(agent, "Hello, I am ann_lee_1099. Where are my orders?")
     guesses = named(tracer, names.FORESEEN)

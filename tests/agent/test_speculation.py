@@ -23,7 +23,7 @@ from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, Ca
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Predictor, load_predictor
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Surroundings, Traits
 from hotloop.core.errors import ConfigError
@@ -93,8 +93,8 @@ def known() -> Conversation:
 
 PROMPT = "Hello, I am ann_lee_1099. Where are my orders?"
 SCRIPT = [
-    Call("find_customer", customer_id="ann_lee_1099"),
-    *(Call("find_order", order_id=order) for order in ORDERS),
+    ScriptedCall("find_customer", customer_id="ann_lee_1099"),
+    *(ScriptedCall("find_order", order_id=order) for order in ORDERS),
     "All are on their way.",
 ]
 
@@ -160,7 +160,7 @@ async def test_what_nobody_asks_for_is_stopped_and_never_seen():
 
 async def test_another_argument_is_another_call():
     foresight, shop = SpeculativeForesight(taught()), Shop()
-    script = [Call("find_customer", customer_id="bob_lee_1099"), "Done."]
+    script = [ScriptedCall("find_customer", customer_id="bob_lee_1099"), "Done."]
     events = await listen(agent(script, shop, foresight), PROMPT)
     assert [event.was_foreseen for event in of(CallDispatched, events)] == [False]
     assert "customer bob_lee_1099" in shop.log
@@ -190,7 +190,10 @@ async def test_what_was_read_before_a_write_is_not_used():
 
 async def test_after_a_write_nothing_is_guessed_until_the_next_turn():
     foresight, shop = SpeculativeForesight(taught()), Shop()
-    script = [[Call("cancel_order", order_id="W1"), Call("find_customer", customer_id="ann_lee_1099")], "Done."]
+    script = [
+        [ScriptedCall("cancel_order", order_id="W1"), ScriptedCall("find_customer", customer_id="ann_lee_1099")],
+        "Done.",
+    ]
     events = await listen(agent(script, shop, foresight), PROMPT)
     assert [event.was_foreseen for event in of(CallDispatched, events)] == [False, False]
     assert shop.log.count("cancel W1") == 1
@@ -210,7 +213,9 @@ async def test_a_tool_that_is_not_read_only_never_runs_ahead():
     events = await listen(agent(lambda ask: "No.", shop, foresight), "cancel W099A1")
     assert not of(CallForeseen, events)
     assert shop.log == []
-    written = await listen(agent([Call("cancel_order", order_id="W099A1"), "Done."], shop, foresight), "cancel W099A1")
+    written = await listen(
+        agent([ScriptedCall("cancel_order", order_id="W099A1"), "Done."], shop, foresight), "cancel W099A1"
+    )
     assert not of(CallForeseen, written)
     assert shop.log == ["cancel W099A1"]
 
@@ -220,7 +225,10 @@ async def test_a_tool_that_is_not_read_only_never_runs_ahead():
 def test_never_a_side_effect_that_was_not_asked_for(course: Sequence[str], is_taught: bool):
     """Whatever was learned and whatever the model does: writing tools run as often as they are asked for, no more."""
     values = {"find_customer": "customer_id", "find_order": "order_id", "cancel_order": "order_id"}
-    script = [Call(each, **{values[each]: ORDERS[0]}) if each in values else Call("find_order") for each in course]
+    script = [
+        ScriptedCall(each, **{values[each]: ORDERS[0]}) if each in values else ScriptedCall("find_order")
+        for each in course
+    ]
 
     async def play() -> None:
         predictor = writes() if is_taught else taught(6)

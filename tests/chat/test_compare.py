@@ -66,7 +66,7 @@ def test_one_is_the_beginning_of_the_other(earlier: str, current: str) -> None:
     comparison = compare_texts(earlier, current)
     assert comparison.parting is None
     assert comparison.num_common == min(len(earlier), len(current))
-    assert comparison.num_again() == 0
+    assert comparison.num_recomputed() == 0
 
 
 def test_what_follows_a_changed_word_was_read_before() -> None:
@@ -75,19 +75,19 @@ def test_what_follows_a_changed_word_was_read_before() -> None:
     assert comparison.parting
     assert comparison.parting.change == "diverged"
     assert comparison.num_common == comparison.parting.index == len("It is 10:0")
-    assert comparison.num_again() == len(" " + rest)
-    assert comparison.num_again(len("It is 10:02 and ")) == len(rest) - len("and ")
+    assert comparison.num_recomputed() == len(" " + rest)
+    assert comparison.num_recomputed(len("It is 10:02 and ")) == len(rest) - len("and ")
 
 
 def test_parts_that_changed_places_were_read_before() -> None:
     one, two = "a" * 40, "".join(map(chr, range(48, 88)))
-    assert compare_texts(one + two, two + one).num_again() == 80
+    assert compare_texts(one + two, two + one).num_recomputed() == 80
 
 
 def test_what_is_common_to_both_does_not_count_again() -> None:
     """A text that repeats itself is no reason to call it recomputed."""
     comparison = compare_texts("x" * 100 + "A", "x" * 100 + "B" + "x" * 50)
-    assert comparison.num_again() == 0
+    assert comparison.num_recomputed() == 0
 
 
 def test_text_that_was_only_cut_otherwise() -> None:
@@ -100,7 +100,7 @@ def test_text_that_was_only_cut_otherwise() -> None:
     comparison = compare(token_array(current), token_array(written), speller(MERGING))
     assert comparison.parting
     assert comparison.parting.change == "retokenised"
-    assert comparison.num_again() == len(MERGING.encode("hello world and all that"))
+    assert comparison.num_recomputed() == len(MERGING.encode("hello world and all that"))
     words = find_words(comparison.parting, speller(MERGING))
     assert words.before == "say "
     assert words.previous.startswith("h|e|l|l|o|")
@@ -199,8 +199,8 @@ def test_recomputed_tokens_are_those_in_windows_that_both_have(one: list[int], o
     covered = {
         j for i in range(len(rest) - WINDOW + 1) if tuple(rest[i : i + WINDOW]) in known for j in range(i, i + WINDOW)
     }
-    assert comparison.num_again() == len(covered)
-    assert 0 <= comparison.num_again(common + 5) <= comparison.num_again()
+    assert comparison.num_recomputed() == len(covered)
+    assert 0 <= comparison.num_recomputed(common + 5) <= comparison.num_recomputed()
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
@@ -221,5 +221,5 @@ def test_windows_of_a_long_prompt_are_all_told_apart() -> None:
     ids = token_array([rng.randrange(50_000) for _ in range(100_000)])
     assert len({*hash_windows(ids).tolist()}) == len(ids) - WINDOW + 1
     assert len(hash_windows(ids[: WINDOW - 1])) == 0
-    assert compare(ids[7:], ids, SPELL).num_again() == len(ids) - 7
+    assert compare(ids[7:], ids, SPELL).num_recomputed() == len(ids) - 7
     assert count_common(ids, ids) == len(ids)

@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import ConfigError
 from hotloop.fleet.tickets import AnswerHead, Outline
-from hotloop.router.placement.policy import Choice
+from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.upstream.wire import UpstreamRequest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: hotloop[ray]")
 
 JSON = AnswerHead(
-    200, [(b"content-type", b"application/json"), (b"x-request-id", b"other")], "a", Choice("a", "warm", 100)
+    200, [(b"content-type", b"application/json"), (b"x-request-id", b"other")], "a", ReplicaChoice("a", "warm", 100)
 )
 EVENTS = AnswerHead(200, [(b"content-type", b"text/event-stream")], "a", None)
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}

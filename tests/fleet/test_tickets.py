@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from hotloop.fleet.tickets import Outline, Tickets, Trip
 from hotloop.router.placement.placement import Placement
-from hotloop.router.placement.policy import Choice, Placing, View
+from hotloop.router.placement.policy import Placing, ReplicaChoice, View
 from hotloop.router.summary import AnswerSummary
 
 KEY = bytes(range(64))
@@ -31,9 +31,9 @@ class Watched:
     def num_running(self, name: str) -> int:
         return self.views[name].num_running
 
-    def _choose(self, views: Sequence[View], placing: Placing) -> Choice:
+    def _choose(self, views: Sequence[View], placing: Placing) -> ReplicaChoice:
         self.views |= {view.name: view for view in views}
-        return Choice(views[0].name, "first")
+        return ReplicaChoice(views[0].name, "first")
 
 
 def now(then: Callable[[], None]) -> None:

@@ -104,7 +104,7 @@ def test_a_recorded_run_as_its_client_saw_it():
     spans = [
         span(names.CHAT, body, **told),
         span(names.REQUEST, body),
-        span(names.CHAT, body, **{names.IS_READING: True}),
+        span(names.CHAT, body, **{names.IS_PREFILL_ONLY: True}),
     ]
     (exchange,) = read_spans(spans)
     assert (exchange.answer.usage.num_cached, exchange.ttft_ms, exchange.api) == (4, 5.0, "chat")

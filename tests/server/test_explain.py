@@ -317,13 +317,13 @@ def test_metrics_by_cause(house: Serving) -> None:
     lines = dict(line.rpartition(" ")[::2] for line in house.http.get("/metrics").text.splitlines() if line[0] != "#")
     kinds = {
         kind: float(lines[f'hotloop_explained_prompt_tokens_total{{kind="{kind}"}}'])
-        for kind in ("cached", "new", "again")
+        for kind in ("cached", "new", "recomputed")
     }
     assert sum(kinds.values()) == float(lines["hotloop_prompt_tokens_total"])
     assert kinds["cached"] == float(lines["hotloop_cached_prompt_tokens_total"])
     for counter in ("hotloop_prompt_tokens_recomputed_total", "hotloop_prompt_tokens_read_again_total"):
-        again = [float(value) for name, value in lines.items() if name.startswith(f"{counter}{{")]
-        assert sum(again) == kinds["again"]
+        recomputed = [float(value) for name, value in lines.items() if name.startswith(f"{counter}{{")]
+        assert sum(recomputed) == kinds["recomputed"]
         assert f'{counter}{{cause="diverged"}}' in lines
 
 

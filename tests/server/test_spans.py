@@ -50,7 +50,7 @@ def check_usage(request: Span, usage: dict[str, Any]) -> None:
     assert told[names.NUM_CACHED] == usage["prompt_tokens_details"]["cached_tokens"]
     assert told[names.NUM_OUTPUT] == usage["completion_tokens"]
     assert told[names.NUM_NEW] == ours["new_tokens"]
-    assert told[names.NUM_AGAIN] == ours["recomputed_tokens"]
+    assert told[names.NUM_RECOMPUTED] == ours["recomputed_tokens"]
     assert told[names.NUM_SAMPLED] == ours["sampled_tokens"]
     assert told[names.NUM_FORCED] == ours["forced_tokens"]
     assert told[names.NUM_STEPS] == ours["steps"]
@@ -145,7 +145,7 @@ def test_all_apis_are_recorded(traced: Serving, tracer: ListTracer) -> None:
 def test_a_prompt_that_is_only_read_says_so(traced: Serving, tracer: ListTracer) -> None:
     usage = traced.chat(generate=False).json()["usage"]
     request = request_of(tracer)
-    assert request.attributes[names.IS_READING]
+    assert request.attributes[names.IS_PREFILL_ONLY]
     assert usage["completion_tokens"] == 0
     assert request.attributes[names.NUM_OUTPUT] == 1, "the engine cannot say nothing: as its metrics have it"
 

@@ -45,7 +45,7 @@ USAGE = {
     "num_prompt": 100,
     "num_cached": 60,
     "num_new": 30,
-    "num_again": 10,
+    "num_recomputed": 10,
     "num_output": 20,
     "num_forced": 4,
     "num_accepted": 6,

@@ -241,7 +241,7 @@ def test_everything_was_on(played: Played) -> None:
     assert len(played.ran) == len(played.spans) == 16, "twelve agents; one has two branches, one talks four times"
     ends = {each.run_id: _root(played.spans[each.run_id]).attributes[names.END] for each in played.ran}
     assert [ends[each.run_id] == "cancelled" for each in played.ran] == [each.usage is None for each in played.ran]
-    assert sum(bool(span.attributes.get(names.IS_READING)) for span in played.named(names.CHAT)) >= 2
+    assert sum(bool(span.attributes.get(names.IS_PREFILL_ONLY)) for span in played.named(names.CHAT)) >= 2
     assert any(span.attributes[names.WAS_USED] for span in played.named(names.FORESEEN))
     assert any(not span.attributes[names.WAS_USED] for span in played.named(names.FORESEEN))
     assert any(span.attributes[names.NUM_TRIES] == 2 for span in played.named(names.TOOL) if not span.error)
@@ -273,8 +273,8 @@ def test_every_client_was_told_what_its_ledger_has(played: Played) -> None:
             assert spent == (ran.usage.num_prompt, ran.usage.num_cached, ran.usage.num_output)
         listed = played.summaries[ran.run_id]
         assert (listed.num_prompt, listed.num_cached, listed.num_output) == spent
-        assert listed.num_again == ledger.tokens.again
-        assert ledger.tokens.prompt == ledger.tokens.cached + ledger.tokens.new + ledger.tokens.again
+        assert listed.num_recomputed == ledger.tokens.recomputed
+        assert ledger.tokens.prompt == ledger.tokens.cached + ledger.tokens.new + ledger.tokens.recomputed
 
 
 def test_all_that_the_engines_did_is_in_the_ledgers(played: Played) -> None:
@@ -291,7 +291,7 @@ def test_an_answer_is_called_the_same_by_all_who_saw_it(played: Played) -> None:
         for request in (span for span in spans if span.name == names.REQUEST and not span.error):
             route = by_id[request.parent_id or ""]
             chat = by_id[route.parent_id or ""]
-            if not chat.attributes.get(names.IS_READING) and not chat.error:
+            if not chat.attributes.get(names.IS_PREFILL_ONLY) and not chat.error:
                 answer_ids = {each.attributes[names.ANSWER_ID] for each in (request, route, chat)}
                 assert len(answer_ids) == 1
 

@@ -45,7 +45,7 @@ def test_a_turn_is_accounted_for_to_the_millisecond():
         "prepare": 2,
         "queue": 3,
         "prefill_new": 7.5,
-        "prefill_again": 2.5,
+        "prefill_recomputed": 2.5,
         "decode_sampled": 15.5,
         "decode_forced": 6.2,
         "decode_drafted": 9.3,
@@ -65,7 +65,7 @@ def test_tokens_are_the_servers_own():
     run = span(names.RUN, 0, 100, end="done")
     ledger = build_ledger([run, *a_turn(run, 10)])
     assert ledger.tokens == TokenCounts(
-        prompt=100, cached=60, new=30, again=10, output=20, sampled=10, forced=4, drafted=6, guessed=9, right=6,
+        prompt=100, cached=60, new=30, recomputed=10, output=20, sampled=10, forced=4, drafted=6, guessed=9, right=6,
         causes={"diverged": 8, "block": 2},
     )  # fmt: skip
     assert ledger.turns[0].tokens == ledger.tokens
@@ -120,8 +120,8 @@ def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
     turn = span(names.TURN, 0, 90, run)
     chat = span(names.CHAT, 0, 30, turn, model="m")
     tool = span(names.TOOL, 30, 60, turn, tool="slow")
-    reading = span(names.CHAT, 35, 80, turn, is_reading=True)
-    spans = [run, turn, chat, *a_request(0, 30, chat), tool, reading, *a_request(36, 78, reading, is_reading=True)]
+    reading = span(names.CHAT, 35, 80, turn, is_prefill_only=True)
+    spans = [run, turn, chat, *a_request(0, 30, chat), tool, reading, *a_request(36, 78, reading, is_prefill_only=True)]
     ledger = build_ledger(spans)
     assert parts_ms(ledger)["tools"] == 30
     assert parts_ms(ledger)["read_ahead"] == 20
@@ -130,7 +130,7 @@ def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
 
 
 def test_a_plain_client_has_turns_and_a_life_of_its_own():
-    ledger = build_ledger([*a_request(0, 40), *a_request(100, 150), *a_request(90, 95, is_reading=True)[:1]])
+    ledger = build_ledger([*a_request(0, 40), *a_request(100, 150), *a_request(90, 95, is_prefill_only=True)[:1]])
     assert len(ledger.turns) == 2
     assert parts_ms(ledger)["client"] == 55
     assert parts_ms(ledger)["read_ahead"] == 5
@@ -294,7 +294,7 @@ def traces(draw: Any) -> list[Span]:
         facts = draw(
             st.dictionaries(
                 st.sampled_from(
-                    [names.NUM_PROMPT, names.NUM_CACHED, names.NUM_NEW, names.NUM_AGAIN, names.NUM_OUTPUT,
+                    [names.NUM_PROMPT, names.NUM_CACHED, names.NUM_NEW, names.NUM_RECOMPUTED, names.NUM_OUTPUT,
                      names.NUM_FORCED, names.NUM_ACCEPTED, names.QUEUE_NS, names.INDEX, names.MONEY]
                 ),
                 NUMBERS,
@@ -305,7 +305,10 @@ def traces(draw: Any) -> list[Span]:
         if draw(st.booleans()):
             facts |= {names.DISPATCHED_NS: draw(moments), names.FIRST_TOKEN_NS: draw(moments)}
         if draw(st.booleans()):
-            facts |= {names.IS_READING: draw(st.booleans()), names.CAUSES: draw(st.sampled_from([[], None, [1], "x"]))}
+            facts |= {
+                names.IS_PREFILL_ONLY: draw(st.booleans()),
+                names.CAUSES: draw(st.sampled_from([[], None, [1], "x"])),
+            }
         one = span(draw(st.sampled_from(KINDS)), begin, begin + draw(st.integers(-5, 100)), **facts)
         parent_id = draw(st.one_of(st.none(), st.integers(0, 30).map(lambda index: f"{index + 1:016x}")))
         service = draw(st.sampled_from(["agent", "router", SERVER]))

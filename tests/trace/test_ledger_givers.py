@@ -41,7 +41,7 @@ def test_where_anothers_model_answers_after_ours_was_asked_ours_is_lost():
 def test_an_answer_that_somebody_between_has_renamed_is_still_ours():
     chat = span(names.CHAT, 0, 60, model="m", answer_id="gen-1", num_prompt=100, num_output=20)
     ledger = build_ledger([chat, *a_request(1, 20, chat, answer_id="chatcmpl-ours")])
-    assert (ledger.tokens.prompt, ledger.tokens.again, ledger.lost) == (100, 10, TokenCounts())
+    assert (ledger.tokens.prompt, ledger.tokens.recomputed, ledger.lost) == (100, 10, TokenCounts())
 
 
 def test_what_was_asked_and_not_waited_for_is_lost():

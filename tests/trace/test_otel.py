@@ -24,7 +24,7 @@ TOOL = span(
 ROUTE = span(names.ROUTE, 3, 49, CHAT, service="router:8780", replica="r1", tried=["r0", "r1"], num_prompt=100)
 REQUEST = span(
     names.REQUEST, 4, 48, ROUTE, service="server:m@1", model="m", num_prompt=100, num_cached=60, num_output=7,
-    finish_reason="stop", answer_id="chatcmpl-1", causes=[{"reason": "block", "num_tokens": 3}], is_reading=None,
+    finish_reason="stop", answer_id="chatcmpl-1", causes=[{"reason": "block", "num_tokens": 3}], is_prefill_only=None,
 )  # fmt: skip
 QUEUE = span(names.QUEUE, 4, 5, REQUEST, service="server:m@1")
 ALL = [RUN, TURN, CHAT, TOOL, ROUTE, REQUEST, QUEUE]
@@ -79,7 +79,7 @@ def test_what_the_conventions_have_no_word_for_is_ours(received: Any) -> None:
     told = collector.plain(received["hotloop.request"][1].attributes)
     assert told["hotloop.num_cached"] == 60
     assert told["hotloop.causes"] == '[{"reason":"block","num_tokens":3}]'
-    assert "hotloop.is_reading" not in told
+    assert "hotloop.is_prefill_only" not in told
     assert collector.plain(received["hotloop.route"][1].attributes)["hotloop.tried"] == ["r0", "r1"]
 
 

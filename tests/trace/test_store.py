@@ -9,6 +9,7 @@ from tests.trace.spans import DAWN_NS, TRACE, span
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names, store
 from hotloop.trace.content import Content
+from hotloop.trace.ledger import build_ledger
 from hotloop.trace.span import Span, new_trace_id
 from hotloop.trace.store import Bounds, RunSummary, StoreTracer, TraceStore, add_spans, bound
 from hotloop.trace.tables import open_to_write
@@ -110,35 +111,49 @@ def test_a_run_within_another_does_not_name_it(path):
 
 
 def test_tokens_that_were_recomputed_are_in_the_list(path):
-    again = {"num_prompt": 100, "num_output": 7, "num_again": 30}
-    asked = span(names.REQUEST, 0, 5, service="server:m", **again)
-    reading = span(names.REQUEST, 6, 7, service="server:m", is_reading=True, **again)
-    lost = span(names.REQUEST, 8, 9, service="server:m", error="abort", **again)
+    tokens = {"num_prompt": 100, "num_output": 7, "num_recomputed": 30}
+    asked = span(names.REQUEST, 0, 5, service="server:m", **tokens)
+    reading = span(names.REQUEST, 6, 7, service="server:m", is_prefill_only=True, **tokens)
+    lost = span(names.REQUEST, 8, 9, service="server:m", error="abort", **tokens)
     add_spans(path, [asked, reading, lost])
     with TraceStore(path) as reader:
         [run] = reader.runs()
-    assert (run.num_again, run.num_prompt, run.num_turns) == (30, 100, 2), "what nobody got is no part of what was told"
+    assert (run.num_recomputed, run.num_prompt, run.num_turns) == (30, 100, 2), "what nobody got is not counted"
 
 
-def make_older(path) -> None:
-    """A store as version 1 made them."""
+def make_older(path, version: int) -> None:
+    """A store as version 1 or 2 made them."""
     connection = sqlite3.connect(path)
     connection.executescript(
-        "ALTER TABLE runs DROP COLUMN num_again; ALTER TABLE runs DROP COLUMN num_open; PRAGMA user_version = 1"
+        "ALTER TABLE runs RENAME COLUMN num_recomputed TO num_again; PRAGMA user_version = 2;"
+        "UPDATE spans SET attributes = replace(attributes, 'num_recomputed', 'num_again');"
+        "UPDATE spans SET attributes = replace(attributes, 'is_prefill_only', 'is_reading')"
     )
+    if version == 1:
+        connection.executescript(
+            "ALTER TABLE runs DROP COLUMN num_again; ALTER TABLE runs DROP COLUMN num_open; PRAGMA user_version = 1"
+        )
     connection.close()
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("opens", [TraceStore, StoreTracer])
-def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens):
-    spans = a_run(turns=2)
-    spans[3] = replace(spans[3], attributes={**spans[3].attributes, names.NUM_AGAIN: 12})
-    add_spans(path, spans)
-    make_older(path)
+def test_a_store_of_an_older_version_is_brought_up_to_date(path, opens, version):
+    counts = {names.NUM_RECOMPUTED: 12, names.NUM_PROMPT: 30}
+    asked = span(names.REQUEST, 0, 5, service="server:m", **counts)
+    ahead = span(names.REQUEST, 6, 7, service="server:m", is_prefill_only=True, **counts)
+    add_spans(path, [asked, ahead])
+    make_older(path, version)
     opens(path).close()
     with TraceStore(path) as reader:
         [run] = reader.runs()
-    assert (run.num_again, run.num_spans, run.is_running) == (12, 7, False)
+        spans = reader.spans(run.trace_id)
+    assert (run.num_recomputed, run.num_spans, run.is_running) == (12, 2, False)
+    assert spans == [asked, ahead], "attributes have today's names, whoever wrote them"
+    assert build_ledger(spans).tokens.recomputed == 12
+    add_spans(path, [replace(asked, end_ns=asked.end_ns + 1)])
+    with TraceStore(path) as reader:
+        assert reader.runs()[0].num_recomputed == 12, "what a span of the older version had added is taken off"
     add_spans(path, a_run(50))
 
 
@@ -211,7 +226,7 @@ def test_a_plain_clients_requests_are_turns(path):
         span(names.REQUEST, i, i + 1, service="server:m", session="s", num_prompt=10, num_cached=4, num_output=2)
         for i in range(3)
     ]
-    reading = span(names.REQUEST, 9, 10, service="server:m", num_prompt=50, is_reading=True)
+    reading = span(names.REQUEST, 9, 10, service="server:m", num_prompt=50, is_prefill_only=True)
     add_spans(path, [*requests, reading])
     with TraceStore(path) as reader:
         [run] = reader.runs()

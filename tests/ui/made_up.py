@@ -103,7 +103,7 @@ class Run:
         arrived_ns, rng = self.now, self.random
         tokens = self._tokens(turn)
         scheduled_ns = arrived_ns + self._ms(0.5, 12)
-        first_ns = scheduled_ns + self._ms(2, 5) + (tokens[names.NUM_NEW] + tokens[names.NUM_AGAIN]) * MS // 6
+        first_ns = scheduled_ns + self._ms(2, 5) + (tokens[names.NUM_NEW] + tokens[names.NUM_RECOMPUTED]) * MS // 6
         last_ns = first_ns + tokens[names.NUM_SAMPLED] * rng.randrange(9, 20) * MS
         server = f"server:tiny@870{1 + turn % 2}"
         for name, begin, end in (
@@ -141,7 +141,7 @@ class Run:
             place = {"token_index": num_common + 3, "kind": "system", "index": 0}
             causes = [{"reason": "diverged", "num_tokens": num_cached + num_block - num_common, **place}]
             num_cached = num_common
-        num_again = sum(cause["num_tokens"] for cause in causes)
+        num_recomputed = sum(cause["num_tokens"] for cause in causes)
         num_output = rng.randrange(12, 90)
         num_forced = rng.randrange(0, num_output // 3)
         num_drafted = rng.randrange(0, num_output // 2)
@@ -151,8 +151,8 @@ class Run:
         return {
             names.NUM_PROMPT: num_prompt,
             names.NUM_CACHED: num_cached,
-            names.NUM_AGAIN: num_again,
-            names.NUM_NEW: num_prompt - num_cached - num_again,
+            names.NUM_RECOMPUTED: num_recomputed,
+            names.NUM_NEW: num_prompt - num_cached - num_recomputed,
             names.CAUSES: causes,
             names.NUM_OUTPUT: num_output,
             names.NUM_SAMPLED: num_output - num_forced,

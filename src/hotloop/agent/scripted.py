@@ -1,6 +1,6 @@
 """A model that says what it was told to say, for tests of agents: no server, no waiting, always the same.
 
-    ScriptedModel(["Let me look.", [Call("weather", city="Paris"), Call("weather", city="Rome")], "Rome is warmer."])
+    ScriptedModel(["Let me look.", [ScriptedCall("weather", city="Rome"), ScriptedCall("news")], "It is warm."])
 
 The n-th answer of a conversation is the n-th of the script, so forks and retries get what they should. Or give a
 function from what is asked to the answer.
@@ -20,15 +20,15 @@ from hotloop.wire.usage import Usage
 _PIECE = 8  # characters of arguments that come at a time
 
 
-class Call:
-    """A call the model makes: `Call("weather", city="Paris")`."""
+class ScriptedCall:
+    """A call the model makes: `ScriptedCall("weather", city="Paris")`."""
 
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self.name = name
         self.arguments = json.dumps(arguments)
 
 
-Part = str | Call
+Part = str | ScriptedCall
 Script = Sequence[Part | Sequence[Part]] | Callable[[Ask], Part | Sequence[Part]]
 
 
@@ -53,7 +53,7 @@ class ScriptedModel:
             num_output += 1
             yield event
         num_prompt = sum(len(message.content) for message in ask.messages) // 4
-        has_calls = any(isinstance(part, Call) for part in parts)
+        has_calls = any(isinstance(part, ScriptedCall) for part in parts)
         yield Ended("calls" if has_calls else "stop", usage=Usage(num_prompt, num_output=num_output))
 
     async def read(self, ask: Ask) -> None:
@@ -70,7 +70,7 @@ class ScriptedModel:
             if index >= len(self._script):
                 raise RequestError(f"the script has {len(self._script)} answers, and one more was asked for")
             answer = self._script[index]
-        return [answer] if isinstance(answer, str | Call) else answer
+        return [answer] if isinstance(answer, str | ScriptedCall) else answer
 
 
 def _events(parts: Iterable[Part], salt: int) -> Iterator[Event]:

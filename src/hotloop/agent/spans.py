@@ -210,7 +210,7 @@ class TracedModel(WrappedModel):
 
     async def read(self, ask: Ask) -> None:
         with self._chat(ask) as chat:
-            chat.facts[names.IS_READING] = True
+            chat.facts[names.IS_PREFILL_ONLY] = True
             await self._model.read(replace(ask, trace=chat.context))
 
     @contextmanager

@@ -57,7 +57,7 @@ class Failure(msgspec.Struct):
     status: int | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskDigest(msgspec.Struct, frozen=True):
     """What an answer depends on, by its digests. The session is not part of it: that is new every time."""
 
     settings: dict[str, str]
@@ -67,7 +67,7 @@ class Asked(msgspec.Struct, frozen=True):
 class AnswerLine(msgspec.Struct, tag="answer", tag_field="line"):
     """What a model said: each event as [when, what, ...], the time in seconds since it was asked."""
 
-    asked: Asked
+    asked: AskDigest
     events: list[list[Any]]
     failure: Failure | None = None
 
@@ -165,7 +165,7 @@ class Tape:
             raise HotloopError(str(verdict.verdict))
         return verdict.verdict
 
-    def _explain(self, ask: Ask, asked: Asked) -> str:
+    def _explain(self, ask: Ask, asked: AskDigest) -> str:
         """Where what is asked differs from what comes nearest to it on the tape."""
         left = [answer.asked for answers in self._answers.values() for answer in answers]
         if not left:
@@ -227,9 +227,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _digest_ask(ask: Ask) -> Asked:
+def _digest_ask(ask: Ask) -> AskDigest:
     settings = {name: _digest(getattr(ask, name)) for name in _SETTINGS}
-    return Asked(settings, tuple(_digest(message) for message in ask.messages))
+    return AskDigest(settings, tuple(_digest(message) for message in ask.messages))
 
 
 def _num_shared(one: Sequence[str], other: Sequence[str]) -> int:

@@ -49,12 +49,12 @@ class Comparison:
 
     num_common: int
     parting: Parting | None = None
-    _is_again: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    _is_recomputed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     """For each token from the parting on, whether it was read before."""
 
-    def num_again(self, begin: int = 0) -> int:
+    def num_recomputed(self, begin: int = 0) -> int:
         """How many tokens behind the parting, and from `begin` on, were read before all the same."""
-        return int(np.count_nonzero(self._is_again[max(begin - self.num_common, 0) :]))
+        return int(np.count_nonzero(self._is_recomputed[max(begin - self.num_common, 0) :]))
 
 
 class Words(NamedTuple):
@@ -83,9 +83,9 @@ def compare(current: TokenIds, earlier: TokenIds, spell: Spell) -> Comparison:
     rest, other = current[num_common:], earlier[num_common:]
     if not len(rest) or not len(other):
         return Comparison(num_common)
-    is_again = _find_again(rest, other)
+    is_recomputed = _find_recomputed(rest, other)
     num_recut = _count_recut(rest, other, spell)
-    is_again[:num_recut] = True
+    is_recomputed[:num_recut] = True
     parting = Parting(
         num_common,
         "retokenised" if num_recut else "diverged",
@@ -93,7 +93,7 @@ def compare(current: TokenIds, earlier: TokenIds, spell: Spell) -> Comparison:
         tuple(other[:_NUM_AFTER].tolist()),
         tuple(rest[:_NUM_AFTER].tolist()),
     )
-    return Comparison(num_common, parting, is_again)
+    return Comparison(num_common, parting, is_recomputed)
 
 
 def count_common(one: TokenIds, other: TokenIds) -> int:
@@ -148,7 +148,7 @@ def find_spot(parting: Parting, prompt: Prompt, spell: Spell) -> Spot | None:
     return _place_spot(prompt.spans, char)
 
 
-def _find_again(rest: TokenIds, other: TokenIds) -> NDArray[np.bool_]:
+def _find_recomputed(rest: TokenIds, other: TokenIds) -> NDArray[np.bool_]:
     """For each token of the rest, whether it lies in a window that the other has as well."""
     is_known = _is_in(hash_windows(rest), hash_windows(other))
     depth = np.zeros(len(rest) + 1, np.int32)  # windows opened less windows closed

@@ -25,7 +25,7 @@ from hotloop.fleet.tickets import AnswerHead, Outline, Trip
 from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
-from hotloop.router.placement.policy import Choice
+from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.proxy import is_stream, kept_headers, whole_events
 from hotloop.router.request import parse_request
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
@@ -51,7 +51,7 @@ class BegunAnswer:
     def render_headers(self) -> list[tuple[bytes, bytes]]:
         choice, name = self.head.choice, self.head.replica
         if not choice or choice.name != name:
-            choice = Choice(name, "another was chosen and did not take it")
+            choice = ReplicaChoice(name, "another was chosen and did not take it")
         matched = f"{choice.matched_tokens}/{self.outline.num_tokens}"
         route = render_route(name, choice.reason, matched, self.num_tried)
         return [*kept_headers(self.head.headers), (ROUTE_HEADER, route)]

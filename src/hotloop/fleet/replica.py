@@ -9,7 +9,7 @@ from ray import serve
 
 from hotloop.fleet.residents import OpenResident
 from hotloop.fleet.tickets import AnswerHead, Outline
-from hotloop.router.placement.policy import Choice
+from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.upstream.wire import UpstreamRequest
 
 _MAX_JOBS = 32  # prompts and grammars in the making, as in a server
@@ -25,7 +25,7 @@ class EngineReplica:
         self._resident = open_resident()
 
     async def answer(
-        self, ask: UpstreamRequest, outline: Outline, choice: Choice | None = None
+        self, ask: UpstreamRequest, outline: Outline, choice: ReplicaChoice | None = None
     ) -> AsyncIterator[AnswerHead | bytes]:
         """The head, then the body as it is written. `outline` was for the placement, which added its `choice`."""
         answer = await self._resident.send(ask)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hotloop.router.placement.placement import Placement, Prompt, Ticket
-from hotloop.router.placement.policy import Choice
+from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
 
@@ -51,7 +51,7 @@ class AnswerHead:
     status: int
     headers: Headers
     replica: str
-    choice: Choice | None
+    choice: ReplicaChoice | None
 
 
 class Tickets:
@@ -67,7 +67,7 @@ class Tickets:
         for key in [key for key in self._running if key[0] == name]:
             del self._running[key]
 
-    def offer(self, attempt: Hashable, outline: Outline, names: Collection[str]) -> Choice | None:
+    def offer(self, attempt: Hashable, outline: Outline, names: Collection[str]) -> ReplicaChoice | None:
         """Who should take it. Offered before, it was not taken."""
         self._withdraw(attempt)
         ticket = self.placement.place(outline, now=time.monotonic(), among=names)

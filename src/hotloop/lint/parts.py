@@ -210,20 +210,20 @@ def _thought(item: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LintedAnswer:
     parts: tuple[Part, ...] = ()
     usage: Usage | None = None
     id: str = ""
 
 
-def parse_answer(body: Any, api: Api) -> Answer:
+def parse_answer(body: Any, api: Api) -> LintedAnswer:
     """The answer that a whole body is; an assistant's message alone will do."""
     given = mapping(body)
     parts = (replace(part, path=f"answer: {part.path}") for part in _parts(given, api))
-    return Answer(tuple(parts), read_usage(given.get("usage")), str(given.get("id", "")))
+    return LintedAnswer(tuple(parts), read_usage(given.get("usage")), str(given.get("id", "")))
 
 
-def parse_stream(data: bytes, api: Api) -> Answer:
+def parse_stream(data: bytes, api: Api) -> LintedAnswer:
     """The answer that was streamed as these server-sent events, as far as it came."""
     reader, heard = FORMATS[api].reader(name_call), list[Event]()
     try:

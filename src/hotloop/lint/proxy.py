@@ -33,7 +33,7 @@ from hotloop.lint.conversations import ConversationSorter
 from hotloop.lint.engine import Costs, lint_run
 from hotloop.lint.finding import Finding, Severity, Waste
 from hotloop.lint.meter import Meter
-from hotloop.lint.parts import Answer, mapping, parse_answer, parse_stream
+from hotloop.lint.parts import LintedAnswer, mapping, parse_answer, parse_stream
 from hotloop.lint.requests import API_PATHS, LintedRequest, find_api
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import LintedRun, LintedStep
@@ -191,14 +191,14 @@ class _Passing:
         if self.is_whole:
             self.kept += chunk
 
-    def _read_answer(self, api: Api) -> Answer:
+    def _read_answer(self, api: Api) -> LintedAnswer:
         data = _decode(bytes(self.kept), self.answer.headers.get("content-encoding", "")) if self.is_whole else b""
         if "text/event-stream" in self.answer.headers.get("content-type", ""):
             return parse_stream(data, api)
         try:
             return parse_answer(msgspec.json.decode(data), api)
         except msgspec.MsgspecError:
-            return Answer()
+            return LintedAnswer()
 
 
 class ProxyServer(uvicorn.Server):

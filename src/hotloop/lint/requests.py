@@ -16,7 +16,7 @@ import msgspec
 
 from hotloop.core.errors import ConfigError
 from hotloop.core.files import read_lines
-from hotloop.lint.parts import Answer, Json, Part, listing, mapping, parse_answer, parts_of
+from hotloop.lint.parts import Json, LintedAnswer, Part, listing, mapping, parse_answer, parts_of
 from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.wire.part import Api
@@ -38,7 +38,7 @@ class LintedRequest:
     body: Json
     api: Api
     index: int = 0
-    answer: Answer = field(default_factory=Answer)
+    answer: LintedAnswer = field(default_factory=LintedAnswer)
     session: str = ""
     run: str = ""
     source: str = ""
@@ -169,7 +169,7 @@ def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
     has_client = any(span.name == names.CHAT for span in asked)
     for span in asked:
-        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_READING):
+        if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
 
 
@@ -186,7 +186,7 @@ def _exchange(span: Span) -> Iterator[LintedRequest]:
     yield LintedRequest(
         body=body,
         api=api,
-        answer=Answer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),
+        answer=LintedAnswer((), _usage(span), str(told.get(names.ANSWER_ID, ""))),
         session=span.session,
         source=span.trace_id,
         at=span.start_ns / 1e9,

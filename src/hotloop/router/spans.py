@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from hotloop.core.request import Priority
-from hotloop.router.placement.policy import Choice
+from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.request import RoutedRequest
 from hotloop.router.summary import AnswerSummary
 from hotloop.trace import names
@@ -84,7 +84,7 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
             context = TraceContext(self.context.trace_id, new_span_id())
             self._record(names.ATTEMPT, context, self.context.span_id, since, {names.REPLICA: replica}, why)
 
-    def begin(self, choice: Choice, status: int) -> None:
+    def begin(self, choice: ReplicaChoice, status: int) -> None:
         self.facts |= {
             names.REPLICA: choice.name,
             names.REASON: choice.reason,

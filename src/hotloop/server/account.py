@@ -59,6 +59,6 @@ def account_for(
     num_lost = max(num_keepable - num_cached, 0)
     lost = Cause("evicted" if eviction else "capacity", num_lost, eviction=eviction)
     block = Cause("block", max(num_common - max(num_keepable, num_cached), 0))
-    again = Cause(parting.change if parting else "diverged", comparison.num_again(num_cached), parting)
-    told = [cause for cause in (again, lost, block) if cause.num_tokens or cause.parting]
+    recomputed = Cause(parting.change if parting else "diverged", comparison.num_recomputed(num_cached), parting)
+    told = [cause for cause in (recomputed, lost, block) if cause.num_tokens or cause.parting]
     return Account(num_prompt, num_cached, tuple(told))

@@ -126,7 +126,7 @@ class Metrics:
         """A prompt was prefilled; of several choices, by the first."""
         self._explained.labels("cached").inc(account.num_cached)
         self._explained.labels("new").inc(account.num_new)
-        self._explained.labels("again").inc(account.num_recomputed)
+        self._explained.labels("recomputed").inc(account.num_recomputed)
         for cause in account.causes:
             if cause.reason != "cold":
                 for counter in self._recomputed:

@@ -145,7 +145,7 @@ class RequestTrace:
             names.ENDPOINT: self._job.endpoint,
             names.PRIORITY: Priority(first.priority).name.lower(),
             **({names.FINISH_REASON: first.finish_reason.value} if first.finish_reason else {}),
-            **({names.IS_READING: True} if self._job.is_silent else {}),
+            **({names.IS_PREFILL_ONLY: True} if self._job.is_silent else {}),
         }
 
     def _counts(self) -> Json:
@@ -160,7 +160,7 @@ class RequestTrace:
             names.NUM_PROMPT: num_prompt,
             names.NUM_CACHED: num_cached,
             names.NUM_NEW: num_prompt - num_cached - num_recomputed,
-            names.NUM_AGAIN: num_recomputed,
+            names.NUM_RECOMPUTED: num_recomputed,
             names.CAUSES: [_render_cause(cause) for account in accounts for cause in account.causes],
             **{name: sum([getattr(usage, name) for usage in usages]) for name in _WORK},
             names.NUM_PREEMPTIONS: sum([request.num_preemptions for request in self._requests]),

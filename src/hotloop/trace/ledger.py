@@ -24,12 +24,12 @@ _WORDS = (names.MODEL, names.REPLICA, names.REASON, names.PRIORITY, names.FINISH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """prompt = cached + new + again; output = sampled + forced + drafted."""
+    """prompt = cached + new + recomputed; output = sampled + forced + drafted."""
 
     prompt: int = 0
     cached: int = 0
     new: int = 0
-    again: int = 0  # read though they had been read before; `causes` says why
+    recomputed: int = 0  # computed though they had been computed before; `causes` says why
     restored: int = 0  # those of the cached ones that came from disk
     from_host: int = 0  # those that came from host memory; the others were on the device
     output: int = 0
@@ -159,14 +159,14 @@ def _turns(nodes: Sequence[SpanNode], prices: PriceTable) -> tuple[TurnLedger, .
     """Where no agent told of its turns, each question to a model is one."""
     found = [node for node in nodes if node.name == names.TURN]
     if not found:
-        found = [call for node in nodes if node.parent is None for call in node.calls() if not call.is_reading]
+        found = [call for node in nodes if node.parent is None for call in node.calls() if not call.is_prefill_only]
     found.sort(key=lambda node: node.begin)
     return tuple(_turn(node, i, prices) for i, node in enumerate(found, start=1))
 
 
 def _turn(turn: SpanNode, number: int, prices: PriceTable) -> TurnLedger:
     calls = list(turn.calls())
-    asked = [call for call in calls if not call.is_reading]
+    asked = [call for call in calls if not call.is_prefill_only]
     segments = sweep([turn], turn.begin, turn.end)
     within = [node for call in asked for node in call.walk()]
     guesses = [node for node in turn.children if node.name == names.FORESEEN]
@@ -214,7 +214,7 @@ def _count_tokens(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, 
     tokens = ahead = lost = TokenCounts()
     for call in calls:
         requests = [node for node in call.walk() if node.name == names.REQUEST]
-        if call.is_reading:
+        if call.is_prefill_only:
             ahead += _sum(map(_counted, requests))
             continue
         givers = _givers(call, requests)
@@ -262,7 +262,7 @@ def _counted(request: SpanNode) -> TokenCounts:
         prompt=request.count(names.NUM_PROMPT),
         cached=request.count(names.NUM_CACHED),
         new=request.count(names.NUM_NEW),
-        again=request.count(names.NUM_AGAIN),
+        recomputed=request.count(names.NUM_RECOMPUTED),
         restored=request.count(names.NUM_RESTORED),
         from_host=request.count(names.NUM_FROM_HOST),
         output=request.count(names.NUM_OUTPUT),

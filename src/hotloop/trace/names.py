@@ -3,7 +3,7 @@
 agent    run ─ turn ┬ chat ──────────┐        tool          foreseen
 router              │                └ route ─ attempt
 server              │                          └ request ┬ queue ┬ prefill ┬ decode
-                    └ (what is only prefilled ahead is a chat, too: `IS_READING`)
+                    └ (what is only prefilled ahead is a chat, too: `IS_PREFILL_ONLY`)
 """
 
 from typing import Final
@@ -64,7 +64,7 @@ ENDPOINT: Final = "endpoint"
 PRIORITY: Final = "priority"
 FINISH_REASON: Final = "finish_reason"
 NUM_NEW: Final = "num_new"
-NUM_AGAIN: Final = "num_again"
+NUM_RECOMPUTED: Final = "num_recomputed"
 CAUSES: Final = "causes"  # why tokens were recomputed: a list of {reason, num_tokens, token_index?, kind?, index?}
 NUM_SAMPLED: Final = "num_sampled"  # as drafted or not; with `NUM_FORCED` they make the output
 NUM_FORCED: Final = "num_forced"
@@ -75,7 +75,8 @@ NUM_RESTORED: Final = "num_restored"
 NUM_FROM_HOST: Final = "num_from_host"
 NUM_PREEMPTIONS: Final = "num_preemptions"
 WAITS: Final = "waits"  # what was waited for before anything was read: a list of {reason, wait_s}
-IS_READING: Final = "is_reading"  # whether the prompt is only prefilled ahead; its one output token is discarded
+IS_PREFILL_ONLY: Final = "is_prefill_only"  # the prompt is only prefilled ahead; its one output token is discarded
+RENAMED: Final = {"num_again": NUM_RECOMPUTED, "is_reading": IS_PREFILL_ONLY}  # as older files say
 
 # What was said: recorded only where it is asked for, and redacted.
 CONTENT: Final = "content."

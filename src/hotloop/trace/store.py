@@ -34,7 +34,7 @@ _BOUND_EVERY_S = 10.0
 _DAY_NS = 24 * 3600 * 10**9
 _LAST = "last"
 _AS_STORED = (
-    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_again"
+    "trace_id", "start_ns", "end_ns", "session", "agent", "model", "end", "num_spans", "num_errors", "num_recomputed"
 )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class RunSummary:
     num_prompt: int
     num_cached: int
     num_output: int
-    num_again: int  # prompt tokens that were recomputed, as far as a server of ours tells
+    num_recomputed: int  # prompt tokens that were recomputed, as far as a server of ours tells
     money: float
 
     @property
@@ -275,8 +275,8 @@ class TraceStore:
                 raise ConfigError(f"cannot read the trace store {self.path}: {error}") from None
 
     def _summarise(self, row: sqlite3.Row) -> RunSummary:
-        floor = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
-        tokens = {f"num_{what}": row[f"{floor}_{what}"] for what in ("prompt", "cached", "output")}
+        layer = "chat" if row["chat_calls"] else "route" if row["route_prompt"] else "request"
+        tokens = {f"num_{what}": row[f"{layer}_{what}"] for what in ("prompt", "cached", "output")}
         calls = row["chat_calls"] or row["route_calls"] or row["request_calls"]
         return RunSummary(
             **{name: row[name] for name in _AS_STORED},

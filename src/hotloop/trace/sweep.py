@@ -26,7 +26,7 @@ class TimePart(StrEnum):
     QUEUE = "queue"
     PREPARE = "prepare"  # the server reads the request: JSON, template, tokens, grammar
     PREFILL_NEW = "prefill_new"
-    PREFILL_AGAIN = "prefill_again"
+    PREFILL_RECOMPUTED = "prefill_recomputed"
     DECODE_SAMPLED = "decode_sampled"
     DECODE_FORCED = "decode_forced"
     DECODE_DRAFTED = "decode_drafted"
@@ -54,7 +54,7 @@ _RANKS = {
     names.TOOL: _TOOL,
     names.FORESEEN: _FORESEEN,
 }
-_READING = 1
+_PREFILL_ONLY = 1
 _WHOLE = {names.FORESEEN: TimePart.FORESEEN, names.QUEUE: TimePart.QUEUE, names.ATTEMPT: TimePart.NETWORK}
 
 
@@ -110,7 +110,7 @@ def _winners(children: Sequence[SpanNode], begin: int, end: int) -> list[tuple[S
 
 def _claims(node: SpanNode) -> Iterator[_Claim]:
     """A tool that was begun before it was asked for counts as one only from then on."""
-    rank = _READING if node.is_reading else _RANKS.get(node.name, _RUN)
+    rank = _PREFILL_ONLY if node.is_prefill_only else _RANKS.get(node.name, _RUN)
     asked_at = node.moment(names.DISPATCHED_NS) if node.name == names.TOOL else None
     asked_at = min(max(asked_at, node.begin), node.end) if asked_at is not None else node.begin
     if asked_at > node.begin:
@@ -124,7 +124,7 @@ def split(segment: Segment) -> Iterator[tuple[TimePart, int]]:
     node = segment.node
     if node is None:
         yield TimePart.CLIENT, segment.end - segment.begin
-    elif node.is_reading:
+    elif node.is_prefill_only:
         yield TimePart.READ_AHEAD, segment.end - segment.begin
     elif node.name in (names.PREFILL, names.DECODE):
         yield from _by_tokens(segment, node)
@@ -161,8 +161,8 @@ def _by_tokens(segment: Segment, node: SpanNode) -> Iterator[tuple[TimePart, int
     """In proportion to the tokens that were computed for each; what was cached took no time."""
     request = node.parent or node
     if node.name == names.PREFILL:
-        new, again = request.count(names.NUM_NEW), request.count(names.NUM_AGAIN)
-        shares = {TimePart.PREFILL_NEW: new, TimePart.PREFILL_AGAIN: again}
+        new, recomputed = request.count(names.NUM_NEW), request.count(names.NUM_RECOMPUTED)
+        shares = {TimePart.PREFILL_NEW: new, TimePart.PREFILL_RECOMPUTED: recomputed}
     else:
         kinds = (TimePart.DECODE_SAMPLED, TimePart.DECODE_FORCED, TimePart.DECODE_DRAFTED)
         shares = dict(zip(kinds, output_shares(request), strict=True))

@@ -2,7 +2,7 @@
 
 spans   one row a span, known by (trace_id, span_id): of one that comes twice, that which ends later
 runs    one row a trace, summed up in the same transaction, so that a list is read without the spans; tokens by
-        floor, since agent, router and server each tell of the same ones
+        layer, since agent, router and server each tell of the same ones
 """
 
 import sqlite3
@@ -16,15 +16,15 @@ from msgspec.structs import astuple, replace
 
 from hotloop.core.errors import ConfigError
 from hotloop.trace import names
-from hotloop.trace.span import Span
+from hotloop.trace.span import Span, with_current_names
 from hotloop.trace.tree import SpanNode, is_open
 
-VERSION = 2
+VERSION = 3
 BUSY_S = 5.0  # how long a writer waits for another; each holds the lock for a few milliseconds
 
-_FLOORS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
-_BY_FLOOR = (f"{floor}_{what}" for floor in _FLOORS.values() for what in ("calls", "prompt", "cached", "output"))
-_SUMS = ("num_spans", "num_errors", "num_turns", *_BY_FLOOR, "num_again", "num_open")
+_LAYERS = {names.CHAT: "chat", names.ROUTE: "route", names.REQUEST: "request"}
+_BY_LAYER = (f"{layer}_{what}" for layer in _LAYERS.values() for what in ("calls", "prompt", "cached", "output"))
+_SUMS = ("num_spans", "num_errors", "num_turns", *_BY_LAYER, "num_recomputed", "num_open")
 
 # From one version to the next, so that what an older one recorded is kept.
 _MIGRATIONS = {
@@ -32,12 +32,13 @@ _MIGRATIONS = {
 ALTER TABLE runs ADD COLUMN num_again INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN num_open INTEGER NOT NULL DEFAULT 0;
 UPDATE runs SET num_again = coalesce((
-    SELECT sum(json_extract(attributes, '$.{names.NUM_AGAIN}')) FROM spans
+    SELECT sum(json_extract(attributes, '$.num_again')) FROM spans
     WHERE spans.trace_id = runs.trace_id AND name = '{names.REQUEST}' AND error = ''
-    AND json_extract(attributes, '$.{names.IS_READING}') IS NULL
+    AND json_extract(attributes, '$.is_reading') IS NULL
 ), 0);
 PRAGMA user_version = 2;
-"""
+""",
+    2: "ALTER TABLE runs RENAME COLUMN num_again TO num_recomputed; PRAGMA user_version = 3",
 }
 
 _SCHEMA = f"""
@@ -201,7 +202,7 @@ def _text(text: str) -> str:
 
 def as_span(row: Iterable[Any]) -> Span:
     values = dict(zip(Span.__struct_fields__, row, strict=True))
-    return Span(**values | {"attributes": _decoder.decode(values["attributes"])})
+    return Span(**values | {"attributes": with_current_names(_decoder.decode(values["attributes"]))})
 
 
 def _sum_up(spans: Iterable[Span], replaced: Iterable[Span]) -> Iterable[dict[str, Any]]:
@@ -237,16 +238,16 @@ def _count(run: dict[str, Any], span: Span, times: int) -> None:
     if _is_root_run(span):
         run["num_open"] += times * is_open(span)
         run["money"] += times * node.amount(names.MONEY)
-    floor = _FLOORS.get(span.name)
-    if not floor or span.attributes.get(names.IS_READING):
+    layer = _LAYERS.get(span.name)
+    if not layer or span.attributes.get(names.IS_PREFILL_ONLY):
         return
-    run[f"{floor}_calls"] += times
+    run[f"{layer}_calls"] += times
     if span.error:  # what was prefilled and decoded for an answer that was not delivered
         return
     for what, name in (("prompt", names.NUM_PROMPT), ("cached", names.NUM_CACHED), ("output", names.NUM_OUTPUT)):
-        run[f"{floor}_{what}"] += times * node.count(name)
+        run[f"{layer}_{what}"] += times * node.count(name)
     if span.name == names.REQUEST:
-        run["num_again"] += times * node.count(names.NUM_AGAIN)
+        run["num_recomputed"] += times * node.count(names.NUM_RECOMPUTED)
 
 
 def _word(told: Mapping[str, Any], name: str) -> str:

@@ -27,7 +27,7 @@ class SpanNode:
     parent: "SpanNode | None" = None
     children: list["SpanNode"] = field(default_factory=list)
     shift_ns: int = 0
-    is_reading: bool = False  # whether it is part of reading ahead
+    is_prefill_only: bool = False  # whether it is part of what is only prefilled ahead
     is_served: bool = False  # whether a server of ours tells what it did, here or below
 
     @property
@@ -128,10 +128,10 @@ def _settle(root: SpanNode) -> None:
     """Put everything below on the root's clock, and tell the children what they are part of and the parents of whom."""
     in_order = list(root.walk())
     for node in in_order:
-        node.is_reading |= bool(node.span.attributes.get(names.IS_READING))
+        node.is_prefill_only |= bool(node.span.attributes.get(names.IS_PREFILL_ONLY))
         for child in node.children:
             child.parent = node
-            child.is_reading = node.is_reading
+            child.is_prefill_only = node.is_prefill_only
             child.shift_ns = _shift_ns(child, node)
     for node in reversed(in_order):
         node.is_served = node.name == names.REQUEST or any(child.is_served for child in node.children)

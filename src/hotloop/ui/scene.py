@@ -1,6 +1,6 @@
 """A run as the page draws it: the ledger's turns, each with the rows of its waterfall, in milliseconds from the start.
 
-    turn 3   chat    queue│again│ read new│ decode ............
+    turn 3   chat    queue│ recomputed │ new │ decode .....
              tool                                  └ search ────────
              tool                                      └ search ──────
              foreseen                         lookup ──  (nobody asked)
@@ -80,7 +80,7 @@ class _Scene:
             "first_token_ms": None if turn.first_token_s is None else turn.first_token_s * 1e3,
             "parts": _as_ms(turn.parts),
             "answer": _answer(node),
-            "causes": [cause for call in node.calls() if not call.is_reading for cause in _causes(call)],
+            "causes": [cause for call in node.calls() if not call.is_prefill_only for cause in _causes(call)],
             "rows": sorted(self._rows(node, turn), key=lambda row: (row["kind"] != "chat", row["start"])),
         }
 
@@ -102,7 +102,7 @@ class _Scene:
                 if length_ns > 0:
                     pieces.append((part.value, self._ms(at), self._ms(at + length_ns)))
                 at += length_ns
-        label = "read ahead" if call.is_reading else "model"
+        label = "read ahead" if call.is_prefill_only else "model"
         return self._row(call, "chat", label, call.begin, call.end) | {"pieces": pieces}
 
     def _draw_tool(self, tool: ToolLedger, node: SpanNode) -> Json:
@@ -151,7 +151,7 @@ def _depth(node: SpanNode) -> int:
 
 
 def _answer(turn: SpanNode) -> str | None:
-    calls = (node for call in turn.calls() if not call.is_reading for node in call.walk())
+    calls = (node for call in turn.calls() if not call.is_prefill_only for node in call.walk())
     return next((said for node in calls if (said := _content(node, names.CONTENT_ANSWER)) is not None), None)
 
 

@@ -12,7 +12,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallDispatched, CallFinished, Event, PlanAbandoned
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.schema import MAX_STEPS
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import RequestError
 from hotloop.wire.event import EndReason
@@ -42,7 +42,7 @@ from hotloop.wire.event import EndReason
     ],
 )
 async def test_a_bad_plan_is_given_up(written: str, reason: str) -> None:
-    model = planner(written, [Call("double", n=2)], "4")
+    model = planner(written, [ScriptedCall("double", n=2)], "4")
     events = await listen(Agent(model, TOOLS))
     [abandoned] = of(PlanAbandoned, events)
     assert reason in abandoned.reason

@@ -24,7 +24,7 @@ from hotloop.agent.events import (
     TurnStarted,
 )
 from hotloop.agent.limits import LimitReached, Limits
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import tool
 from hotloop.core.errors import HotloopError
 from hotloop.core.message import ToolCall
@@ -183,7 +183,7 @@ async def test_an_agent_without_tools_just_answers() -> None:
 
 
 async def test_an_answer_of_a_type() -> None:
-    model = planner(plan(GOOD), [Call("final_answer", value=2)])
+    model = planner(plan(GOOD), [ScriptedCall("final_answer", value=2)])
     assert (await Agent(model, TOOLS, output=int).plan("go")).output == 2
     assert "final_answer" not in json.dumps(model.asks[0].schema)
 

@@ -9,7 +9,7 @@ from tests.agent.runs import end_of, listen, of
 from hotloop.agent.agent import Agent
 from hotloop.agent.events import CallDispatched, CallFinished
 from hotloop.agent.limits import Limits
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.dispatch import MAX_TRIES, carry_out
 from hotloop.agent.tools.tool import FunctionTool, Surroundings, ToolError, Traits, tool
 from hotloop.core.message import ToolCall
@@ -35,7 +35,7 @@ class Crowd:
 async def test_so_many_at_once(max_concurrency: int | None, concurrency: int, most: int) -> None:
     crowd = Crowd()
     visit = FunctionTool(crowd.visit, traits=Traits(max_concurrency=max_concurrency))
-    agent = Agent(ScriptedModel([[Call("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
+    agent = Agent(ScriptedModel([[ScriptedCall("visit")] * 8, "ok"]), [visit], limits=Limits(concurrency=concurrency))
     events = await listen(agent)
     assert (crowd.num_most, len(of(CallFinished, events))) == (most, 8)
 
@@ -53,7 +53,9 @@ async def test_a_tool_with_few_places_does_not_take_those_of_others() -> None:
         may_end.set()
 
     agent = Agent(
-        ScriptedModel([[Call("narrow")] * 3 + [Call("wide")], "ok"]), [narrow, wide], limits=Limits(concurrency=2)
+        ScriptedModel([[ScriptedCall("narrow")] * 3 + [ScriptedCall("wide")], "ok"]),
+        [narrow, wide],
+        limits=Limits(concurrency=2),
     )
     assert end_of(await listen(agent)).end == "done"
 
@@ -161,7 +163,7 @@ async def test_approval(verdict: Any, result: str) -> None:
     @tool
     def look() -> None: ...
 
-    script = [[Call("pay", amount=5), Call("look")], "ok"]
+    script = [[ScriptedCall("pay", amount=5), ScriptedCall("look")], "ok"]
     agent = Agent(ScriptedModel(script), [pay, look], approve=None if verdict is None else approve)
     events = await listen(agent)
     assert {event.name: event.result for event in of(CallFinished, events)} == {"pay": result, "look": "done"}
@@ -174,5 +176,5 @@ async def test_a_call_costs_what_was_tried_and_a_refused_one_nothing() -> None:
     flaky = Flaky(1, OSError("gone"))
     work = FunctionTool(flaky.work, traits=Traits(idempotent=True, cost=0.5))
     pay = FunctionTool(lambda: None, name="pay", traits=Traits(needs_approval=True, cost=9.0))
-    events = await listen(Agent(ScriptedModel([[Call("work"), Call("pay")], "ok"]), [work, pay]))
+    events = await listen(Agent(ScriptedModel([[ScriptedCall("work"), ScriptedCall("pay")], "ok"]), [work, pay]))
     assert end_of(events).spent.money == 1.0

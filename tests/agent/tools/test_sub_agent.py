@@ -13,7 +13,7 @@ from hotloop.agent.conversation import Conversation
 from hotloop.agent.events import CallFinished
 from hotloop.agent.limits import LimitReached, Limits, Run
 from hotloop.agent.model import Ask
-from hotloop.agent.scripted import Call, ScriptedModel
+from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import Context, Traits, tool
 from hotloop.core.errors import ConfigError, RequestError
 
@@ -71,9 +71,9 @@ async def test_agents_as_tools_run_at_once() -> None:
         await meeting.wait()
         return "met"
 
-    inner = ScriptedModel([[Call("meet")], "We met."])
+    inner = ScriptedModel([[ScriptedCall("meet")], "We met."])
     researcher = Agent(inner, [meet], "You do research.").as_tool("research", "Finds things out.")
-    outer = ScriptedModel([[Call("research", prompt=str(i)) for i in range(3)], "All met."])
+    outer = ScriptedModel([[ScriptedCall("research", prompt=str(i)) for i in range(3)], "All met."])
     events = await listen(Agent(outer, [researcher]))
     assert [event.result for event in of(CallFinished, events)] == ["We met."] * 3
     assert len({ask.session_id for ask in inner.asks}) == 3
@@ -85,10 +85,10 @@ async def test_what_an_agent_uses_is_charged_to_its_caller() -> None:
     def dear() -> str:
         return "ok"
 
-    inner = Agent(ScriptedModel([[Call("dear")], "done"]), [dear]).as_tool("inner", "Spends.")
-    middle = Agent(ScriptedModel([[Call("inner", prompt="x")], "done"]), [inner]).as_tool("middle", "Asks.")
+    inner = Agent(ScriptedModel([[ScriptedCall("dear")], "done"]), [dear]).as_tool("inner", "Spends.")
+    middle = Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [inner]).as_tool("middle", "Asks.")
     result = await Agent(
-        ScriptedModel([[Call("middle", prompt="x"), Call("middle", prompt="y")], "done"]), [middle]
+        ScriptedModel([[ScriptedCall("middle", prompt="x"), ScriptedCall("middle", prompt="y")], "done"]), [middle]
     ).run("go")
     assert result.spent.money == 3.0
     assert result.spent.num_turns == 2
@@ -99,8 +99,8 @@ async def test_the_callers_limits_hold_for_both() -> None:
     def dear() -> str:
         return "ok"
 
-    inner = ScriptedModel(lambda ask: [Call("dear")])
-    outer = ScriptedModel([[Call("inner", prompt="x")], "never"])
+    inner = ScriptedModel(lambda ask: [ScriptedCall("dear")])
+    outer = ScriptedModel([[ScriptedCall("inner", prompt="x")], "never"])
     agent = Agent(outer, [Agent(inner, [dear]).as_tool("inner", "Spends.")], limits=Limits(money=3.0, turns=5))
     with pytest.raises(LimitReached, match="money"):
         await agent.run("go")
@@ -109,7 +109,7 @@ async def test_the_callers_limits_hold_for_both() -> None:
 
 async def test_an_agent_may_call_another_in_its_last_turn() -> None:
     inner = Agent(ScriptedModel(["found"])).as_tool("inner", "Finds.")
-    outer = ScriptedModel([[Call("inner", prompt="x")]])
+    outer = ScriptedModel([[ScriptedCall("inner", prompt="x")]])
     events = await listen(Agent(outer, [inner], limits=Limits(turns=1)))
     assert [event.result for event in of(CallFinished, events)] == ["found"]
 
@@ -122,8 +122,8 @@ async def test_a_tool_finds_the_run_it_is_called_in_and_what_the_caller_had() ->
         runs.append((run, thing))
         return "ok"
 
-    inner = Agent(ScriptedModel([[Call("look")], "done"]), [look]).as_tool("inner", "Looks.")
-    await Agent(ScriptedModel([[Call("inner", prompt="x"), Call("look")], "done"]), [inner, look]).run(
+    inner = Agent(ScriptedModel([[ScriptedCall("look")], "done"]), [look]).as_tool("inner", "Looks.")
+    await Agent(ScriptedModel([[ScriptedCall("inner", prompt="x"), ScriptedCall("look")], "done"]), [inner, look]).run(
         "go", context=[{"a": 1}]
     )
     (outer_run, _), (inner_run, thing) = sorted(runs, key=lambda each: each[0].caller is not None)
@@ -135,7 +135,7 @@ async def test_a_tool_finds_the_run_it_is_called_in_and_what_the_caller_had() ->
 @pytest.mark.parametrize("arguments", [{}, {"prompt": 3}, {"prompt": "x", "more": 1}])
 async def test_wrong_arguments(arguments: dict[str, Any]) -> None:
     inner = Agent(ScriptedModel(["never"])).as_tool("inner", "Finds.")
-    events = await listen(Agent(ScriptedModel([[Call("inner", **arguments)], "done"]), [inner]))
+    events = await listen(Agent(ScriptedModel([[ScriptedCall("inner", **arguments)], "done"]), [inner]))
     [finished] = of(CallFinished, events)
     assert finished.is_error
     assert "the arguments are wrong" in finished.result
@@ -143,13 +143,15 @@ async def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 
 async def test_an_agent_that_fails_fails_in_words() -> None:
     inner = Agent(ScriptedModel([])).as_tool("inner", "Fails.", traits=Traits(read_only=True))
-    events = await listen(Agent(ScriptedModel([[Call("inner", prompt="x")], "done"]), [inner]))
+    events = await listen(Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [inner]))
     assert of(CallFinished, events)[0].result.startswith("Error: the script has 0 answers")
 
 
 async def test_a_typed_answer_is_json_to_the_caller() -> None:
-    inner = Agent(ScriptedModel([[Call("final_answer", value=[1, 2])]]), output=list[int]).as_tool("inner", "Counts.")
-    events = await listen(Agent(ScriptedModel([[Call("inner", prompt="x")], "done"]), [inner]))
+    inner = Agent(ScriptedModel([[ScriptedCall("final_answer", value=[1, 2])]]), output=list[int]).as_tool(
+        "inner", "Counts."
+    )
+    events = await listen(Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "done"]), [inner]))
     assert json.loads(of(CallFinished, events)[0].result) == [1, 2]
 
 
@@ -165,8 +167,10 @@ async def test_cancelling_a_run_stops_the_agents_it_called() -> None:
             stopped.set()
         return ""
 
-    inner = Agent(ScriptedModel([[Call("hang")], "never"]), [hang]).as_tool("inner", "Hangs.")
-    running = asyncio.create_task(Agent(ScriptedModel([[Call("inner", prompt="x")], "never"]), [inner]).run("go"))
+    inner = Agent(ScriptedModel([[ScriptedCall("hang")], "never"]), [hang]).as_tool("inner", "Hangs.")
+    running = asyncio.create_task(
+        Agent(ScriptedModel([[ScriptedCall("inner", prompt="x")], "never"]), [inner]).run("go")
+    )
     await begun.wait()
     running.cancel()
     with suppress(asyncio.CancelledError):

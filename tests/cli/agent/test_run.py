@@ -32,7 +32,7 @@ from hotloop.cli.output import Bar, draw_bar, shorten
 from hotloop.wire.usage import Usage
 
 WEATHER = """
-from hotloop import Agent, Call, Prices, ScriptedModel, tool
+from hotloop import Agent, ScriptedCall, Prices, ScriptedModel, tool
 
 @tool(read_only=True)
 def weather(city: str) -> str:
@@ -47,8 +47,8 @@ def answer(ask):
     if last.role == "tool":
         return f"It says: {last.content}"
     if "book" in last.content:
-        return ["I will.", Call("book", city="Rome")]
-    return [Call("weather", city="Paris"), Call("weather", city="Rome")]
+        return ["I will.", ScriptedCall("book", city="Rome")]
+    return [ScriptedCall("weather", city="Paris"), ScriptedCall("weather", city="Rome")]
 
 agent = Agent(ScriptedModel(answer), tools=[weather, book], instructions="Be brief.", prices=Prices(prompt=1e6))
 """
@@ -121,8 +121,8 @@ def test_a_person_is_asked(weather: str, typed: str, answer: str):
 
 def test_what_is_approved_is_what_is_shown(tmp_path: Path):
     """A return between two values could hide the first on a terminal; what was typed too early answers nothing."""
-    call = 'hidden = Call("book")\nhidden.arguments = \'{"city": "Rome"\\r   }\'\n\ndef answer'
-    path = write(tmp_path, WEATHER.replace("def answer", call).replace('Call("book", city="Rome")', "hidden"))
+    call = 'hidden = ScriptedCall("book")\nhidden.arguments = \'{"city": "Rome"\\r   }\'\n\ndef answer'
+    path = write(tmp_path, WEATHER.replace("def answer", call).replace('ScriptedCall("book", city="Rome")', "hidden"))
     ours, theirs = pty.openpty()
     os.write(ours, b"yes\n")
     command = [sys.executable, "-m", "hotloop", "run", path, "Please book it."]
@@ -216,9 +216,8 @@ def test_the_only_agent_is_taken_whatever_its_name(tmp_path: Path, capsys: pytes
 
 
 def test_an_output_that_is_no_text_is_printed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    lines = (
-        "from hotloop import *\nagent = Agent(ScriptedModel([Call('final_answer', value=[1, 2])]), output=list[int])"
-    )
+    model = "ScriptedModel([ScriptedCall('final_answer', value=[1, 2])])"
+    lines = f"from hotloop import *\nagent = Agent({model}, output=list[int])"
     assert run(["run", write(tmp_path, lines), "Count."]) == 0
     assert json.loads(capsys.readouterr().out) == [1, 2]
 
@@ -234,7 +233,8 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
         "import asyncio\nfrom hotloop import *\n"
         "@tool\nasync def sleep() -> None:\n    await asyncio.Event().wait()\n"
         "@tool\ndef quick() -> int:\n    return 1\n"
-        "agent = Agent(ScriptedModel([Call('quick'), [Call('quick'), Call('sleep')]]), tools=[quick, sleep])\n"
+        "model = ScriptedModel([ScriptedCall('quick'), [ScriptedCall('quick'), ScriptedCall('sleep')]])\n"
+        "agent = Agent(model, tools=[quick, sleep])\n"
     )
     saved = tmp_path / "talk.json"
     command = [sys.executable, "-m", "hotloop", "run", write(tmp_path, text), "Wait.", "--save", str(saved)]

@@ -72,7 +72,7 @@ def clerk(trace_id: str = OLD, *, is_warm: bool = True, start_ns: int = START_NS
     trace.add(names.ATTEMPT, "router", 10, 15, route, error="it is down", replica="west")
     attempt = trace.add(names.ATTEMPT, "router", 15, 300, route, replica="east")
     cold = [{"reason": "cold", "num_tokens": 100}]
-    tokens = {"num_prompt": 100, "num_cached": 0, "num_new": 100, "num_again": 0, "causes": cold}
+    tokens = {"num_prompt": 100, "num_cached": 0, "num_new": 100, "num_recomputed": 0, "causes": cold}
     written = {"num_output": 20, "num_sampled": 15, "num_forced": 5, "num_drafted": 8, "num_accepted": 6}
     trace.served(attempt, "server:tiny@1", (20, 40, 120, 300), **tokens, **written)
     trace.add(
@@ -92,10 +92,10 @@ def clerk(trace_id: str = OLD, *, is_warm: bool = True, start_ns: int = START_NS
 def _second(is_warm: bool) -> dict[str, Any]:
     if is_warm:
         block = {"reason": "block", "num_tokens": 8}
-        return {"num_prompt": 180, "num_cached": 112, "num_new": 60, "num_again": 8, "causes": [block]}
+        return {"num_prompt": 180, "num_cached": 112, "num_new": 60, "num_recomputed": 8, "causes": [block]}
     parting = {"reason": "diverged", "num_tokens": 104, "token_index": 16, "kind": "system", "index": 0}
     words = {"before": "It is ", "previous": "12:03\x1b[2J", "current": "[red]12:04"}
-    tokens = {"num_prompt": 180, "num_cached": 16, "num_new": 60, "num_again": 104, "causes": [parting]}
+    tokens = {"num_prompt": 180, "num_cached": 16, "num_new": 60, "num_recomputed": 104, "causes": [parting]}
     return {**tokens, names.CONTENT_WORDS: [words]}
 
 
@@ -103,7 +103,14 @@ def plain(trace_id: str = "c3" * 16, *, start_ns: int = START_NS) -> list[Span]:
     """What a client without an agent leaves behind: two requests of one session."""
     trace = Trace(trace_id, start_ns)
     for begin in (0, 500):
-        told = {"num_prompt": 10, "num_cached": 0, "num_new": 10, "num_again": 0, "num_output": 3, "num_sampled": 3}
+        told = {
+            "num_prompt": 10,
+            "num_cached": 0,
+            "num_new": 10,
+            "num_recomputed": 0,
+            "num_output": 3,
+            "num_sampled": 3,
+        }
         trace.served(None, "server:tiny@1", (begin, begin + 10, begin + 50, begin + 400), **told)
     return trace.spans
 

@@ -12,8 +12,8 @@ from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placemen
 from hotloop.router.placement.policy import (
     NUM_DELAYED,
     POLICIES,
-    Choice,
     Placing,
+    ReplicaChoice,
     View,
     least_load,
     prefix,
@@ -62,9 +62,9 @@ def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_read
     warm.work_tokens = NUM_DELAYED * 900
     assert prefix([idle, warm], placing()).reason == "warm"
     warm.work_tokens += 1
-    assert prefix([idle, warm], placing()) == Choice("idle", "moved, warm is busy")
+    assert prefix([idle, warm], placing()) == ReplicaChoice("idle", "moved, warm is busy")
     also = View("also", matched_tokens=500)
-    assert prefix([idle, warm, also], placing()) == Choice("also", "warm, warm is busy", 500)
+    assert prefix([idle, warm, also], placing()) == ReplicaChoice("also", "warm, warm is busy", 500)
 
 
 def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
@@ -96,7 +96,7 @@ def test_a_fast_replica_may_have_more_to_do() -> None:
 
 def test_a_match_of_a_few_words_is_no_affinity() -> None:
     seen = [View("a", matched_tokens=20, recent_tokens=9e9), View("b"), View("c", recent_tokens=9e9)]
-    assert prefix(seen, placing()) == Choice("b", "cold")
+    assert prefix(seen, placing()) == ReplicaChoice("b", "cold")
     lone = {prefix(seen, Placing(1000, "", dice=random.Random(seed))).name for seed in range(20)}
     assert "b" in lone
 

@@ -18,13 +18,13 @@ from hotloop.trace.ledger import RunLedger, TurnLedger
 from hotloop.trace.sweep import TimePart
 
 _FIGURES: Mapping[str, Callable[[float], str]] = {
-    **dict.fromkeys(("prompt", "cached", "again", "output"), compact),
+    **dict.fromkeys(("prompt", "cached", "recomputed", "output"), compact),
     "wall_s": duration,
 }
 """How each is written."""
 _REASON_CHARS = 20
 _MIN_CHANGE_S = 0.00005
-_IS_GOOD = {"cached": True, "again": False, "wall_s": False}
+_IS_GOOD = {"cached": True, "recomputed": False, "wall_s": False}
 """What is better or worse for being more; the rest is neither."""
 
 

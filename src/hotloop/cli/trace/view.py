@@ -27,7 +27,7 @@ PART_WORDS: Mapping[TimePart, tuple[str, str]] = {
     TimePart.QUEUE: ("queue of the engine", "yellow"),
     TimePart.PREPARE: ("preparing the prompt", "blue"),
     TimePart.PREFILL_NEW: ("prefill: new", "blue"),
-    TimePart.PREFILL_AGAIN: ("prefill: recomputed", "red"),
+    TimePart.PREFILL_RECOMPUTED: ("prefill: recomputed", "red"),
     TimePart.DECODE_SAMPLED: ("decode: sampled", "cyan"),
     TimePart.DECODE_FORCED: ("decode: forced", "cyan"),
     TimePart.DECODE_DRAFTED: ("decode: drafted", "cyan"),
@@ -139,7 +139,7 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
 
 
 def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
-    titles = ("TURN", "PROMPT", "CACHED", "NEW", "AGAIN", "OUTPUT", "FORCED", "DRAFTED", "TTFT", "WALL")
+    titles = ("TURN", "PROMPT", "CACHED", "NEW", "RECOMPUTED", "OUTPUT", "FORCED", "DRAFTED", "TTFT", "WALL")
     table = make_table(*titles, words=())
     for turn in turns:
         first = duration(turn.first_token_s) if turn.first_token_s is not None else ""
@@ -154,8 +154,8 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
 
 
 def _token_cells(tokens: TokenCounts) -> list[Text]:
-    counts = (tokens.prompt, tokens.cached, tokens.new, tokens.again, tokens.output, tokens.forced, tokens.drafted)
-    styles = ("", "", "", "red" if tokens.again else "", "", "", "")
+    counts = (tokens.prompt, tokens.cached, tokens.new, tokens.recomputed, tokens.output, tokens.forced, tokens.drafted)
+    styles = ("", "", "", "red" if tokens.recomputed else "", "", "", "")
     return [Text(f"{number:,}", style) for number, style in zip(counts, styles, strict=True)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
-from hotloop.router.placement.policy import Choice, Placing, Policy, View
+from hotloop.router.placement.policy import Placing, Policy, ReplicaChoice, View
 from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
@@ -43,7 +43,7 @@ class Prompt:
 class Ticket:
     """A request that was placed; given back when it is over."""
 
-    choice: Choice
+    choice: ReplicaChoice
     prompt: Prompt
     work_tokens: float
 

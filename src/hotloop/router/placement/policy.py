@@ -47,12 +47,12 @@ class View:
     def waiting(self) -> float:
         return (self.work_tokens + self.returning_tokens + self.elsewhere_tokens) / self.weight
 
-    def chosen(self, reason: str) -> "Choice":
-        return Choice(self.name, reason, self.matched_tokens)
+    def chosen(self, reason: str) -> "ReplicaChoice":
+        return ReplicaChoice(self.name, reason, self.matched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReplicaChoice:
     """The replica, and why; `matched_tokens` are those it need not prefill."""
 
     name: str
@@ -79,10 +79,10 @@ class Placing:
         return NUM_DELAYED / (1 + 2 * self.num_alike)
 
 
-Policy = Callable[[Sequence[View], Placing], Choice]
+Policy = Callable[[Sequence[View], Placing], ReplicaChoice]
 
 
-def prefix(views: Sequence[View], placing: Placing) -> Choice:
+def prefix(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
     if not warm and placing.session:  # it will stay, so it goes to whoever has least to do of all
         return min(views, key=lambda view: (view.waiting + view.load, not view.is_home)).chosen("cold")
@@ -99,7 +99,7 @@ def prefix(views: Sequence[View], placing: Placing) -> Choice:
     return best.chosen(f"{'warm' if best in warm else 'moved'}, {warmest.name} is busy")
 
 
-def session(views: Sequence[View], placing: Placing) -> Choice:
+def session(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     """Where the session was, whatever is known of its prompt, unless waiting there costs more than to begin anew."""
     least = _freer_of_two(views, placing)
     for view in views:
@@ -108,15 +108,15 @@ def session(views: Sequence[View], placing: Placing) -> Choice:
     return least.chosen("new session")
 
 
-def least_load(views: Sequence[View], placing: Placing) -> Choice:
+def least_load(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     return min(views, key=lambda view: (view.waiting, view.load)).chosen("least load")
 
 
-def round_robin(views: Sequence[View], placing: Placing) -> Choice:
+def round_robin(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     return views[placing.turn % len(views)].chosen("its turn")
 
 
-def at_random(views: Sequence[View], placing: Placing) -> Choice:
+def at_random(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     return placing.dice.choice(views).chosen("chance")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt
-from hotloop.router.placement.policy import POLICIES, Choice, Placing, Policy, View
+from hotloop.router.placement.policy import POLICIES, Placing, Policy, ReplicaChoice, View
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 from hotloop.router.summary import AnswerSummary
 
@@ -55,7 +55,7 @@ class Figures:
     def ideal_rate(self) -> float:
         return self.num_ideal / max(1, self.num_tokens)
 
-    def count(self, choice: Choice, arrival: Arrival, ttft_s: float) -> None:
+    def count(self, choice: ReplicaChoice, arrival: Arrival, ttft_s: float) -> None:
         self.num_requests += 1
         self.num_tokens += arrival.num_tokens
         self.num_matched += choice.matched_tokens
@@ -129,13 +129,13 @@ class Simulation:
             self._placement.finish(ticket, answer, now=now)
 
 
-def consistent_hash(views: Sequence[View], placing: Placing) -> Choice:
+def consistent_hash(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     """The same session always to the same replica, whatever happens there."""
     name = placing.session or placing.turn
     return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
-def cache_aware(views: Sequence[View], placing: Placing) -> Choice:
+def cache_aware(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     """A published policy: the longest match if it is over 0.3 of the prompt, else whoever runs least; and whoever runs
     least at all times while the fleet is out of balance by more than 64 requests and a half.
     """

@@ -10,7 +10,7 @@ import { Rows } from "./rows.js";
 const PAGE = 200;
 const REFRESH_MS = 4000;
 const HEAD = [["began", "rather"], ["agent", ""], ["session", "wide"], ["end", ""], ["turns", "num rather"],
-  ["wall", "num"], ["prompt", "num wide"], ["cached", "rather"], ["again", "num wide"], ["output", "num wide"],
+  ["wall", "num"], ["prompt", "num wide"], ["cached", "rather"], ["recomputed", "num wide"], ["output", "num wide"],
   ["money", "num wide"]];
 const ENDS = [["", "any end"], ["running", "running"], ["done", "done"], ["limit", "at a limit"], ["failed", "failed"],
   ["cancelled", "cancelled"], ["lost", "lost"], ["none", "no agent"]];
@@ -219,7 +219,7 @@ function runsHead() {
 function runRow(run) {
   const tip = () => [run.agent || run.model || "a request", ["run", run.id], ["began", longMoment(run.start_ms)],
     ["model", run.model], ["session", run.session],
-    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["recomputed", count(run.num_again)],
+    ["cached", `${count(run.num_cached)} of ${count(run.num_prompt)}`], ["recomputed", count(run.num_recomputed)],
     ["spans", count(run.num_spans)], ["errors", run.num_errors || null]];
   const none = () => el("span", { class: "muted" }, NONE);
   const label = [run.agent || run.model || "request", run.end, moment(run.start_ms), plural(run.num_turns, "turn"),
@@ -235,7 +235,7 @@ function runRow(run) {
     el("span", { class: "num wide" }, short(run.num_prompt)),
     el("span", { class: "share-bar rather" }, stack([["cached", run.num_cached]], run.num_prompt, { class: "thin" }),
       el("span", { class: "num" }, percent(run.num_cached, run.num_prompt))),
-    el("span", { class: "num wide" }, run.num_again ? short(run.num_again) : none()),
+    el("span", { class: "num wide" }, run.num_recomputed ? short(run.num_recomputed) : none()),
     el("span", { class: "num wide" }, short(run.num_output)),
     el("span", { class: "num wide" }, run.money ? money(run.money) : none()));
 }

@@ -70,7 +70,7 @@ class Said(msgspec.Struct):
         return self.content or self.refusal or ""
 
 
-class Choice(msgspec.Struct):
+class _Choice(msgspec.Struct):
     index: int | None = None
     delta: Said | None = None
     message: Said | None = None
@@ -87,7 +87,7 @@ class Choice(msgspec.Struct):
 class Completion(msgspec.Struct):
     id: Any = None
     model: Any = None
-    choices: list[Choice] | None = None
+    choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
 
@@ -102,7 +102,7 @@ class ChatReader(Reader):
         super().__init__(name_call)
         self._offered = offered
         self._thought: list[str] = []
-        self._ending: Choice | None = None
+        self._ending: _Choice | None = None
         self._places: dict[int, OpenCall] = {}  # by the wire's index
 
     def push(self, event: ServerEvent) -> Iterator[Event]:
@@ -146,14 +146,14 @@ class ChatReader(Reader):
             return
         if not self._has_begun:
             raise broke_off()
-        ending = self._ending or Choice()
+        ending = self._ending or _Choice()
         reason = ending.finish_reason or "stop"
         if reason in _FAILURES:
             raise RemoteError(_FAILURES[reason])
         yield from self._close_thought()
         yield from self._end(_REASONS.get(reason, "stop"), ending.stop if reason == "stop" else None)
 
-    def _take(self, choice: Choice) -> Iterator[Event]:
+    def _take(self, choice: _Choice) -> Iterator[Event]:
         said = choice.delta or choice.message or Said()
         if choice.finish_reason:
             self._ending = choice

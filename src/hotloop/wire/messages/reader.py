@@ -45,7 +45,7 @@ class Block(msgspec.Struct):
     stop_sequence: str | None = None
 
 
-class Message(msgspec.Struct):
+class _Message(msgspec.Struct):
     id: Any = None
     model: Any = None
     content: list[Block] | None = None
@@ -59,14 +59,14 @@ class Message(msgspec.Struct):
 class MessageEvent(msgspec.Struct):
     type: str
     index: int = 0
-    message: Message | None = None
+    message: _Message | None = None
     content_block: Block | None = None
     delta: Block | None = None
     usage: Any = None
     error: Any = None
 
 
-_message = msgspec.json.Decoder(Message)
+_message = msgspec.json.Decoder(_Message)
 _event = msgspec.json.Decoder(MessageEvent)
 
 
@@ -86,7 +86,7 @@ class MessagesReader(Reader):
             case "error":
                 raise read_event_failure({"error": heard.error})
             case "message_start":
-                yield from self._start(heard.message or Message())
+                yield from self._start(heard.message or _Message())
             case "content_block_start" | "content_block_delta" | "content_block_stop" | "message_delta":
                 yield from self._begin()
                 yield from self._go_on(heard)
@@ -113,7 +113,7 @@ class MessagesReader(Reader):
         self._stop = Block(stop_reason=message.stop_reason or "end_turn", stop_sequence=message.stop_sequence)
         yield from self.finish()
 
-    def _start(self, message: Message) -> Iterator[Event]:
+    def _start(self, message: _Message) -> Iterator[Event]:
         self._count(message.usage)
         yield from self._begin(message.id, message.model)
 

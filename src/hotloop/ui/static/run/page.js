@@ -83,8 +83,8 @@ function tellRun(run) {
     tile("First token", firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : NONE, "median of the turns"),
     tile("Cached", percent(tokens.cached, tokens.prompt),
       `${short(tokens.prompt - tokens.cached)} of ${short(tokens.prompt)} computed`),
-    tile("Recomputed", short(tokens.again), tokens.again ? `${percent(tokens.again, tokens.prompt)} of the prompts`
-      : "nothing twice"),
+    tile("Recomputed", short(tokens.recomputed),
+      tokens.recomputed ? `${percent(tokens.recomputed, tokens.prompt)} of the prompts` : "nothing twice"),
     tile("Output", short(tokens.output), `${percent(tokens.forced + tokens.drafted, tokens.output)} forced or drafted`),
     tile("Model idle", percent(run.model_idle_ms, run.wall_ms),
       `${duration(run.model_idle_ms)}, ${plural(tools, "tool call")}`),

@@ -8,7 +8,7 @@ const PARTS = {
   router_queue: ["queue", "waiting in the router"],
   queue: ["queue", "waiting in the engine"],
   prefill_new: ["new", "prefill, new"],
-  prefill_again: ["again", "prefill, recomputed"],
+  prefill_recomputed: ["recomputed", "prefill, recomputed"],
   hosted_prefill: ["new", "hosted model, first token"],
   decode_sampled: ["sampled", "decode, sampled"],
   decode_forced: ["forced", "decode, forced"],

@@ -40,17 +40,18 @@ function lengthOf(step) {
 }
 
 function kindOf(run, step) {
-  return isAgain(run, step) ? "again" : KINDS[step.name]?.[0] ?? "idle";
+  return isRecomputed(run, step) ? "recomputed" : KINDS[step.name]?.[0] ?? "idle";
 }
 
 /** Whether most of what a prompt took to read had been read before. */
-function isAgain(run, step) {
+function isRecomputed(run, step) {
   const tokens = step.name === "prefill" && step.place !== null && run.turns[step.place].tokens;
-  return tokens && tokens.again > tokens.new;
+  return tokens && tokens.recomputed > tokens.new;
 }
 
 function titleOf(run, step) {
-  const what = step.label || (isAgain(run, step) ? "prefill, recomputed" : KINDS[step.name]?.[1] ?? "nothing recorded");
+  const kind = isRecomputed(run, step) ? "prefill, recomputed" : KINDS[step.name]?.[1];
+  const what = step.label || (kind ?? "nothing recorded");
   return step.place === null ? what : `Turn ${run.turns[step.place].turn} · ${what}`;
 }
 

@@ -33,19 +33,20 @@ export function prefixPanel(shown) {
   });
   shown.listen(() => rows.choose(places.indexOf(shown.place)));
   return panel("Prefix map", "every prompt from its first token to its last", nothing, rows.element,
-    legend([["cached", "cached"], ["again", "recomputed"], ["block", "recomputed: part of a block"], ["new", "new"]]));
+    legend([["cached", "cached"], ["recomputed", "recomputed"], ["block", "recomputed: part of a block"],
+      ["new", "new"]]));
 }
 
 /** [kind, tokens, tip] from the first token to the last. */
 function spansOf(turn) {
   const { tokens } = turn;
-  const again = ORDER.map((reason) => [reason, tokens.causes[reason] ?? 0]).filter(([, number]) => number > 0);
-  const told = again.reduce((sum, [, number]) => sum + number, 0);
-  if (tokens.again > told) again.push(["diverged", tokens.again - told]);
+  const recomputed = ORDER.map((reason) => [reason, tokens.causes[reason] ?? 0]).filter(([, number]) => number > 0);
+  const told = recomputed.reduce((sum, [, number]) => sum + number, 0);
+  if (tokens.recomputed > told) recomputed.push(["diverged", tokens.recomputed - told]);
   const tip = (title, number) => () => [title, ["tokens", count(number)],
     ["of the prompt", percent(number, tokens.prompt)]];
   return [["cached", tokens.cached, tip("cached", tokens.cached)],
-    ...again.map(([reason, number]) => [reason === "block" ? "block" : "again", number, tip(WHY[reason], number)]),
+    ...recomputed.map(([reason, number]) => [reason === "block" ? "block" : "recomputed", number, tip(WHY[reason], number)]),
     ["new", tokens.new, tip("new", tokens.new)]];
 }
 

@@ -39,8 +39,8 @@ function tellWon(run) {
         `${percent(tokens.forced, tokens.output)} of the output`));
   }
   if (ahead.prompt) {
-    lines.push(line("Read ahead", [["cached", ahead.new + ahead.again], ["idle", 0]],
-      `${plural(ahead.new + ahead.again, "token")} read while tools ran`, "not waited for in the next turn"));
+    lines.push(line("Read ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
+      `${plural(ahead.new + ahead.recomputed, "token")} read while tools ran`, "not waited for in the next turn"));
   }
   return lines;
 }

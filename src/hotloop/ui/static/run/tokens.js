@@ -4,7 +4,7 @@
 import { bar, el, legend, panel, svg } from "../dom.js";
 import { count, percent, short } from "../format.js";
 
-const PROMPT = ["cached", "again", "new"];
+const PROMPT = ["cached", "recomputed", "new"];
 const OUTPUT = ["sampled", "forced", "drafted"];
 const [UP, DOWN, LEFT, MIN_COLUMN, MAX_COLUMN] = [170, 74, 54, 5, 64];
 
@@ -15,13 +15,13 @@ export function tokensPanel(shown) {
   new ResizeObserver(draw).observe(place);
   shown.draw(({ tokens }) => {
     const prompt = `${count(tokens.prompt)} prompt, ${percent(tokens.cached, tokens.prompt)} cached`;
-    note.textContent = `${prompt}, ${count(tokens.again)} recomputed; ${count(tokens.output)} output`;
+    note.textContent = `${prompt}, ${count(tokens.recomputed)} recomputed; ${count(tokens.output)} output`;
     draw();
   });
   shown.listen(() => markChosen(place, shown.place));
   return panel("Tokens, turn by turn", note, place,
-    legend([["cached", "cached"], ["again", "recomputed"], ["new", "new"], ["sampled", "sampled"], ["forced", "forced"],
-      ["drafted", "drafted, and right"]]));
+    legend([["cached", "cached"], ["recomputed", "recomputed"], ["new", "new"], ["sampled", "sampled"],
+      ["forced", "forced"], ["drafted", "drafted, and right"]]));
 }
 
 function markChosen(place, chosen) {
@@ -79,7 +79,7 @@ function drawColumn(turn, place, x, step, mostPrompt, mostOutput, shown) {
 function tell(turn) {
   const { tokens } = turn;
   return [`Turn ${turn.turn}`, ["prompt", count(tokens.prompt)],
-    ...PROMPT.map((kind) => [kind === "again" ? "recomputed" : kind, count(tokens[kind])]),
+    ...PROMPT.map((kind) => [kind, count(tokens[kind])]),
     ["output", count(tokens.output)], ...OUTPUT.map((kind) => [kind, count(tokens[kind])]),
       ["drafted in vain", tokens.guessed > tokens.drafted ? count(tokens.guessed - tokens.drafted) : null]];
 }

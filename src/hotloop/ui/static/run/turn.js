@@ -61,7 +61,7 @@ function tellTokens(tokens, ahead, lost) {
     ["prompt", count(tokens.prompt)],
     ["cached", `${count(tokens.cached)} (${percent(tokens.cached, tokens.prompt)})`],
     ["new", count(tokens.new)],
-    ["recomputed", some(tokens.again)],
+    ["recomputed", some(tokens.recomputed)],
     ["from host memory", some(tokens.from_host)],
     ["from disk", some(tokens.restored)],
     ["read ahead", some(ahead.prompt)],

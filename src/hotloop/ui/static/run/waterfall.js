@@ -29,7 +29,7 @@ export class Waterfall {
     this.modes = ["whole", "rows"].map((mode) => el("button", { type: "button", "data-mode": mode,
       onclick: () => this.show(mode) }, mode === "whole" ? "Whole run" : "Rows in sight"));
     this.element = el("div", {}, this.map, this.view,
-      legend([["queue", "queue"], ["new", "new"], ["again", "recomputed"], ["sampled", "sampled"],
+      legend([["queue", "queue"], ["new", "new"], ["recomputed", "recomputed"], ["sampled", "sampled"],
       ["forced", "forced"], ["drafted", "drafted"], ["tool", "tool"], ["foreseen", "begun early"],
         ["network", "network"], ["idle", "idle"]]));
     this.label = MAX_LABEL;
