@@ -199,7 +199,7 @@ class Agent:
         if self._turn == 0:
             self._began_at = time_s
         recorded = self._asks[self._turn]
-        names = [name for start, num in recorded["hash_ids_rle"] for name in range(start, start + num)]
+        names = block_names(recorded)
         num_known = next((i for i, name in enumerate(names) if name not in self._seen), len(names))
         self._seen |= set(names)
         token_ids = array("i", [token_id for name in names for token_id in self._tokens(name)])
@@ -226,6 +226,10 @@ class Agent:
             return
         gap_s = min(MAX_GAP_S, self._asks[self._turn].get("think_time") or 0.0)
         self._world.at(self._world.now + gap_s, self.ask)
+
+
+def block_names(recorded: dict[str, Any]) -> list[int]:
+    return [name for start, num in recorded["hash_ids_rle"] for name in range(start, start + num)]
 
 
 def read_sessions(path: Path, num_requests: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.server.serving import HELLO, MODEL, Serving, check_error
 
+from hotloop.core.config import EngineConfig
+
 JSON = {"content-type": "application/json"}
 DEEP = b"[" * 50_000 + b"]" * 50_000
 
@@ -166,6 +168,23 @@ def test_a_prompt_that_does_not_fit_names_both_numbers(serving: Serving, stream:
     error = check_error(serving.complete(prompt="x" * 9999, stream=stream), 400, "context_length_exceeded")
     assert error["param"] == "prompt"
     assert "9999" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_tokens_than_the_context_has_room_for_are_no_error(stream: bool) -> None:
+    """Clients send what their favourite model can write, whatever model is served."""
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    bodies = {
+        "chat/completions": {"messages": HELLO, "max_tokens": 32_000, **usage},
+        "responses": {"input": "hello", "max_output_tokens": 32_000},
+        "messages": {"messages": HELLO, "max_tokens": 32_000},
+    }
+    with Serving(engine_config=EngineConfig(max_context=2048), script=("Good day.",)) as serving:
+        for endpoint, body in bodies.items():
+            answer = serving.http.post(f"/v1/{endpoint}", json={"model": MODEL, "stream": stream, **body})
+            assert answer.status_code == 200, answer.text
+            room = int(answer.text.partition("max_tokens: 32000 became ")[2].partition(",")[0])
+            assert 1900 < room < 2048
 
 
 def test_unknown_fields_are_ignored(serving: Serving) -> None:

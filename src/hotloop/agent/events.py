@@ -38,12 +38,15 @@ class Text(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallOpened(Event):
-    """The model has begun to write a call."""
-
+class CallEvent(Event):
     turn: int
     call_id: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOpened(CallEvent):
+    """The model has begun to write a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,15 @@ class CallArguments(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallDispatched(Event):
+class CallDispatched(CallEvent):
     """A call's arguments are whole, and its tool has begun, or had begun before (`was_foreseen`)."""
 
-    turn: int
-    call_id: str
-    name: str
     arguments: str
     was_foreseen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CallFinished(Event):
-    turn: int
-    call_id: str
-    name: str
+class CallFinished(CallEvent):
     result: str
     is_error: bool
     duration_s: float

@@ -12,7 +12,6 @@ before is stale: it is dropped, and nothing is guessed for the rest of the turn.
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +41,6 @@ class Foreseen:
     num_started: int = 0
     num_hits: int = 0
     num_wasted: int = 0
-    saved_s: float = 0.0
-    """How long tools had run when the model asked for them."""
     wasted_money: float = 0.0
 
 
@@ -182,7 +179,6 @@ class RunForesight:
         if found:
             self._early.remove(found)
             self._foresight.foreseen.num_hits += 1
-            self._foresight.foreseen.saved_s += (found.finished_at or time.monotonic()) - found.began_at
             self._foresight.budget.give_back(found.cost)
         return found
 
@@ -226,15 +222,13 @@ class RunForesight:
         arguments = json.dumps(prediction.arguments)
         work = carry_out(tool, arguments, self._surroundings)
         task = asyncio.create_task(work, name=f"tool {prediction.name} (foreseen)")
-        early = EarlyCall(prediction.key, tool.traits.cost, task)
         self._running.add(task)
-        task.add_done_callback(lambda done: self._finish(early, done))
-        self._early.append(early)
+        task.add_done_callback(self._finish)
+        self._early.append(EarlyCall(prediction.key, tool.traits.cost, task))
         self._foresight.foreseen.num_started += 1
         self._emit(CallForeseen(turn, prediction.name, arguments, prediction.confidence))
 
-    def _finish(self, early: EarlyCall, task: "asyncio.Task[Outcome]") -> None:
-        early.finished_at = time.monotonic()
+    def _finish(self, task: "asyncio.Task[Outcome]") -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # nobody else may ever ask for it

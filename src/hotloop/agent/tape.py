@@ -80,8 +80,6 @@ class OfferLine(msgspec.Struct, tag="offer", tag_field="line"):
 
 
 class OutcomeLine(msgspec.Struct, tag="outcome", tag_field="line"):
-    """What a tool gave, or why it gave nothing."""
-
     name: str
     arguments: str
     duration_s: float

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from hotloop.bench.questions import Json, ToolQuestion
 from hotloop.bench.workload import parse_line
@@ -103,15 +104,13 @@ def _question(row: _Row, category: str) -> ToolQuestion:
         id=row.id,
         category=category,
         messages=tuple(messages),
-        tools=tuple(_tool(function) for function in functions),
+        tools=tuple(
+            {"type": "function", "function": asdict(each) | {"parameters": json_schema_of(each.parameters)}}
+            for each in functions
+        ),
         expected=tuple(row.ground_truth),
         is_parallel="parallel" in category or len(row.ground_truth) > 1,
     )
-
-
-def _tool(function: _Function) -> Json:
-    described = {"name": function.name, "description": function.description}
-    return {"type": "function", "function": {**described, "parameters": json_schema_of(function.parameters)}}
 
 
 def json_schema_of(parameters: Json) -> Json:

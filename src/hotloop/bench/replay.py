@@ -73,7 +73,6 @@ async def replay(
 
 
 async def work_off(items: Sequence[Item], act: Callable[[Item], Awaitable[None]], *, num_workers: int) -> None:
-    """Do all items, so many at a time."""
     queue = deque(items)
 
     async def worker() -> None:

@@ -91,7 +91,6 @@ class ChildServer(Child):
 
 
 def end_process(process: "subprocess.Popen[Any]") -> None:
-    """Told to stop, and killed if it does not."""
     process.terminate()
     try:
         process.wait(_MAX_STOP_S)

@@ -44,13 +44,10 @@ class Pair(NamedTuple):
 
     @property
     def is_identical(self) -> bool:
-        return len({_essence(answer) for answer in self.answers}) == 1
-
-
-def _essence(answer: ChatAnswer) -> tuple[object, ...]:
-    """What makes two answers the same: every word and the number of tokens; not the ids of calls."""
-    calls = tuple((call.name, call.arguments) for call in answer.calls)
-    return answer.text, calls, answer.end, answer.usage.num_output
+        """Whether every word and the number of tokens are the same; the ids of calls may differ."""
+        calls = [tuple((call.name, call.arguments) for call in answer.calls) for answer in self.answers]
+        rest = [(answer.text, answer.end, answer.usage.num_output) for answer in self.answers]
+        return len({*zip(calls, rest, strict=True)}) == 1
 
 
 @dataclass(slots=True)

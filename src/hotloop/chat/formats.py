@@ -22,7 +22,7 @@ from hotloop.chat.xml_calls import CALL, END_CALL, FUNCTION, PARAMETER, RAW_RULE
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
 from hotloop.core.grammar import Grammar
-from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -261,12 +261,10 @@ def _word_calls(message: Message) -> Message:
     if not message.tool_calls:
         return message
     parts = [message.content] if message.content else []
-    return replace(message, content="\n".join([*parts, *map(_word_call, message.tool_calls)]), tool_calls=())
-
-
-def _word_call(call: ToolCall) -> str:
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+    for call in message.tool_calls:
+        name = json.dumps(call.name, ensure_ascii=False)
+        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>')
+    return replace(message, content="\n".join(parts), tool_calls=())
 
 
 def _shorten_ids(message: Message) -> Message:

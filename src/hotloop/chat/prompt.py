@@ -47,8 +47,6 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Everything a chat prompt depends on."""
-
     messages: Turns
     tools: Tools = ()
     is_answer_next: bool = True

@@ -104,7 +104,6 @@ class Deployment:
         return self._model
 
     async def find_card(self) -> Card:
-        """What the list of models says of the model, if anything."""
         model = await self.find_model()
         with suppress(RemoteError):
             return next((card for card in await self._list_models() if card.id == model), Card(model))

@@ -62,7 +62,6 @@ async def probe_stream(target: Target, num_rounds: int = 2) -> list[TimedAnswer]
 
 
 async def probe_connection(client: Deployment) -> list[TimedAnswer]:
-    """Requests one after the other, streamed and whole."""
     messages = [prompts.user("Say yes.")]
     return [await client.ask(messages, max_tokens=4, is_streamed=is_streamed) for is_streamed in (True, False) * 2]
 

@@ -30,8 +30,6 @@ _MIN_SYSTEM = 200
 
 
 class Texts:
-    """Texts in order, to be compared with many others."""
-
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 

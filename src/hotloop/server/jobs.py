@@ -4,6 +4,7 @@ Tokenizing a long history and compiling a schema take a while, so jobs are made 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from hotloop.chat.prompt import Conversation, Prompt
@@ -35,8 +36,8 @@ def make_job(
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
-    prompt = service.prompts.chat(conversation, scope=caller.scope)
-    max_tokens, sampling = _max_tokens(request, prompt, service), SamplingParams(max_tokens=1, ignore_eos=True)
+    prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
             request,
@@ -92,12 +93,14 @@ def make_conversation(
     )
 
 
-def _max_tokens(request: Request, prompt: Prompt, service: Service) -> int | None:
-    """Anthropic's clients ask for more than any context has: they get what is left of it. They know the words of this
-    refusal: they make the conversation shorter and try again."""
-    if request.api != "messages" or request.max_tokens is None:
-        return request.max_tokens
-    num_prompt, max_prompt = len(prompt.token_ids), service.engine.max_context - 1
-    if num_prompt > max_prompt:
-        raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_prompt} maximum", param="messages")
-    return min(request.max_tokens, service.engine.max_context - num_prompt)
+def _fit(request: Request, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
+    """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
+    the words of this refusal: they make the conversation shorter and try again."""
+    num_prompt, max_context = len(prompt.token_ids), service.engine.max_context
+    room = max_context - num_prompt
+    if room < 1 and request.api == "messages":
+        raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_context - 1} maximum", param="messages")
+    if room < 1 or (request.max_tokens or 0) <= room:
+        return prompt, request.max_tokens
+    change = f"max_tokens: {request.max_tokens} became {room}, all that the context has room for"
+    return replace(prompt, changes=(*prompt.changes, change)), room

@@ -28,8 +28,6 @@ _COUNTS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Where the KV of sessions has its place."""
-
     weights_bytes: int
     kv_bytes: int
     session_bytes: int

@@ -66,7 +66,7 @@ def test_a_checkpoint_in_four_bits_is_counted_as_one(tmp_path: Path, capsys: pyt
         assert run(["size", *argv, "--gpu", "h200", "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     num_weights = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
-    bytes_of_layers = num_weights // 2 + num_weights // 128 * 3
+    bytes_of_layers = num_weights // 2 + num_weights // 128 * 4
     for each in found:
         assert each["load"]["weights"] == "int4"
         size = each["hardware"][0]["room"]["weights_bytes"]

@@ -49,4 +49,4 @@ def test_the_file_is_looked_for_here(
     assert run(["predict", "show"]) == 0
     path.unlink()
     assert run(["predict", "show"]) == 2
-    assert "foresight.json cannot be read" in capsys.readouterr().err
+    assert "cannot read foresight.json" in capsys.readouterr().err

@@ -50,7 +50,6 @@ class EarlyCall:
     cost: float
     task: "asyncio.Task[Outcome]"
     began_at: float = field(default_factory=time.monotonic)
-    finished_at: float | None = None
 
 
 @dataclass(slots=True)

@@ -53,7 +53,6 @@ def render_ask(ask: Ask, model: str, *, max_tokens: int) -> Json:
 
 
 def mark(body: Json) -> Json:
-    """The same body with its breakpoints."""
     marked = dict(body)
     for part in ("system", "tools"):
         if body.get(part):

@@ -25,6 +25,7 @@ from hotloop.backends.cuda.int4 import (
     widen,
 )
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
+from hotloop.models.memory import INT4_PIECE as PIECE
 
 _MAX_SPLIT_TILES = 1 << 15
 _ALIGNMENT = 256  # of the rows widened at a time: cuBLAS is slow at an odd place
@@ -89,6 +90,17 @@ def _num_processors(device: torch.device) -> int:
 
 
 @cache
+def _num_stages(tile: Tile, device: torch.device, dtype: torch.dtype) -> int:
+    """As many as the tile has and shared memory holds: small cards have less than half of an H200's."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return 1
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    words, values = tile.columns * PIECE // 2, tile.rows * PIECE * dtype.itemsize
+    held = (num for num in range(tile.num_stages, 1, -1) if (num - 1) * words + num * values <= room)
+    return next(held, 1)
+
+
+@cache
 def _counters(device: torch.device) -> torch.Tensor:
     """How many parts of a tile are there. Every kernel leaves it as it was: zero."""
     return torch.zeros(_MAX_SPLIT_TILES, dtype=torch.int32, device=device)
@@ -123,7 +135,7 @@ def tile_product(
         x, weight.words, weight.scales, weight.zeros, bias, out, parts, _counters(x.device), num_rows, n, k,
         num_pieces, split_pieces, weight.scales.shape[1], weight.group_size, shared_shifts(weight), tile.rows,
         tile.columns, tile.num_ahead, is_gated, is_packed(x.device, x.dtype),
-        num_warps=tile.num_warps, num_stages=1 if x.dtype == torch.float32 else tile.num_stages, **overlap(x.device),
+        num_warps=tile.num_warps, num_stages=_num_stages(tile, x.device, x.dtype), **overlap(x.device),
     )  # fmt: skip
     return out
 

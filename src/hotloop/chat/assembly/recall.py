@@ -45,7 +45,6 @@ class WrittenCalls:
         self._lock = threading.Lock()
 
     def watch(self, parser: CallParser) -> CallParser:
-        """A parser that tells us of the calls it has found."""
         return _Watched(parser, self)
 
     def keep(self, answer: _Answer) -> None:

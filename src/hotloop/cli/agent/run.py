@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hotloop.agent.events import RunEnded
     from hotloop.cli.agent.file import AgentFile
     from hotloop.cli.agent.view import View
-    from hotloop.trace.tracer import Tracer
 
 _MAX_KNOCK_S = 1.0
 
@@ -75,7 +74,9 @@ def run_agent(
     if approval := choose_approval(approve, view, has_own=found.agent.settings.approve is not None):
         found.agent.settings = replace(found.agent.settings, approve=approval)
     with contextlib.ExitStack() as stack:
-        _set_tracer(found.agent, file, stack.enter_context(tracing(trace)))
+        settings, tracer = found.agent.settings, stack.enter_context(tracing(trace))
+        tracer = settings.tracer if settings.tracer.is_on else tracer
+        found.agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
         if replay is None:
             stack.enter_context(_model(found.agent, url, model, api_key, trace))
         running = _taped(found.agent, record, replay)
@@ -219,12 +220,6 @@ def _is_usual_and_absent(address: str) -> bool:
     except OSError:
         return True
     return False
-
-
-def _set_tracer(agent: "Agent[Any]", file: Path, tracer: "Tracer") -> None:
-    settings = agent.settings
-    tracer = settings.tracer if settings.tracer.is_on else tracer
-    agent.settings = replace(settings, name=settings.name or file.stem, tracer=tracer)
 
 
 def _taped(agent: "Agent[Any]", to: Path | None, source: Path | None) -> "Agent[Any]":

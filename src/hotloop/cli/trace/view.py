@@ -76,7 +76,6 @@ def list_runs(runs: Iterable[RunSummary], width: int) -> Table:
 
 
 def show_run(spans: Sequence[Span], ledger: RunLedger, width: int, chosen: range | None = None) -> Group:
-    """Everything of a run, or of those of its turns, for a terminal so wide."""
     roots = build_tree(spans)
     nodes = {node.span.span_id: node for root in roots for node in root.walk()}
     turns = [turn for turn in ledger.turns if turn.span_id in nodes]

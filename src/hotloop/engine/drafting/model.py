@@ -188,7 +188,6 @@ class ModelDrafter:
         copy.num_computed = len(copy.block_ids) * self._block_size
 
     def _share(self, copy: Request, num_tokens: int) -> None:
-        """Put the full blocks of that many tokens into the tree."""
         num_full = num_tokens // self._block_size
         if num_full and not self._pool.is_kept[copy.block_ids[num_full - 1]]:
             self._tree.share(copy.token_ids[: num_full * self._block_size], copy.block_ids, copy.salt)

@@ -1,7 +1,6 @@
 """What a rule is: an id, words for people, and a pure function from a run to what it found."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from inspect import getdoc
 from typing import NamedTuple
 
@@ -12,13 +11,12 @@ from hotloop.lint.run import LintedRun, LintedStep
 _MAX_QUOTED = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a check tells. Severity and fix are the rule's where it does not say."""
 
     place: TextPlace
     words: str
-    waste: Waste = field(default_factory=Waste)
+    waste: Waste = Waste()
     severity: Severity | None = None
     fix: str = ""
 
