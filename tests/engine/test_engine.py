@@ -7,7 +7,9 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from tests.engine.tiny import (
 
 from hotloop.backends.null import NullBackend
 from hotloop.core.errors import EngineClosed, Overloaded, PromptTooLong, RequestError
-from hotloop.core.request import FinishReason, SamplingParams
+from hotloop.core.request import FinishReason, Priority, SamplingParams
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
 
@@ -66,6 +68,21 @@ def test_a_request_can_be_aborted_before_it_ever_ran() -> None:
         listener.wait("a", "b")
     assert listener.last("b").finish_reason is FinishReason.ABORT
     assert listener.last("b").usage.num_output == 0
+
+
+def test_a_plain_call_says_how_urgent_it_is() -> None:
+    listener = Listener()
+    with gated_engine(max_running=1) as (engine, steps):
+        engine.submit([make_request(range(9), "a", sampling=greedy(4))], listener)
+        ask = partial(engine.generate, range(9), greedy(2), priority=Priority.BACKGROUND)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask)
+            deadline = time.monotonic() + 30
+            while not engine.stats().num_waiting[Priority.BACKGROUND]:
+                assert time.monotonic() < deadline, "nobody waits in the background"
+                time.sleep(0.005)
+            steps.release(100)
+            assert answer.result(30).usage.num_output == 2
 
 
 def test_too_much_waiting_is_refused_all_or_none() -> None:

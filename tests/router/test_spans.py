@@ -86,7 +86,7 @@ async def test_a_client_that_hangs_up_is_told_of(stubs: Any, tracer: ListTracer)
             await anext(answer.aiter_bytes())
         await router.until(lambda: bool(tracer.spans))
     [route] = tracer.spans
-    assert route.error == "the client hung up"
+    assert route.error == "the client disconnected"
     assert route.attributes[names.REPLICA] == "s0"
 
 

@@ -24,7 +24,7 @@ from hotloop.doctor.target import Target, make_nonce, read_running
 _NUM_TOGETHER = 8
 _NUM_LATER = 3
 _NOT_TAKEN = (400, 422)
-_CALL_TOKENS = 96  # two of the lamp's; a model that would rather talk is not heard out
+_CALL_TOKENS = 96  # enough for two calls of the lamp's tool; an answer in words is cut there
 _ENOUGH_S = 10.0  # after so long a probe begins no other round
 _NUM_CLIENTS = 3
 _SHORT_TOKENS = 16

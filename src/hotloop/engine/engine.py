@@ -21,7 +21,7 @@ from hotloop.backends.backend import Backend
 from hotloop.core.config import DEFAULT_MODEL, Device, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, DeviceLost, EngineClosed, Overloaded, PromptTooLong, RequestError
 from hotloop.core.grammar import Grammar
-from hotloop.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
+from hotloop.core.request import FinishReason, Priority, Request, SamplingParams, TokenEvent, TokenLogprob, Usage
 from hotloop.core.retention import Hold
 from hotloop.engine.core import EngineCore, OnEvent, StepReport
 from hotloop.engine.disk.store import KvStore
@@ -176,11 +176,12 @@ class Engine:
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
+        priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
         grammar: Grammar | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """The answer as it comes. Closing the iterator aborts the request."""
-        request = self._make_request(prompt, sampling, session_id, grammar)
+        request = self._make_request(prompt, sampling, priority, session_id, grammar)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
 
@@ -205,11 +206,12 @@ class Engine:
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
+        priority: Priority = Priority.INTERACTIVE,
         session_id: str = "",
         grammar: Grammar | None = None,
     ) -> Completion:
         """The whole answer; waits for it."""
-        request = self._make_request(prompt, sampling, session_id, grammar)
+        request = self._make_request(prompt, sampling, priority, session_id, grammar)
         queue: SimpleQueue[TokenEvent] = SimpleQueue()
         self.submit([request], queue.put)
         events: list[TokenEvent] = []
@@ -252,11 +254,15 @@ class Engine:
             self.kv_events.restate(self._core.scheduler.tree.kept())
 
     def _make_request(
-        self, prompt: Prompt, sampling: SamplingParams | None, session_id: str, grammar: Grammar | None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        priority: Priority,
+        session_id: str,
+        grammar: Grammar | None,
     ) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        params = sampling or SamplingParams()
-        return Request(secrets.token_hex(8), prompt_ids, params, session_id=session_id, grammar=grammar)
+        return Request(secrets.token_hex(8), prompt_ids, sampling or SamplingParams(), priority, session_id, grammar)
 
     def _validate(self, request: Request) -> None:
         """Refuse what can never run, and settle what was left open: the seed and the length."""

@@ -73,7 +73,7 @@ class RouteSpan(AbstractContextManager["RouteSpan"]):
     def hang_up(self) -> None:
         """The client has left; an answer that had ended is no error."""
         if not self._has_ended:
-            self._error = "the client hung up"
+            self._error = "the client disconnected"
 
     def claim(self, replica: str, wait_s: float) -> None:
         self.facts[names.TRIED].append(replica)

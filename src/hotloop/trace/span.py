@@ -1,8 +1,8 @@
 """A span: one thing that took time, in one process, as part of one trace. How it is written to a file, and how a trace
 is passed on over HTTP.
 
-Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. Spans are made when what they tell of is
-over, and never change; only a run is told of twice, when it begins and when it is over: of two spans of one id the one
+Times are unix nanoseconds, ids lower-case hex, as W3C trace context has them. A span is recorded when it is
+over, and never changes; only a run is recorded twice, when it begins and when it ends: of two spans of one id the one
 that ends later counts. Which names and attributes there are is in `names`.
 """
 

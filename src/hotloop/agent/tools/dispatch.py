@@ -182,7 +182,7 @@ async def _try(tool: AgentTool, arguments: str, surroundings: Surroundings, num_
 
 
 def describe_failure(error: BaseException) -> tuple[str, bool]:
-    """What the model is told of a tool that failed, and whether another try might go better."""
+    """The error message that the model gets for a failed tool, and whether to retry."""
     match error:
         case ToolError() | HotloopError():
             return str(error) or type(error).__name__, isinstance(error, ToolCrashed)

@@ -4,6 +4,7 @@ Converting every tensor takes seconds; reading the result back does not.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from hotloop.models.model import Model
 GRAPH_VERSION = 3
 
 
-class CpuBackend:
+class CpuBackend(ABC):
     """Computes a batch when it is waited for, and leaves the logits on the host."""
 
     depth = 1
@@ -43,9 +44,9 @@ class CpuBackend:
     def launch(self, batch: Batch) -> HostFlight:
         return HostFlight(lambda: self.run(batch))
 
+    @abstractmethod
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Logits [wanted, vocabulary], valid until the next call."""
-        raise NotImplementedError
 
     def infer(self, request: ov.InferRequest, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         try:
