@@ -1,8 +1,10 @@
 """`hotloop pull | models | rm` and `hotloop serve MODEL`, from the outside, with a hub on loopback."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,27 @@ def test_what_goes_wrong_is_one_line(server: FakeHub, environ: dict[str, str], l
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"hotloop: {line}")
     assert result.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_a_pull_that_stands_still_and_the_next_goes_on(server: FakeHub, tmp_path: Path):
+    server.stalls.add("model.safetensors")
+    size = len(server.repos[f"{TINY}@{COMMIT}"]["model.safetensors"])
+    half = size // 2
+    with subprocess.Popen(
+        [sys.executable, "-m", "hotloop", "pull", TINY], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert server.has_stalled.wait(60)
+            while half not in [path.stat().st_size for path in (tmp_path / "hf").rglob("*.incomplete")]:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, errors.count("\n")) == (130, 1)
+    server.stalls.clear()
+    assert hotloop("pull", TINY).returncode == 0
+    assert server.sent_bytes["model.safetensors"] == size - half
 
 
 def test_serve_takes_the_model_as_its_argument_and_pulls_it(server: FakeHub):

@@ -36,10 +36,15 @@ class FakeHub:
     """Repositories whose files need the token `secret`."""
     breaks: dict[str, list[int]] = field(default_factory=dict)
     """After how many bytes an answer with that file breaks off; each number counts once."""
+    stalls: set[str] = field(default_factory=set)
+    """Files of which half is sent, and then nothing, until `go_on`; `has_stalled` says that it is so far."""
     damaged: set[str] = field(default_factory=set)
     has_ranges: bool = True
     asked: list[Asked] = field(default_factory=list)
     sent_bytes: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.has_stalled, self.go_on = threading.Event(), threading.Event()
 
     def add(self, repo: str, files: dict[str, bytes], commit: str = COMMIT, branch: str = "main") -> None:
         self.repos[f"{repo}@{commit}"] = files
@@ -60,6 +65,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.go_on.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -153,6 +159,12 @@ class FakeHubHandler(BaseHTTPRequestHandler):
         if name and (stops := self.state.breaks.get(name)):
             body = body[: stops.pop(0)]
             self.close_connection = True
+        if name in self.state.stalls:
+            self.wfile.write(body[: len(body) // 2])
+            self.state.has_stalled.set()
+            self.state.go_on.wait()
+            self.close_connection = True
+            return
         if name:
             self.state.sent_bytes[name] += len(body)
         self.wfile.write(body)

@@ -14,8 +14,9 @@ from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf,
 
 from hotloop.core.errors import ModelError
 from hotloop.models.catalogue import Reference, list_models, needs_pull, parse_reference
-from hotloop.models.hub import Hub, choose_gguf
-from hotloop.models.model import load_model, pull, remove
+from hotloop.models.hub import choose_gguf, pull_from_hub
+from hotloop.models.hub_client import Hub
+from hotloop.models.model import load_model, load_spec, pull, remove
 
 SPEC = tiny_spec("qwen2", num_layers=1)
 TINY, GGUF = "org/tiny-qwen", "org/tiny-GGUF"
@@ -214,6 +215,19 @@ def test_an_architecture_that_cannot_be_run_is_refused_first(server: FakeHub, hu
     assert server.downloaded() == {"config.json"}
 
 
+def test_a_shape_needs_config_json_alone(server: FakeHub, hub: Hub, tmp_path: Path):
+    assert load_spec(TINY, hub=hub) == (TINY, SPEC)
+    assert server.downloaded() == {"config.json"}
+    assert load_spec(TINY, hub=hub_of(server, tmp_path, is_offline=True)) == (TINY, SPEC)
+    with pytest.raises(ModelError, match=r"org/tiny-GGUF has no config\.json"):
+        load_spec(GGUF, hub=hub)
+
+
+def test_a_hub_cannot_name_paths_outside_its_cache(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
+    server.add("org/evil", {**folder_files, "../../../outside.gguf": b"GGUF"})
+    assert hub.list_files(Reference("org/evil")).files.keys() == folder_files.keys()
+
+
 def test_a_gguf_that_cannot_be_run_is_refused_after_its_beginning(server: FakeHub, hub: Hub, tmp_path: Path):
     data = write_gguf(tmp_path / "x.gguf", SPEC, tiny_weights(SPEC), arch="mamba7").read_bytes() + bytes(4 << 20)
     server.add("org/other", {"x.gguf": data})
@@ -288,7 +302,9 @@ def test_offline_takes_what_the_cache_has(server: FakeHub, hub: Hub, tmp_path: P
 
 
 def test_two_at_once_download_once(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
-    threads = [threading.Thread(target=hub.pull, args=(Reference(TINY), lambda done, total: None)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=pull_from_hub, args=(hub, Reference(TINY), lambda done, total: None)) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

