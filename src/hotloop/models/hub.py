@@ -113,7 +113,8 @@ def _one_line_errors(hub: Hub, reference: Reference) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise ModelError(f"{reference} is no name of a model: {_first_line(error)}") from None
     except (transport_error(), errors.LocalEntryNotFoundError) as error:
-        raise ModelError(f"{reference} could not be downloaded: {_first_line(error)}; {kept}") from None
+        where = f"from {hub.endpoint}, and no file or folder here has that name"
+        raise ModelError(f"{reference} could not be downloaded {where}: {_first_line(error)}; {kept}") from None
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or _first_line(error)
         raise ModelError(f"{reference} could not be written to {hub.cache}: {reason}; {kept}") from None
