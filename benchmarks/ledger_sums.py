@@ -38,7 +38,7 @@ from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import StoreTracer, TraceStore
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 MAX_ERROR = 0.02
 WIDTH = 140
@@ -176,7 +176,7 @@ def _see(spans: Sequence[Span]) -> dict[str, int]:
 
 
 def _row(ran: Ran, root: Span, ledger: RunLedger) -> Row:
-    told = Usage(**{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)})
+    told = ApiUsage(**{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)})
     client, ours = ran.usage or told, ledger.tokens
     return Row(
         ran.name,

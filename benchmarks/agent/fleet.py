@@ -19,7 +19,7 @@ from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class FleetRun:
     """From the beginning of it all to the end of each job."""
     run_times_s: list[float] = field(default_factory=list)
     """From a job's own beginning."""
-    usage: Usage = field(default_factory=Usage)
+    usage: ApiUsage = field(default_factory=ApiUsage)
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -139,7 +139,7 @@ class _Fleet:
         await model.close()
         return result
 
-    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> Usage:
+    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> ApiUsage:
         answers = [answer for episode in job.episodes for answer in episode.answers]
         agent = Agent(
             ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not self.patterns.is_early),
@@ -151,7 +151,7 @@ class _Fleet:
             temperature=0.0,
         )
         conversation = Conversation()
-        usage = Usage()
+        usage = ApiUsage()
         for episode in job.episodes:
             usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
         return usage

@@ -34,7 +34,7 @@ from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 WORDS = "Everything there is to know about it, in many words. " * 10
 ORDERS = ["W099A0", "W099A1", "W099A2"]
@@ -124,7 +124,7 @@ class Ran:
     role: str
     run_id: str
     seconds: float
-    usage: Usage | None
+    usage: ApiUsage | None
 
 
 async def watch(role: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:

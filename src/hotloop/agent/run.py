@@ -27,7 +27,7 @@ from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire import event as wire
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class RunLoop:
             case stream.TextDelta():
                 self._emit(events.Text(turn, event.text))
             case stream.CallOpened():
-                self._emit(events.CallOpened(turn, event.id, event.name))
+                self._emit(events.CallStarted(turn, event.id, event.name))
             case stream.CallDelta():
                 self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
 
@@ -229,7 +229,7 @@ class RunLoop:
             trace=self._trace.context,
         )
 
-    def _charge(self, usage: Usage, calls: Sequence[Pending] = ()) -> None:
+    def _charge(self, usage: ApiUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         self._run.charge(usage, price(usage, self._settings.prices) + cost)

@@ -15,7 +15,7 @@ from hotloop.agent.model import Ask
 from hotloop.core.errors import RequestError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.event import Ended, Event
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 _PIECE = 8  # characters of arguments that come at a time
 
@@ -54,7 +54,7 @@ class ScriptedModel:
             yield event
         num_prompt = sum(len(message.content) for message in ask.messages) // 4
         has_calls = any(isinstance(part, ScriptedCall) for part in parts)
-        yield Ended("calls" if has_calls else "stop", usage=Usage(num_prompt, num_output=num_output))
+        yield Ended("calls" if has_calls else "stop", usage=ApiUsage(num_prompt, num_output=num_output))
 
     async def read(self, ask: Ask) -> None:
         self.reads.append(ask)

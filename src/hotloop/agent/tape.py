@@ -21,7 +21,7 @@ from hotloop.core.files import named_errors
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 VERSION = 2
 
@@ -207,7 +207,7 @@ def parse_event(line: list[Any]) -> tuple[float, Event]:
         at_s, kind, *fields = line
         if kind == "answered":
             reason, *counts = fields
-            return float(at_s), Ended(reason, usage=Usage(*counts))
+            return float(at_s), Ended(reason, usage=ApiUsage(*counts))
         value = _KINDS[kind](*fields)
         return float(at_s), ThoughtClosed(value) if kind == "thought" else value
     except (ValueError, TypeError, KeyError):

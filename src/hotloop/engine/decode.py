@@ -41,7 +41,7 @@ class Guide:
     is_cut: bool = False  # whether the answer ends as it does for lack of room
 
 
-class Decoder:
+class TokenDecoder:
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force

@@ -20,7 +20,7 @@ from hotloop.lint.parts import Json, LintedAnswer, Part, listing, mapping, parse
 from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.wire.part import Api
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
@@ -193,8 +193,8 @@ def _exchange(span: Span) -> Iterator[LintedRequest]:
     )
 
 
-def _usage(span: Span) -> Usage | None:
+def _usage(span: Span) -> ApiUsage | None:
     num_prompt, num_cached, num_output = (
         span.attributes.get(name) for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)
     )
-    return Usage(num_prompt, num_cached, num_output or 0) if num_prompt else None
+    return ApiUsage(num_prompt, num_cached, num_output or 0) if num_prompt else None

@@ -17,7 +17,7 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
 from hotloop.server.service import Service
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 _SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format.schema"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
@@ -33,7 +33,7 @@ class Constraint:
     grammar: Grammar
 
 
-def parse_constraint(request: Request, options: Options) -> Constraint | None:
+def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None:
     """The one thing the answer must look like; None if it is free. Raises RequestError if there are two."""
     fields = list(_structure_fields(request, options))
     if not fields:
@@ -97,7 +97,7 @@ def _blaming(param: str) -> Iterator[None]:
         raise RequestError(f"{param}: {error}", param=param) from None
 
 
-def _structure_fields(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:
+def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         kind = "json_object" if request.shape.schema is None else "json"

@@ -15,7 +15,7 @@ from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.stream import TextDelta
 from hotloop.wire.event import Ended, EndReason
 from hotloop.wire.event import Event as WireEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 def plan(*steps: tuple[str, str, dict[str, Any]]) -> str:
@@ -69,7 +69,7 @@ class Planner(ScriptedModel):
         for i in range(0, len(self._written), self._piece):
             await asyncio.sleep(0)
             yield TextDelta(self._written[i : i + self._piece])
-        yield Ended(self._end, usage=Usage(num_prompt=100, num_output=10))
+        yield Ended(self._end, usage=ApiUsage(num_prompt=100, num_output=10))
 
 
 class Dictated(ScriptedModel):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hotloop.core.config import MAX_DRAFTED_CERTAIN
-from hotloop.engine.decode import Decoder
+from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
 from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.scheduler import Scheduler
@@ -135,7 +135,7 @@ class Draft:
 
 
 class Speculator:
-    def __init__(self, drafter: Drafter, decoder: Decoder, *, max_draft_tokens: int) -> None:
+    def __init__(self, drafter: Drafter, decoder: TokenDecoder, *, max_draft_tokens: int) -> None:
         self._drafter = drafter
         self._decoder = decoder
         self._max_draft_tokens = max_draft_tokens
