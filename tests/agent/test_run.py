@@ -29,7 +29,7 @@ from hotloop.core.errors import ConfigError, HotloopError, RemoteError, RequestE
 from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.core.stream import CallDelta, TextDelta
-from hotloop.core.stream import CallStarted as Opened
+from hotloop.core.stream import CallOpened as Opened
 from hotloop.wire.event import Ended
 from hotloop.wire.event import Event as WireEvent
 from hotloop.wire.usage import ApiUsage
