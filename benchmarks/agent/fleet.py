@@ -32,7 +32,7 @@ class Patterns:
     is_early: bool = True
     is_parallel: bool = True
     has_foresight: bool = True
-    can_read_ahead: bool = True
+    can_prefill_ahead: bool = True
     flags: tuple[str, ...] = ()
     """Of the server."""
 
@@ -47,7 +47,7 @@ def ablation(num_agents: int) -> list[Patterns]:
         replace(whole, label="without early dispatch", is_early=False),
         replace(whole, label="without parallel tools", is_parallel=False),
         replace(whole, label="without foresight", has_foresight=False),
-        replace(whole, label="without read-ahead", can_read_ahead=False),
+        replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
         replace(whole, label="without drafts", flags=("--no-drafts",)),
         Patterns(
             label="naive loop",
@@ -55,7 +55,7 @@ def ablation(num_agents: int) -> list[Patterns]:
             is_early=False,
             is_parallel=False,
             has_foresight=False,
-            can_read_ahead=False,
+            can_prefill_ahead=False,
             flags=NAIVE,
         ),
     ]
@@ -146,7 +146,7 @@ class _Fleet:
             [RecordedTool(job, spec, self.latency) for spec in job.tools],
             job.system,
             foresight=self.foresight,
-            can_read_ahead=self.patterns.can_read_ahead,
+            can_prefill_ahead=self.patterns.can_prefill_ahead,
             limits=Limits(turns=100, concurrency=16 if self.patterns.is_parallel else 1),
             temperature=0.0,
         )

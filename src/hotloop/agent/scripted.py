@@ -36,7 +36,7 @@ class ScriptedModel:
     """Says its lines. `asks` has what it was asked, in order."""
 
     name = "scripted"
-    can_read_ahead = True
+    can_prefill_ahead = True
 
     def __init__(self, script: Script, *, pace_s: float = 0.0) -> None:
         self.asks: list[Ask] = []
@@ -56,7 +56,7 @@ class ScriptedModel:
         has_calls = any(isinstance(part, ScriptedCall) for part in parts)
         yield Ended("calls" if has_calls else "stop", usage=ApiUsage(num_prompt, num_output=num_output))
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         self.reads.append(ask)
 
     async def close(self) -> None:

@@ -208,10 +208,10 @@ class TracedModel(WrappedModel):
                             chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         with self._chat(ask) as chat:
             chat.facts[names.IS_PREFILL_ONLY] = True
-            await self._model.read(replace(ask, trace=chat.context))
+            await self._model.prefill(replace(ask, trace=chat.context))
 
     @contextmanager
     def _chat(self, ask: Ask) -> Iterator[_Open]:

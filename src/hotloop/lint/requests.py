@@ -159,7 +159,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
-    """As the client saw them, if it was traced; else as the server did. What was only read ahead is left out.
+    """As the client saw them, if it was traced; else as the server did. What was only prefilled ahead is left out.
 
     Raises ConfigError where there is no content.
     """

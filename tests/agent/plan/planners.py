@@ -56,8 +56,8 @@ class Planner(ScriptedModel):
         self.has_read = asyncio.Event()
         self._written, self._end, self._piece = written, end, piece
 
-    async def read(self, ask: Ask) -> None:
-        await super().read(ask)
+    async def prefill(self, ask: Ask) -> None:
+        await super().prefill(ask)
         self.has_read.set()
 
     async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:

@@ -360,4 +360,4 @@ def test_an_event_without_end_is_not_waited_for() -> None:
 def test_hotloop_shows_itself_in_the_usage() -> None:
     answer = chat_listener()
     hear(answer, [data(chunk(finish="stop"), chunk(choices=[], usage={**wires.OPENAI_USAGE, "hotloop": {"steps": 1}}))])
-    assert answer.model.can_read_ahead
+    assert answer.model.can_prefill_ahead

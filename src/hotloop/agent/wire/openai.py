@@ -35,7 +35,7 @@ class ResponsesModel(ServedModel):
     path = "/responses"
 
     @property
-    def can_read_ahead(self) -> bool:
+    def can_prefill_ahead(self) -> bool:
         return False
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:

@@ -66,7 +66,7 @@ class ServedModel(ABC):
         return self._model or self._server.url
 
     @property
-    def can_read_ahead(self) -> bool:
+    def can_prefill_ahead(self) -> bool:
         """Only hotloop prefills without answering; it shows itself in the usage of its answers."""
         return self._is_hotloop
 
@@ -94,7 +94,7 @@ class ServedModel(ABC):
         except RemoteError as error:
             raise self._server.fail(f"broke off: {error}") from None
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         body = self._render(ask, await self.find_model(), is_stream=False)
         await self._server.ask(self.path, body | self.quiet, session_headers(ask))
 

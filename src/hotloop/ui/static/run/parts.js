@@ -16,7 +16,7 @@ const PARTS = {
   hosted_decode: ["sampled", "hosted model, decode"],
   tools: ["tool", "tools waited for"],
   foreseen: ["foreseen", "tools begun early"],
-  read_ahead: ["cached", "prefill ahead"],
+  prefill_ahead: ["cached", "prefill ahead"],
   prepare: ["network", "preparing the prompt"],
   network: ["network", "network"],
   runtime: ["idle", "the run itself"],

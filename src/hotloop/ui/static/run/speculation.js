@@ -18,7 +18,7 @@ export function speculationPanel(shown) {
 function tellWon(run) {
   const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_foreseen));
   const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "foreseen"));
-  const { tokens, read_ahead: ahead } = run;
+  const { tokens, prefill_ahead: ahead } = run;
   const lines = [];
   const sum = (rows, length) => rows.reduce((total, row) => total + length(row), 0);
   if (tools.length + wasted.length) {
@@ -39,7 +39,7 @@ function tellWon(run) {
         `${percent(tokens.forced, tokens.output)} of the output`));
   }
   if (ahead.prompt) {
-    lines.push(line("Read ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
+    lines.push(line("Prefilled ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
       `${plural(ahead.new + ahead.recomputed, "token")} read while tools ran`, "not waited for in the next turn"));
   }
   return lines;
