@@ -19,8 +19,8 @@ const PARTS = {
   prefill_ahead: ["cached", "prefill ahead"],
   prepare: ["network", "preparing the prompt"],
   network: ["network", "network"],
-  runtime: ["idle", "the run itself"],
-  client: ["idle", "the client, not asking"],
+  runtime: ["idle", "agent runtime"],
+  client: ["idle", "client idle"],
 };
 
 export function kindOf(part) {

@@ -24,14 +24,14 @@ function tellWon(run) {
   if (tools.length + wasted.length) {
     const hidden = sum(tools, (row) => Math.max(0, Math.min(row.dispatched, row.end) - row.start));
     lines.push(line("Tools begun early", [["tool", tools.length], ["foreseen", wasted.length]],
-      `${count(tools.length)} asked for, ${duration(hidden)} ahead of the model`,
-      wasted.length ? `${count(wasted.length)} in vain, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
-        : "none in vain"));
+      `${count(tools.length)} used, ${duration(hidden)} ahead of the model`,
+      wasted.length ? `${count(wasted.length)} unused, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
+        : "none unused"));
   }
   if (tokens.guessed) {
     lines.push(line("Tokens drafted", [["drafted", tokens.drafted], ["idle", tokens.guessed - tokens.drafted]],
-      `${plural(tokens.drafted, "token")} right (${percent(tokens.drafted, tokens.guessed)})`,
-        `${count(tokens.guessed - tokens.drafted)} computed in vain`));
+      `${plural(tokens.drafted, "token")} accepted (${percent(tokens.drafted, tokens.guessed)})`,
+        `${count(tokens.guessed - tokens.drafted)} rejected`));
   }
   if (tokens.forced) {
     lines.push(line("Tokens forced", [["forced", tokens.forced], ["idle", tokens.output - tokens.forced]],
@@ -40,7 +40,7 @@ function tellWon(run) {
   }
   if (ahead.prompt) {
     lines.push(line("Prefilled ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
-      `${plural(ahead.new + ahead.recomputed, "token")} read while tools ran`, "not waited for in the next turn"));
+      `${plural(ahead.new + ahead.recomputed, "token")} prefilled while tools ran`, "not waited for in the next turn"));
   }
   return lines;
 }

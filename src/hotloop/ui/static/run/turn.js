@@ -7,12 +7,12 @@ import { words } from "./prefix.js";
 
 export function turnDetail(shown) {
   const place = el("aside", { class: "turn", "aria-live": "polite", "aria-label": "The turn that is chosen" });
-  let told = "";
+  let drawn = "";
   const show = () => {
     const turn = shown.run.turns[Math.max(shown.place, 0)];
     const facts = JSON.stringify(turn ?? null);
-    if (facts === told) return; // a run that grows leaves alone what is being read
-    told = facts;
+    if (facts === drawn) return; // a run that grows leaves alone what is being read
+    drawn = facts;
     place.replaceChildren(...(turn ? tell(turn) : []));
   };
   shown.listen(show);
@@ -24,12 +24,12 @@ function tell(turn) {
   return [
     el("h3", {}, `Turn ${turn.turn}`, turn.agent && el("span", { class: "muted" }, ` · ${turn.agent}`)),
     ...tellTime(turn),
-    el("h3", {}, "Asked"),
+    el("h3", {}, "Request"),
     facts([
       ["first token", duration(turn.first_token_ms)],
       ["model", turn.model],
       ["replica", turn.replica],
-      ["because of", turn.reason],
+      ["routing reason", turn.reason],
       ["class", turn.priority],
       ["ended by", turn.finish_reason],
       ["money", turn.money ? money(turn.money) : null],
@@ -51,7 +51,7 @@ function tellTime(turn) {
     stack(parts.map(([part, ms]) => [kindOf(part), ms]), wall, { class: "thin" }),
     el("dl", { class: "facts" },
       lines.map(([mark, label, ms]) => [el("dt", {}, mark, label), el("dd", {}, duration(ms))]),
-      el("dt", {}, "all of it"), el("dd", {}, duration(wall))),
+      el("dt", {}, "total"), el("dd", {}, duration(wall))),
   ];
 }
 
