@@ -62,8 +62,8 @@ class Compaction:
     def _middle(self, messages: tuple[Message, ...]) -> tuple[int, int]:
         """From behind the user's first words to before the last messages, not within a call and its results."""
         begin = next((i + 1 for i, message in enumerate(messages) if message.role == "user"), len(messages))
-        is_asked = bool(messages) and messages[-1].role == "user"  # what is to be answered now stays
-        end = max(begin, len(messages) - max(self.num_kept, int(is_asked)))
+        is_question_last = bool(messages) and messages[-1].role == "user"  # what is to be answered now stays
+        end = max(begin, len(messages) - max(self.num_kept, int(is_question_last)))
         while end > begin and messages[end:] and messages[end].role == "tool":
             end -= 1
         return begin, end

@@ -163,11 +163,11 @@ def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
 
     Raises ConfigError where there is no content.
     """
-    asked = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
-    if not asked:
+    recorded = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
+    if not recorded:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
-    has_client = any(span.name == names.CHAT for span in asked)
-    for span in asked:
+    has_client = any(span.name == names.CHAT for span in recorded)
+    for span in recorded:
         if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
 

@@ -37,7 +37,7 @@ class Calling:
         return bool(self.allowed) and self.choice.mode != "none"
 
     @property
-    def is_certain(self) -> bool:
+    def is_required(self) -> bool:
         return self.choice.mode == "required"
 
 

@@ -99,8 +99,8 @@ class Options(msgspec.Struct, kw_only=True):
     def retention_s(self) -> int | None:
         """For how long the prompt is to be kept, if the request says so. The newer field wins."""
         options = self.prompt_cache_options or CacheOptions()
-        asked = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
-        return _RETENTIONS_S[asked] if asked else None
+        named = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        return _RETENTIONS_S[named] if named else None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

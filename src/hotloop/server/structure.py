@@ -45,13 +45,13 @@ def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None
         return Constraint(param, _parse_grammar(kind, value))
 
 
-def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
-    """What the answer must look like; `asked` is what the request wants of one that is not a call. Compiled on this
+def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
+    """What the answer must look like; `wanted` is what the request demands of one that is not a call. Compiled on this
     thread, so that the engine finds it done. Raises RequestError that names the one tool at fault."""
     tool_format, tokenizer = service.tool_format, service.engine.tokenizer
     try:
         ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
-        constraint = constrain(asked, ordered, tool_format, tokenizer)
+        constraint = constrain(wanted, ordered, tool_format, tokenizer)
         if constraint:
             with _blaming(constraint.param):
                 service.engine.grammars.prepare(constraint.grammar)
@@ -66,21 +66,21 @@ def answer_grammar(asked: Constraint | None, calling: Calling, service: Service)
 
 
 def constrain(
-    asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
+    wanted: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> Constraint | None:
     if not calling.is_possible:
-        return asked
-    if asked is None or calling.is_certain:
+        return wanted
+    if wanted is None or calling.is_required:
         with _blaming("tools"):
             grammar = tool_format.grammar(calling.allowed, calling.choice, tokenizer)
         return Constraint("tools", grammar) if grammar else None
-    if asked.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
-        reason = f"{asked.param} cannot be given together with tools, unless tool_choice is 'none'"
-        raise RequestError(reason, param=asked.param)
+    if wanted.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
+        reason = f"{wanted.param} cannot be given together with tools, unless tool_choice is 'none'"
+        raise RequestError(reason, param=wanted.param)
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(asked.param, either(calls, asked.grammar))
+    return Constraint(wanted.param, either(calls, wanted.grammar))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:

@@ -124,8 +124,8 @@ class Inquiry:
             return self._accounts
         size = self._explainer.block_size
         accounts = [
-            account_for(asked.comparison, request.num_prompt, request.num_cached, size, request.eviction)
-            for asked, request in zip(self._questions, self._requests, strict=True)
+            account_for(question.comparison, request.num_prompt, request.num_cached, size, request.eviction)
+            for question, request in zip(self._questions, self._requests, strict=True)
         ]
         if not self._num_open:
             self._accounts = accounts
@@ -156,7 +156,7 @@ class Inquiry:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
 
 
-NOTHING_ASKED = Inquiry()
+NO_INQUIRY = Inquiry()
 
 
 class Explainer:

@@ -9,7 +9,7 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import LEFT_OUT
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
-from hotloop.server.explain.inquiry import NOTHING_ASKED, Inquiry
+from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
 from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
 from hotloop.wire.event import Begun, Ended
@@ -24,7 +24,7 @@ class Composer(wire.ResponsesWriter):
     of the end may ask for the response at once."""
 
     def __init__(
-        self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NOTHING_ASKED, tools: Iterable[ApiTool | Opaque] = ()
+        self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NO_INQUIRY, tools: Iterable[ApiTool | Opaque] = ()
     ) -> None:
         super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools)
         self.id: str = head["id"]
