@@ -29,7 +29,7 @@ function tell(turn) {
       ["first token", duration(turn.first_token_ms)],
       ["model", turn.model],
       ["replica", turn.replica],
-      ["routing reason", turn.reason],
+      ["reason", turn.reason],
       ["class", turn.priority],
       ["ended by", turn.finish_reason],
       ["money", turn.money ? money(turn.money) : null],
