@@ -21,7 +21,7 @@ Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 
-MAX_DRAFTED_CERTAIN = 24
+MAX_DRAFTED_FORCED = 24
 """Most tokens of one draft that a grammar forces, beside those that are guessed."""
 
 

@@ -126,5 +126,5 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     fleet = read()
     with tracing(trace) as tracer, opened_store(trace) as store:
         page = make_page if store else None
-        RouterServer(fleet, tracer=tracer, page=page, read_again=read, on_ready=announce).run()
+        RouterServer(fleet, tracer=tracer, page=page, read_config=read, on_ready=announce).run()
     print("drained", file=sys.stderr)
