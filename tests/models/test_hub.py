@@ -223,6 +223,13 @@ def test_a_shape_needs_config_json_alone(server: FakeHub, hub: Hub, tmp_path: Pa
         load_spec(GGUF, hub=hub)
 
 
+def test_dummy_weights_are_not_downloaded(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
+    loaded = load_model(TINY, "dummy", hub=hub)
+    assert (loaded.name, loaded.spec) == (TINY, SPEC)
+    assert loaded.template is not None
+    assert server.downloaded() == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
 def test_a_hub_cannot_name_paths_outside_its_cache(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
     server.add("org/evil", {**folder_files, "../../../outside.gguf": b"GGUF"})
     assert hub.list_files(Reference("org/evil")).files.keys() == folder_files.keys()
