@@ -13,7 +13,7 @@ from tests.models.fake_hub import COMMIT, FakeHub
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf, write_json
 
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import Reference, list_models, needs_pull, parse_reference
+from hotloop.models.catalogue import Reference, list_models, needs_pull
 from hotloop.models.hub import choose_gguf, pull_from_hub
 from hotloop.models.hub_client import Hub
 from hotloop.models.model import load_model, load_spec, pull, remove
@@ -357,25 +357,6 @@ def test_a_users_own_file_is_only_forgotten(empty_home: Path, tmp_path: Path):
     assert not list_models()[1:]
     with pytest.raises(ModelError, match=r"mine\.gguf is none of the models that `hotloop models` lists"):
         remove(str(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "reference"),
-    [
-        ("Qwen/Qwen3-4B", Reference("Qwen/Qwen3-4B")),
-        ("Qwen/Qwen3-4B@v1.0", Reference("Qwen/Qwen3-4B", "v1.0")),
-        ("a/b@refs/pr/1:Q4_K_M", Reference("a/b", "refs/pr/1", "Q4_K_M")),
-        ("a/b:sub/x-Q8_0.gguf", Reference("a/b", None, "sub/x-Q8_0.gguf")),
-        ("models/mine.gguf", None),
-        ("./models/mine", None),
-        ("/models/mine", None),
-        ("a/b/c", None),
-        ("gpt-9", None),
-    ],
-)
-def test_what_a_reference_is(text: str, reference: Reference | None):
-    assert parse_reference(text) == reference
-    assert reference is None or str(reference) == text
 
 
 @pytest.mark.parametrize(
