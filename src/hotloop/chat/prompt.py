@@ -15,7 +15,7 @@ from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.formats import ToolFormat, Tools, Turns
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, CallsOnly
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
@@ -125,10 +125,12 @@ class Prompts:
         """The tools as prompt and grammar should have them."""
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
-    def parser(self, tools: Sequence[Tool]) -> CallParser:
+    def parser(self, tools: Sequence[Tool], *, must_call: bool = False) -> CallParser:
         """The format's parser for an answer; what it finds is known again when it comes back."""
         assert self._format
         parser = self._format.parser(tools)
+        if must_call:
+            parser = CallsOnly(parser)
         return self._calls.watch(parser) if self._rules.exact_turns else parser
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:

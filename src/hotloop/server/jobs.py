@@ -52,7 +52,7 @@ def make_job(
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     parser: Callable[[], CallParser] = Silence if is_silent else PlainText
     if calling.is_possible and not is_silent:
-        parser = partial(service.prompts.parser, calling.allowed)
+        parser = partial(service.prompts.parser, calling.allowed, must_call=calling.is_required)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
