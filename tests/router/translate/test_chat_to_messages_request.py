@@ -255,3 +255,10 @@ def test_a_mark_on_nothing_is_told() -> None:
     body, notes = ask({"role": "user", "content": "a"}, empty)
     assert "cache_control" not in str(body)
     assert notes == ("cache_control left out where there is nothing to keep",)
+
+
+def test_what_the_replicas_api_has_no_word_for_becomes_a_short_text() -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+    body, notes = ask({"role": "user", "content": [text("hear"), audio]})
+    assert [block["text"] for block in body["messages"][0]["content"]] == ["hear", "[audio]"]
+    assert any("content of type audio became a short text" in note for note in notes)

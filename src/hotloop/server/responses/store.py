@@ -17,14 +17,20 @@ from hotloop.core.message import Message
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
 from hotloop.server.responses.render import Composer
-from hotloop.server.turns import DROPPED, parse_turns
+from hotloop.server.turns import parse_turns
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.parse import parse_input
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "fco",
+}
 
 
 @dataclass(slots=True)
@@ -127,8 +133,8 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
-    """Those that say something to the model."""
-    return tuple(item for item in items if item.get("type") not in DROPPED)
+    """Those that say something to the model: what another one thought is for itself."""
+    return tuple(item for item in items if item.get("type") != "reasoning")
 
 
 def make_messages(items: Sequence[Json]) -> tuple[Message, ...]:
@@ -144,7 +150,7 @@ def render_items(items: Sequence[Json], response_id: str) -> list[Json]:
 
 def _render_item(item: Json, stem: str) -> Json:
     kind = item.get("type") or "message"
-    rendered = {**item, "id": f"{_PREFIXES.get(kind, 'fco')}_{stem}", "type": kind, "status": "completed"}
+    rendered = {**item, "id": f"{_PREFIXES.get(kind) or kind}_{stem}", "type": kind, "status": "completed"}
     if kind == "message":
         rendered["content"] = _render_content(item["content"], item["role"])
     return rendered
