@@ -206,6 +206,8 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"ebnf": "root ::= 'a'"}, "ebnf"),
         ({"n": 2}, "n"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",

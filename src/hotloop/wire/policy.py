@@ -26,6 +26,8 @@ _NOT_PORTABLE = {
     "conversation": "the replica keeps no conversations: send the whole of it as input",
     "prompt": "the replica keeps no prompts: send the instructions themselves",
     "background": "the replica answers at once or not at all",
+    "mcp_servers": "the replica calls no MCP servers: offer their tools",
+    "web_search_options": "the replica does not search the web",
 }
 _UNSAFE = re.compile(r"[^ -~]")
 
@@ -84,7 +86,7 @@ def check_portable(request: Request) -> None:
     """Raises RequestError for what no other API can say."""
     for name, reason in _NOT_PORTABLE.items():
         value = request.own.get(name)
-        if value not in (None, "", False) and (name, value) != ("n", 1):
+        if value not in (None, "", False, []) and (name, value) != ("n", 1):
             raise RequestError(f"{name}: {reason}", param=name)
 
 

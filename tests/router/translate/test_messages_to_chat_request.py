@@ -232,6 +232,7 @@ def test_a_last_turn_of_the_assistant_and_a_prompt_only_to_be_read_are_told() ->
         ({"model": 3}, "model"),
         ({"stream": "yes"}, "stream"),
         ({"thread": {"id": "t"}}, "thread"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"system": [{"type": "text"}]}, "system[0].text"),

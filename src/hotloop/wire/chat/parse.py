@@ -78,7 +78,7 @@ def parse_shape(form: Field | None, within: str | None) -> Shape | None:
     if form is None or form.kind() == "text":
         return None
     if form.kind() == "json_object":
-        return Shape()
+        return Shape(read_object(form, "schema"))  # where others than OpenAI take it
     if form.kind() != "json_schema":
         raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
     holder = form.need(within) if within else form
@@ -116,7 +116,7 @@ def _parse_message(message: Field, notes: Notes | None) -> Turn:
         return Turn("user", (_parse_result(message),), at=message)
     if role not in ROLES:
         raise message.need("role").refuse("expected system, developer, user, assistant or tool")
-    content = message.get("content")
+    content = message.get("content") if role == "assistant" else message.need("content")
     parts = parse_content(content, _parse_part)
     if role == "assistant":
         if not _BESIDE.isdisjoint(message.object()):
