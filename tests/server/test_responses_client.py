@@ -191,7 +191,6 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [function("f", {"type": "object", "properties": {"a": {"type": "odd"}}})]}, "tools[0].parameters"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -37,7 +37,7 @@ def make_job(
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
-    prompt = replace(prompt, changes=(*prompt.changes, *transcript.changes))
+    prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(

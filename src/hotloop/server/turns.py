@@ -26,7 +26,7 @@ from hotloop.server.options import convert
 from hotloop.wire.field import Json
 from hotloop.wire.part import Api, Call, Part, Result, Text, Turn
 from hotloop.wire.readable import Reading
-from hotloop.wire.request import Request
+from hotloop.wire.request import Request, Tool
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
@@ -85,8 +85,9 @@ def parse_transcript(request: Request) -> Transcript:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
         return Transcript(messages, [], changes)
-    marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
-    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", i) for mark, i in marks]
+    told = accumulate(isinstance(tool, Tool) for tool in request.tools)  # of built-in ones the model is not told
+    marks = [(tool.mark, i, num_told) for i, (tool, num_told) in enumerate(zip(request.tools, told, strict=True))]
+    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", num - 1) for mark, i, num in marks if mark is not None]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(_parse_hint(request.cache.mark, "cache_control", *end))

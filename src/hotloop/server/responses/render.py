@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.calling import LEFT_OUT
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.explain.inquiry import NOTHING_ASKED, Inquiry
@@ -17,6 +16,9 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import Request, Tool
 from hotloop.wire.responses import writer as wire
+
+_TOLD = ("function", "custom", "namespace")
+"""Tools that the model is told of."""
 
 
 class Composer(wire.ResponsesWriter):
@@ -77,7 +79,7 @@ class Composer(wire.ResponsesWriter):
 def render_head(body: Json, request: Request, response_id: str, *, is_strict: bool) -> Json:
     """What the object says about its request. `truncation` is what was done, not what was asked for."""
     repeated = {name: body.get(name) for name in ("max_output_tokens", "prompt_cache_key", "safety_identifier")}
-    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] not in LEFT_OUT]
+    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] in _TOLD]
     return {
         **wire.render_head(body),
         **repeated,
