@@ -225,3 +225,17 @@ def test_other_refusals(serving: Serving, client: openai.OpenAI) -> None:
     assert too_long["param"] == "input"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="another", input="hello")
+
+
+def test_counting_the_tokens_of_an_input(client: openai.OpenAI) -> None:
+    """As many as the response then has, tools, instructions and what it continues included."""
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=3)
+    fields: Any = {"input": "go on", "instructions": "Be kind.", "tools": TOOLS, "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(model=MODEL, **fields)
+    made = client.responses.create(model=MODEL, max_output_tokens=1, **fields)
+    assert made.usage
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.input_tokens.count(model=MODEL, input=[])
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model=MODEL, input="x", previous_response_id="resp_none")

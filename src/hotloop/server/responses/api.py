@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job
+from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
 from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse, parse_items, render_items
@@ -27,6 +27,7 @@ from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
+from hotloop.wire.request import Request
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -74,14 +75,9 @@ async def create(http: HttpRequest) -> Response:
 def _make_job(
     body: Json, previous: tuple[Json, ...], http: HttpRequest
 ) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
-    """The instructions are of this response alone: they are not among the items that a later one continues."""
     service = Service.of(http)
-    items = previous + parse_items(Field(body).need("input"))
-    request = parse_request({**body, "input": [*items]})
-    options = parse_options(request, ResponseOptions)
+    request, options, items = _parse(body, previous)
     refuse_if(
-        ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),
-        ("prompt", options.prompt is not None, "is not supported: send the instructions themselves"),
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
         ("background", options.background and request.is_stream, "cannot be given together with stream"),
         ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
@@ -92,6 +88,34 @@ def _make_job(
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
     return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
+
+
+def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[Request, ResponseOptions, tuple[Json, ...]]:
+    """The instructions are of this response alone: they are not among the items that a later one continues."""
+    items = previous + parse_items(Field(body).need("input"))
+    request = parse_request({**body, "input": [*items]})
+    options = parse_options(request, ResponseOptions)
+    refuse_if(
+        ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),
+        ("prompt", options.prompt is not None, "is not supported: send the instructions themselves"),
+    )
+    return request, options, items
+
+
+async def input_tokens(http: HttpRequest) -> Response:
+    store, owner = _store(http), name_owner(http.headers)
+    body = await Service.of(http).read(http)
+    previous_id = read_text(Field(body), "previous_response_id")
+    previous = store.find_previous(previous_id, owner) if previous_id else ()
+    num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> int:
+    service = Service.of(http)
+    request, options, _ = _parse(body, previous)
+    scope = service.scope(http.headers, options.cache_salt)
+    return len(make_prompt(request, options, service, scope).token_ids)
 
 
 async def show(http: HttpRequest) -> Response:
@@ -129,6 +153,7 @@ async def input_items(http: HttpRequest) -> Response:
 
 ROUTES = (
     Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
     Route("/v1/responses/{id}", show, methods=["GET"]),
     Route("/v1/responses/{id}", delete, methods=["DELETE"]),
     Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
