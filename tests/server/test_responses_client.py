@@ -199,7 +199,6 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"previous_response_id": 7}, "previous_response_id"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
@@ -218,7 +217,10 @@ def test_bad_input(serving: Serving, fields: dict[str, Any], param: str) -> None
 def test_other_refusals(serving: Serving, client: openai.OpenAI) -> None:
     check_error(serving.http.get("/v1/responses/resp_1"), 404, "response_not_found")
     check_error(serving.http.get("/v1/responses/resp_1/input_items?limit=0"), 400)
-    check_error(serving.http.get("/v1/responses/resp_1?stream=true"), 400)
+    check_error(serving.http.get("/v1/responses/resp_1?stream=true"), 404, "response_not_found")
+    made = ask(serving).json()
+    for query in ("stream=true", "stream=maybe", "stream=true&starting_after=-1"):
+        check_error(serving.http.get(f"/v1/responses/{made['id']}?{query}"), 400)
     check_error(serving.http.put("/v1/responses/resp_1"), 405)
     check_error(ask(serving, previous_response_id="resp_1"), 404, "previous_response_not_found")
     too_long = check_error(ask(serving, input="a" * 9999), 400, "context_length_exceeded")

@@ -21,8 +21,8 @@ def render_models(models: Sequence[ServedModel], *, for_anthropic: bool) -> Json
     data = [render_model(model, for_anthropic=for_anthropic) for model in models]
     if not for_anthropic:
         return {"object": "list", "data": data}
-    ids = [model.id for model in models] or [None]
-    return {"data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+    first_id, last_id = (models[0].id, models[-1].id) if models else (None, None)
+    return {"data": data, "first_id": first_id, "last_id": last_id, "has_more": False}
 
 
 def render_model(model: ServedModel, *, for_anthropic: bool) -> Json:

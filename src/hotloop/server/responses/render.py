@@ -34,10 +34,16 @@ class Composer(wire.ResponsesWriter):
         self._tokenizer = tokenizer
         self._inquiry = inquiry
         self._is_cut = False
+        self._is_queued = False
+
+    def queue(self) -> list[Json]:
+        """It was asked for, and nobody has begun with it."""
+        self._is_queued = True
+        self._response["status"] = "queued"
+        return [self._tell("response.created"), self._tell("response.queued")]
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        begun = [] if self._has_begun else self.tell(Begun())
-        return b"".join(self.number(begun + self.add(pieces)))
+        return b"".join(self.number(self.add(pieces)))
 
     def close(self, usages: Sequence[Usage]) -> bytes:
         return self._end_stream(self.finish(usages[0]))
@@ -46,7 +52,7 @@ class Composer(wire.ResponsesWriter):
         return self._end_stream(self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
-        events: list[Json] = []
+        events: list[Json] = [] if self._has_begun else self.tell(Begun())
         for _, piece in pieces:
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
             self._is_cut |= piece.finish_reason is FinishReason.LENGTH
@@ -70,6 +76,11 @@ class Composer(wire.ResponsesWriter):
             code = "rate_limit_exceeded" if kind_of(error).status == 429 else "server_error"
             self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         return [self._tell("response.failed")]
+
+    def _begin(self, begun: Begun) -> list[Json]:
+        self._response["status"] = "in_progress"
+        events = super()._begin(begun)
+        return events[1:] if self._is_queued else events
 
     def _end_stream(self, events: list[Json]) -> bytes:
         self.on_end()

@@ -16,6 +16,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
+from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer
 from hotloop.server.turns import parse_turns
 from hotloop.wire.field import Field, Json
@@ -42,6 +43,9 @@ class RunningResponse:
     outputs: OutputCollector
     composer: Composer
     is_stored: bool
+    is_background: bool = False
+    log: EventLog | None = None
+    """Its events, if it is streamed in the background."""
     task: asyncio.Task[None] | None = None
 
     def encode(self) -> bytes:
@@ -57,6 +61,8 @@ class EndedResponse:
     output: tuple[Json, ...]
     status: str
     body: bytes
+    is_background: bool = False
+    log: EventLog | None = None
 
     def encode(self) -> bytes:
         return self.body
@@ -64,7 +70,10 @@ class EndedResponse:
     @property
     def num_bytes(self) -> int:
         """Items are shared along a chain of responses, and counted for each: the bound holds whoever goes first."""
-        return len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
+        num_logged = self.log.num_bytes if self.log else 0
+        return (
+            num_logged + len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
+        )
 
 
 class ResponseStore:
@@ -86,7 +95,8 @@ class ResponseStore:
         response = run.composer.render()
         body = msgspec.json.encode(response)
         if run.is_stored:
-            ended = EndedResponse(run.owner, run.items, keep_items(response["output"]), response["status"], body)
+            output, status = keep_items(response["output"]), response["status"]
+            ended = EndedResponse(run.owner, run.items, output, status, body, run.is_background, run.log)
             self._ended.put(run.composer.id, ended, ended.num_bytes)
         return body
 
@@ -96,7 +106,7 @@ class ResponseStore:
     def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:
         """One that may be looked at."""
         run = self.find_running(response_id, owner)
-        return run if run and run.is_stored else self._find_ended(response_id, owner)
+        return run if run and run.is_stored else self.find_ended(response_id, owner)
 
     def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
         """One that may be cancelled, whether or not it will be stored."""
@@ -115,10 +125,10 @@ class ResponseStore:
         return found.items + found.output
 
     def delete(self, response_id: str, owner: str) -> None:
-        self._find_ended(response_id, owner)
+        self.find_ended(response_id, owner)
         self._ended.drop(response_id)
 
-    def _find_ended(self, response_id: str, owner: str) -> EndedResponse:
+    def find_ended(self, response_id: str, owner: str) -> EndedResponse:
         ended = self._ended.get(response_id)
         if not ended or ended.owner != owner:
             raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
