@@ -31,6 +31,8 @@ class Calling:
     """Where in the body a tool's schema is, by the tool's name."""
     changes: tuple[str, ...] = ()
     """What was left out."""
+    is_legacy: bool = False
+    """Whether they are called functions, and a call is the message's `function_call`."""
 
     @property
     def is_possible(self) -> bool:
@@ -46,7 +48,7 @@ def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
     """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit.
 
     Built-in tools, which coding agents offer unasked, are left out: nobody would run them here. A chat has none."""
-    choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
+    choice, schema_field = request.choice, "parameters" if request.is_legacy else _SCHEMA_FIELDS[request.api]
     given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or not tool.is_private]
     kinds = dict.fromkeys(tool.kind for tool in request.tools if isinstance(tool, Opaque) and tool.is_private)
     changes = tuple(f"tools: {kind:.100} was left out, since nothing here runs it" for kind in kinds)
@@ -56,7 +58,8 @@ def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
     check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     known = [tool for tool in given if isinstance(tool, wire.Tool)]
-    return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in known}, changes)
+    places = {tool.flat_name: _place(tool, schema_field) for tool in known}
+    return Calling(tools, allowed, chosen, places, changes, request.is_legacy)
 
 
 def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:

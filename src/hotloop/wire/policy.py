@@ -18,8 +18,6 @@ _MAX_CHARS = 160
 _MAX_NOTES = 16
 # Fields that no other API has a word for, and that a request does not do without.
 _NOT_PORTABLE = {
-    "functions": "is too old to be carried to this replica: use tools",
-    "function_call": "is too old to be carried to this replica: use tools",
     "n": "this replica gives one answer at a time",
     "thread": "no conversation is kept here: send all of it, without thread",
     "previous_response_id": "the replica keeps no responses: send the whole conversation as input",

@@ -85,6 +85,8 @@ class Request:
     turns: tuple[Turn, ...]
     tools: tuple[Tool | Opaque, ...] = ()
     choice: Choice = field(default_factory=Choice)
+    is_legacy: bool = False
+    """Whether tools were offered in OpenAI's older words, `functions`: the answer has one `function_call`."""
     shape: Shape | None = None
     max_tokens: int | None = None
     temperature: float | None = None
