@@ -100,13 +100,6 @@ def test_count_tokens_is_what_the_usage_says(client: anthropic.Anthropic) -> Non
         assert prompt_tokens(ask(client, **fields, extra_body=extra, max_tokens=1)) == counted
 
 
-def test_what_is_counted_need_not_be_answered(client: anthropic.Anthropic) -> None:
-    messages: list[Any] = [*HELLO, {"role": "assistant", "content": "So"}]
-    assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
-    with pytest.raises(anthropic.BadRequestError, match="last turn"):
-        ask(client, messages=messages)
-
-
 def test_the_usage_tells_what_was_cached(client: anthropic.Anthropic) -> None:
     text = "Only this test says so. " * 20
     block = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]

@@ -14,6 +14,8 @@ from hotloop.wire.request import Request, Tool
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
 
+NOT_CONTINUED = "the last turn is the assistant's: it is answered, not continued"
+
 _MAX_CHARS = 160
 _MAX_NOTES = 16
 # Fields that no other API has a word for, and that a request does not do without.

@@ -50,9 +50,22 @@ def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> Request:
         effort=read_text(given, "reasoning_effort"),
         thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
+        continues_last=_parse_continued(given, turns),
         **parse_common(given),
     )
     return request.with_rest(body, _OWN)
+
+
+def _parse_continued(given: Field, turns: tuple[Turn, ...]) -> bool:
+    """In vLLM's words. What a prompt ends with otherwise is not read here."""
+    continued = given.get("continue_final_message")
+    if continued is None or not continued.flag():
+        return False
+    if not turns or turns[-1].role != "assistant":
+        raise continued.refuse("the last message must be the assistant's")
+    if given.object().get("add_generation_prompt") is True:
+        raise continued.refuse("cannot be given together with add_generation_prompt")
+    return True
 
 
 def parse_common(given: Field) -> Json:
