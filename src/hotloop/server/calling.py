@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hotloop.chat.tools import ToolChoice, check_tools
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.wire import request as wire
 from hotloop.wire.part import Api, Opaque
+from hotloop.wire.request import ApiRequest, ApiTool
 
 _SCHEMA_FIELDS: dict[Api, str] = {
     "chat": "function.parameters",
@@ -40,16 +40,16 @@ class Calling:
         return bool(self.allowed) and self.choice.mode != "none"
 
     @property
-    def is_certain(self) -> bool:
+    def is_required(self) -> bool:
         return self.choice.mode == "required"
 
 
-def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
+def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit.
 
     Built-in tools, which coding agents offer unasked, are left out: nobody would run them here. A chat has none."""
     choice, schema_field = request.choice, "parameters" if request.is_legacy else _SCHEMA_FIELDS[request.api]
-    given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or not tool.is_private]
+    given = [tool for tool in request.tools if isinstance(tool, ApiTool) or not tool.is_private]
     kinds = dict.fromkeys(tool.kind for tool in request.tools if isinstance(tool, Opaque) and tool.is_private)
     changes = tuple(f"tools: {kind:.100} was left out, since nothing here runs it" for kind in kinds)
     tools = tuple(_make_tool(tool, is_strict) for tool in given)
@@ -57,12 +57,12 @@ def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
     check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
-    known = [tool for tool in given if isinstance(tool, wire.Tool)]
+    known = [tool for tool in given if isinstance(tool, ApiTool)]
     places = {tool.flat_name: _place(tool, schema_field) for tool in known}
     return Calling(tools, allowed, chosen, places, changes, request.is_legacy)
 
 
-def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:
+def _make_tool(tool: ApiTool | Opaque, is_strict: bool) -> Tool:
     if isinstance(tool, Opaque):
         reason = f"{tool.place}: tools of type {tool.kind!r:.100} are not supported, only functions and custom tools"
         raise RequestError(f"{reason} are", param=f"{tool.place}.type" if tool.api == "chat" else tool.place)
@@ -82,6 +82,6 @@ def _allow(tools: tuple[Tool, ...], names: tuple[str, ...]) -> tuple[Tool, ...]:
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _place(tool: wire.Tool, schema_field: str) -> str:
+def _place(tool: ApiTool, schema_field: str) -> str:
     place = tool.at.place if tool.at else "tools"
     return place if tool.is_custom else f"{place}.{schema_field}"

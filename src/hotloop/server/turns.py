@@ -24,9 +24,9 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.holds import Pin
 from hotloop.server.options import convert
 from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, Part, Result, Text, Turn
+from hotloop.wire.part import Api, Call, Part, Text, ToolResult, Turn
 from hotloop.wire.readable import Reading
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.request import ApiRequest, ApiTool
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
@@ -55,7 +55,7 @@ def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None
     return CacheHint(index, num_chars, 3600 if convert(mark, CacheControl, place).ttl == "1h" else 300)
 
 
-class Transcript(NamedTuple):
+class HintedMessages(NamedTuple):
     messages: tuple[Message, ...]
     hints: list[CacheHint]
     changes: tuple[str, ...] = ()
@@ -77,24 +77,24 @@ class _Draft(msgspec.Struct):
         return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
 
 
-def parse_transcript(request: Request) -> Transcript:
+def parse_transcript(request: ApiRequest) -> HintedMessages:
     """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
     Reading().check(request.turns)
     messages, hints, changes = parse_turns(request.turns, request.api)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
-        return Transcript(messages, [], changes)
-    told = accumulate(isinstance(tool, Tool) for tool in request.tools)  # of built-in ones the model is not told
+        return HintedMessages(messages, [], changes)
+    told = accumulate(isinstance(tool, ApiTool) for tool in request.tools)  # of built-in ones the model is not told
     marks = [(tool.mark, i, num_told) for i, (tool, num_told) in enumerate(zip(request.tools, told, strict=True))]
     of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", num - 1) for mark, i, num in marks if mark is not None]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
-    return Transcript(messages, [*of_tools, *hints], changes)
+    return HintedMessages(messages, [*of_tools, *hints], changes)
 
 
-def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
+def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
     """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
     drafts: list[_Draft] = []
     hints: list[CacheHint] = []
@@ -114,7 +114,7 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
                     drafts[-1].say(part.text)
                 case Call() if is_answer:
                     drafts[-1].calls.append(ToolCall(part.id, part.flat_name, part.arguments))
-                case Result() if turn.role == "user":
+                case ToolResult() if turn.role == "user":
                     drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
                     has_begun = False
                 case Thought() if is_answer:
@@ -124,10 +124,10 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
                 hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
-    return Transcript(tuple(draft.finish() for draft in drafts), hints, reading.changes)
+    return HintedMessages(tuple(draft.finish() for draft in drafts), hints, reading.changes)
 
 
-def _result_text(result: Result) -> str:
+def _result_text(result: ToolResult) -> str:
     for part in result.parts:
         if not isinstance(part, Text):
             raise _unsupported(part)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hotloop.wire.image import image_size
-from hotloop.wire.part import File, Image, Opaque, Part, Result, Text, Turn, text_of
+from hotloop.wire.part import File, Image, Opaque, Part, Text, ToolResult, Turn, text_of
 
 _MAX_NAME = 80
 _LABELS = {
@@ -63,7 +63,7 @@ class Reading:
 
     def _read_part(self, part: Part, end: str = "") -> Part:
         match part:
-            case Result() if not all(isinstance(inner, Text) for inner in part.parts):
+            case ToolResult() if not all(isinstance(inner, Text) for inner in part.parts):
                 return msgspec.structs.replace(part, parts=tuple(map(self._read_part, part.parts)))
             case Image() | File() | Opaque() if self._is_replaced(part) and (label := _label(part)):
                 self.replaced[label] += 1
@@ -80,7 +80,7 @@ class Reading:
 
 def _flatten(parts: Iterable[Part]) -> Iterator[Part]:
     for part in parts:
-        yield from part.parts if isinstance(part, Result) else (part,)
+        yield from part.parts if isinstance(part, ToolResult) else (part,)
 
 
 def _label(part: Image | File | Opaque) -> str | None:

@@ -17,7 +17,7 @@ from hotloop.agent.events import (
     CallArguments,
     CallDispatched,
     CallFinished,
-    CallOpened,
+    CallStarted,
     RunEnded,
     RunStarted,
     Text,
@@ -29,7 +29,7 @@ from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
 from hotloop.cli.output import Bar, draw_bar, shorten
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 WEATHER = """
 from hotloop import Agent, ScriptedCall, Prices, ScriptedModel, tool
@@ -255,12 +255,12 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
 
 
 def a_turn() -> list[object]:
-    usage = Usage(num_prompt=100, num_cached=87, num_output=7)
+    usage = ApiUsage(num_prompt=100, num_cached=87, num_output=7)
     return [
         RunStarted("r", "s", at=0.0),
         TurnStarted(1, at=0.0),
         Text(1, "Let me\x1b[2J look.", at=1.0),
-        CallOpened(1, "a", "weather", at=2.0),
+        CallStarted(1, "a", "weather", at=2.0),
         CallArguments(1, "a", '{"city":"Rome"}', at=4.0),
         CallDispatched(1, "a", "weather", '{"city":"Rome"}', at=4.0),
         CallFinished(1, "a", "weather", "18\ndegrees", False, 6.0, at=10.0),

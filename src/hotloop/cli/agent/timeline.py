@@ -15,7 +15,7 @@ from hotloop.agent.events import (
     CallArguments,
     CallDispatched,
     CallFinished,
-    CallOpened,
+    CallStarted,
     Event,
     TurnFinished,
     TurnStarted,
@@ -23,7 +23,7 @@ from hotloop.agent.events import (
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
 from hotloop.cli.output import Bar, count, draw_bar, shorten
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 BAR_CELLS = 30
 LABEL_CHARS = 36
@@ -62,7 +62,7 @@ class TurnRow:
     """When the model last said anything."""
     ended_at: float | None = None
     words: str = ""
-    usage: Usage | None = None
+    usage: ApiUsage | None = None
     calls: dict[str, CallRow] = field(default_factory=dict)
 
     @property
@@ -112,7 +112,7 @@ class Timeline:
                 return turn
             case CallDispatched() | CallFinished():
                 self._push_call(event)
-            case Words() | CallOpened() | CallArguments() if self.turn:
+            case Words() | CallStarted() | CallArguments() if self.turn:
                 self._push_words(event, self.turn)
         return None
 
@@ -128,12 +128,12 @@ class Timeline:
         calls = count(self.num_calls, "call") + failed
         return f"{count(spent.num_turns, 'turn')}, {calls}, {describe_usage(spent.usage)}, {spent.time_s:.1f} s{money}"
 
-    def _push_words(self, event: Words | CallOpened | CallArguments, turn: TurnRow) -> None:
+    def _push_words(self, event: Words | CallStarted | CallArguments, turn: TurnRow) -> None:
         turn.said_at = event.at
         match event:
             case Words():
                 turn.words += event.text
-            case CallOpened():
+            case CallStarted():
                 turn.calls[event.call_id] = CallRow(event.name, event.at)
             case CallArguments() if event.call_id in turn.calls:
                 turn.calls[event.call_id].arguments += event.arguments
@@ -150,6 +150,6 @@ class Timeline:
         call.result, call.is_error = event.result, event.is_error
 
 
-def describe_usage(usage: Usage) -> str:
+def describe_usage(usage: ApiUsage) -> str:
     share = (usage.num_cached or 0) / usage.num_prompt if usage.num_prompt else 0.0
     return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"

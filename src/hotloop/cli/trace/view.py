@@ -36,7 +36,7 @@ PART_WORDS: Mapping[TimePart, tuple[str, str]] = {
     TimePart.NETWORK: ("network", "dim"),
     TimePart.TOOLS: ("tools", "green"),
     TimePart.FORESEEN: ("foreseen tools", "magenta"),
-    TimePart.READ_AHEAD: ("reading ahead", "blue"),
+    TimePart.PREFILL_AHEAD: ("prefill ahead", "blue"),
     TimePart.RUNTIME: ("the runtime", "dim"),
     TimePart.CLIENT: ("the client", "dim"),
 }
@@ -144,8 +144,8 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
     for turn in turns:
         first = duration(turn.first_token_s) if turn.first_token_s is not None else ""
         table.add_row(str(turn.index), *_token_cells(turn.tokens), first, duration(turn.wall_s))
-        if turn.read_ahead.prompt:
-            table.add_row("ahead", *_token_cells(turn.read_ahead), "", "", style="dim")
+        if turn.prefill_ahead.prompt:
+            table.add_row("ahead", *_token_cells(turn.prefill_ahead), "", "", style="dim")
         if turn.lost.prompt:
             table.add_row("lost", *_token_cells(turn.lost), "", "", style="dim")
     if len(turns) == len(ledger.turns):

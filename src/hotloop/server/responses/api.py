@@ -28,7 +28,7 @@ from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -100,7 +100,7 @@ def _make_job(
     return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
 
 
-def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[Request, ResponseOptions, tuple[Json, ...]]:
+def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
     """The instructions are of this response alone: they are not among the items that a later one continues."""
     items = previous + parse_items(Field(body).need("input"))
     request = parse_request({**body, "input": [*items]})
