@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from hotloop.agent.agent import Agent
-from hotloop.agent.events import CallDispatched, CallStarted, Event
+from hotloop.agent.events import CallDispatched, CallOpened, Event
 from hotloop.agent.limits import Limits
 from hotloop.agent.scripted import ScriptedCall, ScriptedModel
 from hotloop.agent.tools.tool import FunctionTool, Traits
@@ -32,5 +32,5 @@ async def run_tools(*, num_tools: int = 3, tool_s: float = 2.0, pace_s: float = 
     agent = Agent(model, [tool], limits=Limits(concurrency=16 if is_parallel else 1))
     events: list[Event] = [event async for event in agent.stream("Look.")]
     began = [event.at for event in events if isinstance(event, CallDispatched)]
-    opened = [event.at for event in events if isinstance(event, CallStarted)]
+    opened = [event.at for event in events if isinstance(event, CallOpened)]
     return ToolsRun(events[-1].at - began[0], began[0] - events[0].at, opened[-1] - events[0].at)

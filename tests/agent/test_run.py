@@ -16,7 +16,7 @@ from hotloop.agent.events import (
     CallArguments,
     CallDispatched,
     CallFinished,
-    CallStarted,
+    CallOpened,
     Text,
     TurnFinished,
     TurnStarted,
@@ -62,7 +62,7 @@ async def test_a_run_from_the_question_to_the_answer() -> None:
     assert end_of(events).output == "4 and 10."
     assert [type(event).__name__ for event in of(TurnStarted, events)] == ["TurnStarted"] * 2
     assert "".join(event.text for event in of(Text, events)) == "Let me see.4 and 10."
-    assert [event.name for event in of(CallStarted, events)] == ["double"] * 2
+    assert [event.name for event in of(CallOpened, events)] == ["double"] * 2
     assert "".join(event.arguments for event in of(CallArguments, events)) == '{"n": 2}{"n": 5}'
     assert [event.num_calls for event in of(TurnFinished, events)] == [2, 0]
     assert [(m.role, m.content) for m in conversation.messages] == [
@@ -97,7 +97,7 @@ async def test_a_call_begins_while_the_next_is_being_written() -> None:
 
     events = await listen(Agent(Patient([[ScriptedCall("first"), ScriptedCall("double", n=1)], "ok"]), [first, double]))
     begun = [i for i, event in enumerate(events) if isinstance(event, CallDispatched) and event.name == "first"]
-    opened = [i for i, event in enumerate(events) if isinstance(event, CallStarted) and event.name == "double"]
+    opened = [i for i, event in enumerate(events) if isinstance(event, CallOpened) and event.name == "double"]
     assert begun < opened
 
 

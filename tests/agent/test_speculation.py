@@ -19,7 +19,7 @@ from tests.agent.runs import end_of, listen, of
 
 from hotloop.agent.agent import Agent
 from hotloop.agent.conversation import Conversation
-from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallStarted, TurnFinished
+from hotloop.agent.events import CallArguments, CallDispatched, CallFinished, CallForeseen, CallOpened, TurnFinished
 from hotloop.agent.model import Ask
 from hotloop.agent.predict.history import History
 from hotloop.agent.predict.predictor import Predictor, load_predictor
@@ -104,7 +104,7 @@ async def test_calls_run_before_the_model_asks_and_are_used():
     events = await listen(agent(SCRIPT, shop, foresight), PROMPT)
     assert end_of(events).output == "All are on their way."
     assert [event.was_foreseen for event in of(CallDispatched, events)] == [True] * 4
-    for foreseen, opened in zip(of(CallForeseen, events), of(CallStarted, events), strict=True):
+    for foreseen, opened in zip(of(CallForeseen, events), of(CallOpened, events), strict=True):
         assert events.index(foreseen) < events.index(opened)
         assert foreseen.confidence >= 0.8
     assert shop.log == ["customer ann_lee_1099", *(f"order {order}" for order in ORDERS)]

@@ -57,7 +57,7 @@ def test_pull_list_show_and_remove(server: FakeHub):
     [
         ({"HF_TOKEN": "wrong"}, f"{TINY} is gated: accept its terms"),
         ({"HF_HUB_OFFLINE": "1"}, f"{TINY} is not in "),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, f"{TINY} could not be downloaded: "),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, f"{TINY} could not be downloaded from "),
     ],
 )
 def test_what_goes_wrong_is_one_line(server: FakeHub, environ: dict[str, str], line: str):

@@ -13,7 +13,7 @@ from tests.models.fake_hub import COMMIT, FakeHub
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf, write_json
 
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import Reference, list_models, needs_pull, parse_reference
+from hotloop.models.catalogue import Reference, list_models, needs_pull
 from hotloop.models.hub import choose_gguf, pull_from_hub
 from hotloop.models.hub_client import Hub
 from hotloop.models.model import load_model, load_spec, pull, remove
@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_is_made_again(server: FakeHub, hub: Hub, folde
 def test_one_that_keeps_breaking_is_given_up_and_kept(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
     name = shards(folder_files)[0]
     server.breaks[name] = [1000] + [0] * 9
-    with pytest.raises(ModelError, match=r"org/tiny-qwen could not be downloaded: .* the next pull goes on from there"):
+    with pytest.raises(ModelError, match=r"tiny-qwen could not be downloaded from .* the next pull goes on"):
         pull(TINY, hub=hub)
     assert 1000 in [path.stat().st_size for path in incomplete(hub)]
     assert not list_models()[1:]
@@ -221,6 +221,13 @@ def test_a_shape_needs_config_json_alone(server: FakeHub, hub: Hub, tmp_path: Pa
     assert load_spec(TINY, hub=hub_of(server, tmp_path, is_offline=True)) == (TINY, SPEC)
     with pytest.raises(ModelError, match=r"org/tiny-GGUF has no config\.json"):
         load_spec(GGUF, hub=hub)
+
+
+def test_dummy_weights_are_not_downloaded(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
+    loaded = load_model(TINY, "dummy", hub=hub)
+    assert (loaded.name, loaded.spec) == (TINY, SPEC)
+    assert loaded.template is not None
+    assert server.downloaded() == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_a_hub_cannot_name_paths_outside_its_cache(server: FakeHub, hub: Hub, folder_files: dict[str, bytes]):
@@ -280,7 +287,7 @@ def test_gated_missing_and_unreachable(server: FakeHub, hub: Hub, tmp_path: Path
     with pytest.raises(ModelError, match=r"org/a..b is no name of a model"):
         pull("org/a..b", hub=hub)
     nowhere = Hub(endpoint="http://127.0.0.1:9", cache=tmp_path / "cache", backoff_s=0.01)
-    with pytest.raises(ModelError, match=r"org/none could not be downloaded: .*refused"):
+    with pytest.raises(ModelError, match=r"org/none could not be downloaded from .*refused"):
         pull("org/none", hub=nowhere)
     pull(TINY, hub=hub_of(server, tmp_path, token="secret"))
     sent_away = [asked.token for asked in server.asked if asked.path.startswith("/cdn")]
@@ -350,25 +357,6 @@ def test_a_users_own_file_is_only_forgotten(empty_home: Path, tmp_path: Path):
     assert not list_models()[1:]
     with pytest.raises(ModelError, match=r"mine\.gguf is none of the models that `hotloop models` lists"):
         remove(str(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "reference"),
-    [
-        ("Qwen/Qwen3-4B", Reference("Qwen/Qwen3-4B")),
-        ("Qwen/Qwen3-4B@v1.0", Reference("Qwen/Qwen3-4B", "v1.0")),
-        ("a/b@refs/pr/1:Q4_K_M", Reference("a/b", "refs/pr/1", "Q4_K_M")),
-        ("a/b:sub/x-Q8_0.gguf", Reference("a/b", None, "sub/x-Q8_0.gguf")),
-        ("models/mine.gguf", None),
-        ("./models/mine", None),
-        ("/models/mine", None),
-        ("a/b/c", None),
-        ("gpt-9", None),
-    ],
-)
-def test_what_a_reference_is(text: str, reference: Reference | None):
-    assert parse_reference(text) == reference
-    assert reference is None or str(reference) == text
 
 
 @pytest.mark.parametrize(

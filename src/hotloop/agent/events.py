@@ -45,7 +45,7 @@ class CallEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted(CallEvent):
+class CallOpened(CallEvent):
     """The model has begun to write a call."""
 
 

@@ -212,7 +212,7 @@ class RunLoop:
             case stream.TextDelta():
                 self._emit(events.Text(turn, event.text))
             case stream.CallOpened():
-                self._emit(events.CallStarted(turn, event.id, event.name))
+                self._emit(events.CallOpened(turn, event.id, event.name))
             case stream.CallDelta():
                 self._emit(events.CallArguments(turn, answer.call_id(event.index), event.arguments))
 

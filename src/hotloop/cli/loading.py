@@ -44,7 +44,7 @@ def pull_missing(name: str) -> None:
 
 def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
     for name in (model.model, engine.draft_model):
-        if name:
+        if name and model.load_format != "dummy":
             pull_missing(name)
     with console.status(f"loading {model.model} ..."):
         from hotloop.engine.engine import Engine

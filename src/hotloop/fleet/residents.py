@@ -105,7 +105,7 @@ class VllmResident:
 def open_hotloop(config: HotloopConfig) -> HotloopResident:
     """A model that can be fetched by its name is, if it is not here."""
     model = config.model
-    if needs_pull(model.model):
+    if model.load_format != "dummy" and needs_pull(model.model):
         pull(model.model)
     engine = Engine.load(
         model.model,

@@ -43,15 +43,16 @@ def pull_from_hub(hub: Hub, reference: Reference, progress: Progress) -> tuple[P
         return path, listing.commit
 
 
-def fetch_config(hub: Hub, reference: Reference) -> Path:
-    """A folder with the config.json of a repository, and whatever else of it is here."""
+def fetch_config(hub: Hub, reference: Reference, *, has_tokenizer: bool = False) -> Path:
+    """A folder with the config.json of a repository, with its tokenizer and template if they are wanted; no weights."""
     with _one_line_errors(hub, reference):
         if hub.is_offline:
             return _find_cached(hub, reference)[0]
         listing = hub.list_files(reference)
         if "config.json" not in listing.files:
             raise ModelError(f"{reference.repo} has no config.json, which is needed")
-        hub.fetch(listing, [listing.files["config.json"]], _say_nothing)
+        names = _SMALL if has_tokenizer else _SMALL[:1]
+        hub.fetch(listing, [listing.files[name] for name in names if name in listing.files], _say_nothing)
         _write_ref(hub, reference, listing.commit)
         return hub.folder(reference.repo) / "snapshots" / listing.commit
 
@@ -113,7 +114,8 @@ def _one_line_errors(hub: Hub, reference: Reference) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise ModelError(f"{reference} is no name of a model: {_first_line(error)}") from None
     except (transport_error(), errors.LocalEntryNotFoundError) as error:
-        raise ModelError(f"{reference} could not be downloaded: {_first_line(error)}; {kept}") from None
+        where = f"from {hub.endpoint}, and no file or folder here has that name"
+        raise ModelError(f"{reference} could not be downloaded {where}: {_first_line(error)}; {kept}") from None
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or _first_line(error)
         raise ModelError(f"{reference} could not be written to {hub.cache}: {reason}; {kept}") from None

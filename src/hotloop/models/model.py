@@ -51,10 +51,14 @@ class Model:
     """What the user should know of how the model was read."""
 
 
-def load_model(name_or_path: str, load_format: LoadFormat = "auto") -> Model:
-    """The model of that name, or the one in that GGUF file or Hugging Face folder."""
-    name, path = locate(name_or_path)
-    return _read_dummy(name, path) if load_format == "dummy" else read_model(name, path)
+def load_model(name_or_path: str, load_format: LoadFormat = "auto", *, hub: Hub | None = None) -> Model:
+    """The model of that name, or the one in that GGUF file or Hugging Face folder.
+
+    For dummy weights a hub is asked for all the rest, if the model is not here.
+    """
+    if load_format == "dummy":
+        return _read_dummy(*_locate_config(name_or_path, hub, has_tokenizer=True))
+    return read_model(*locate(name_or_path))
 
 
 def read_model(name: str, path: Path) -> Model:
@@ -64,16 +68,19 @@ def read_model(name: str, path: Path) -> Model:
 
 def load_spec(name_or_path: str, *, hub: Hub | None = None) -> tuple[str, ModelSpec]:
     """The name and the shape of a model; of a folder nothing but config.json is read, and a hub is asked for it."""
-    found = find(name_or_path)
-    if isinstance(found, Reference) and not found.file:
-        name, path = str(found), fetch_config(hub or Hub.of_environment(), found)
-    else:
-        name, path = locate(name_or_path)
+    name, path = _locate_config(name_or_path, hub)
     if not path.is_dir():
         return name, gguf_spec(read_gguf_file(path))
     spec = config_spec(path)
     check_spec(path, spec, spec.num_layers)
     return name, spec
+
+
+def _locate_config(name_or_path: str, hub: Hub | None, *, has_tokenizer: bool = False) -> tuple[str, Path]:
+    found = find(name_or_path)
+    if isinstance(found, Reference) and not found.file:
+        return str(found), fetch_config(hub or Hub.of_environment(), found, has_tokenizer=has_tokenizer)
+    return locate(name_or_path)
 
 
 def pull(

@@ -17,7 +17,7 @@ from hotloop.agent.events import (
     CallArguments,
     CallDispatched,
     CallFinished,
-    CallStarted,
+    CallOpened,
     RunEnded,
     RunStarted,
     Text,
@@ -260,7 +260,7 @@ def a_turn() -> list[object]:
         RunStarted("r", "s", at=0.0),
         TurnStarted(1, at=0.0),
         Text(1, "Let me\x1b[2J look.", at=1.0),
-        CallStarted(1, "a", "weather", at=2.0),
+        CallOpened(1, "a", "weather", at=2.0),
         CallArguments(1, "a", '{"city":"Rome"}', at=4.0),
         CallDispatched(1, "a", "weather", '{"city":"Rome"}', at=4.0),
         CallFinished(1, "a", "weather", "18\ndegrees", False, 6.0, at=10.0),
@@ -275,7 +275,7 @@ def test_a_call_is_drawn_over_time():
     console.print(turn)
     model, call = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert model.startswith("turn 1")
-    assert "100 tokens read, 87% cached, 7 written" in model
+    assert "100 prompt tokens, 87% cached, 7 output" in model
     assert model.count("━") == 0.4 * BAR_CELLS
     assert call.count("·") == 0.2 * BAR_CELLS
     assert call.count("━") == 0.6 * BAR_CELLS

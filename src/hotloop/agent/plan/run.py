@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.agent.events import CallArguments, CallFinished, CallStarted, Event, PlanAbandoned
+from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
 from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
@@ -71,7 +71,7 @@ class Execution:
         if len(self._planned) == MAX_STEPS:
             raise BadPlan(f"it has more than {MAX_STEPS} steps")
         call = ToolCall(f"call_{self._salt}_{len(self._planned)}", step.tool, _dump(step.arguments))
-        self._emit(CallStarted(self._turn, call.id, call.name))
+        self._emit(CallOpened(self._turn, call.id, call.name))
         self._emit(CallArguments(self._turn, call.id, call.arguments))
         task = asyncio.create_task(self._carry_out(step), name=f"step {step.id}")
         planned = self._planned[step.id] = _Planned(step, Pending(call, task))

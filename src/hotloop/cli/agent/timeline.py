@@ -1,6 +1,6 @@
 """A run as rows over time: what the model wrote, and which tools ran meanwhile. Told events, it draws.
 
-turn 2  model                     ━━━━━━━━━━━━                  0.9 s  1,203 tokens, 87% cached, 41 written
+turn 2  model                     ━━━━━━━━━━━━                  0.9 s  1,203 prompt tokens, 87% cached, 41 output
         weather {"city":"Paris"}  ··━━━━━━━━━━━━━━━━            1.2 s  18 degrees
         weather {"city":"Rome"}       ····━━━━━━━━━━━━━━━━━━━━  1.6 s  24 degrees
 """
@@ -15,7 +15,7 @@ from hotloop.agent.events import (
     CallArguments,
     CallDispatched,
     CallFinished,
-    CallStarted,
+    CallOpened,
     Event,
     TurnFinished,
     TurnStarted,
@@ -112,7 +112,7 @@ class Timeline:
                 return turn
             case CallDispatched() | CallFinished():
                 self._push_call(event)
-            case Words() | CallStarted() | CallArguments() if self.turn:
+            case Words() | CallOpened() | CallArguments() if self.turn:
                 self._push_words(event, self.turn)
         return None
 
@@ -128,12 +128,12 @@ class Timeline:
         calls = count(self.num_calls, "call") + failed
         return f"{count(spent.num_turns, 'turn')}, {calls}, {describe_usage(spent.usage)}, {spent.time_s:.1f} s{money}"
 
-    def _push_words(self, event: Words | CallStarted | CallArguments, turn: TurnRow) -> None:
+    def _push_words(self, event: Words | CallOpened | CallArguments, turn: TurnRow) -> None:
         turn.said_at = event.at
         match event:
             case Words():
                 turn.words += event.text
-            case CallStarted():
+            case CallOpened():
                 turn.calls[event.call_id] = CallRow(event.name, event.at)
             case CallArguments() if event.call_id in turn.calls:
                 turn.calls[event.call_id].arguments += event.arguments
@@ -152,4 +152,4 @@ class Timeline:
 
 def describe_usage(usage: ApiUsage) -> str:
     share = (usage.num_cached or 0) / usage.num_prompt if usage.num_prompt else 0.0
-    return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"
+    return f"{usage.num_prompt:,} prompt tokens, {share:.0%} cached, {usage.num_output:,} output"

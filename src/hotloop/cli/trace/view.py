@@ -125,10 +125,10 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
     who = [ledger.agent, f"session {ledger.session}" if ledger.session else "", end]
     yield Text(shorten(", ".join(word for word in (f"run {ledger.trace_id}", *who) if word), MAX_WIDTH), style="bold")
     read, began_at = ledger.tokens.prompt, _local(ledger.start_ns)
-    cost = f", {money(ledger.money)} of money" if ledger.money else ""
+    cost = f", {money(ledger.money)} cost" if ledger.money else ""
     yield Text(
         f"{began_at:%Y-%m-%d %H:%M:%S}: {count(len(ledger.turns), 'turn')} in {duration(ledger.wall_s)}, {read:,} "
-        f"tokens read ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} written{cost}"
+        f"prompt tokens ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} output{cost}"
     )
     guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_foreseen", "num_wasted"))
     foreseen = f"; foreseen {guessed}, wasted {wasted}" if guessed else ""
