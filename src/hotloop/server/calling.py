@@ -30,6 +30,8 @@ class Calling:
     choice: ToolChoice = field(default_factory=ToolChoice)
     places: Mapping[str, str] = field(default_factory=dict)
     """Where in the body a tool's schema is, by the tool's name."""
+    demanded: frozenset[str] = frozenset()
+    """The tools of which the request says `strict: true`: these are enforced as a whole, or refused."""
 
     @property
     def is_possible(self) -> bool:
@@ -52,7 +54,8 @@ def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
     check_tools(tools, chosen, schema_field=schema_field)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     known = [tool for tool in given if isinstance(tool, wire.Tool)]
-    return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in known})
+    places = {tool.flat_name: _place(tool, schema_field) for tool in known}
+    return Calling(tools, allowed, chosen, places, frozenset(tool.flat_name for tool in known if tool.is_strict))
 
 
 def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:
