@@ -141,3 +141,20 @@ def test_a_malformed_schema_is_refused_in_one_line(schema: Any):
         json_schema(schema)
     assert raised.value.param == "grammar"
     assert "\n" not in str(raised.value)
+
+
+ODD = {"type": "array", "uniqueItems": True}
+
+
+def test_definitions_that_nothing_leads_to_do_not_count():
+    definitions = {
+        "a": {"items": {"$ref": "#/$defs/b"}},
+        "b": {"type": "string"},
+        "odd": ODD,
+        "c": {"$ref": "#/$defs/odd"},
+    }
+    schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": definitions}
+    assert [*reduced(schema)["$defs"]] == ["a", "b"]
+    assert loosen(schema)[1] == ()
+    assert loosen({**schema, "items": {"$ref": "#/$defs/c"}})[1] == ("$defs.odd: 'uniqueItems'",)
+    assert loosen({**schema, "items": {"$ref": "#named"}})[1] == ("$defs.odd: 'uniqueItems'",)

@@ -227,7 +227,7 @@ def test_without_strict_an_answer_is_enforced_as_far_as_possible(values: list[in
     with Serving(script=[json.dumps({"a": values})]) as serving:
         answer = serving.chat(response_format=schema_format(LISTS, strict=False), max_tokens=99).json()
     assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": values}
-    broken = f"{SCHEMA_PARAM}: the answer does not follow the schema: a: an item stands there twice"
+    broken = f"{SCHEMA_PARAM}: the answer does not follow the schema: a breaks uniqueItems true"
     assert changes_of(answer) == [f"{LOOSE}properties.a: 'uniqueItems'", *([broken] if is_broken else [])]
 
 

@@ -289,7 +289,7 @@ def test_a_call_is_checked_for_what_was_not_enforced(values: list[str], is_broke
         lines = serving.chat(tools=[odd], max_tokens=300, stream=True, stream_options={"include_usage": True}).text
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": values}
-    broken = "the arguments of odd do not follow the schema: a: an item stands there twice"
+    broken = "the arguments of odd do not follow the schema: a breaks uniqueItems true"
     assert (f"tools[0].function.parameters: {broken}" in answer["usage"]["hotloop"]["changes"]) == is_broken
     assert (broken in lines) == is_broken
 

@@ -22,6 +22,7 @@ _MAX_TRIES = 1_000_000  # places a pattern may be tried at, with all its repetit
 _MAX_PATTERN = 1_000
 _MAX_REASON = 300
 _AS_THEY_ARE = {"const", "default", "enum", "examples"}
+_LISTING = ("enum", "required", "type")
 _NAMED = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 # A repetition that may go on, a group that is repeated (what is in it may be too), and what only looks like either.
 _REPEATED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\)(?:[*+]|\{(?!1\})))|([*+]|\{\d*,\d*\})", re.DOTALL)
@@ -51,9 +52,13 @@ def find_misfit(value: Any, schema: Any) -> str:
 
 
 def _tell(error: Any) -> str:
+    """The place, and the keyword with what it asks for: nothing of the value, which may be private."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-    message = " ".join(str(error.message).split())
-    return (f"{place.removeprefix('.')}: {message}" if place else message)[:_MAX_REASON]
+    asked, place = error.validator_value, place.removeprefix(".") or "it"
+    is_plain = isinstance(asked, str | int | float) or (isinstance(asked, list) and error.validator in _LISTING)
+    if not place.isascii() or not place.isprintable():
+        place = ascii(place)
+    return f"{place} breaks {error.validator}{f' {json.dumps(asked)}' if is_plain else ''}"[:_MAX_REASON]
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -110,7 +115,7 @@ def _check_unique(validator: Any, is_unique: Any, instance: Any, schema: Any) ->
     if is_unique is True and isinstance(instance, list):
         distinct = {json.dumps(_as_number(item), sort_keys=True) for item in instance}
         if len(distinct) < len(instance):
-            yield ValidationError("an item stands there twice")
+            yield ValidationError("")
 
 
 def _as_number(item: Any) -> Any:

@@ -40,7 +40,8 @@ _OF_ARRAYS = {"additionalItems", "contains", "items", "unevaluatedItems"}
 _OF_OBJECTS = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
 _SUBSCHEMA = _OF_ARRAYS | _OF_OBJECTS | {"else", "if", "not", "then"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-_SUBSCHEMA_MAPS = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+_DEFINITIONS = ("$defs", "definitions")
+_SUBSCHEMA_MAPS = {*_DEFINITIONS, "dependentSchemas", "patternProperties", "properties"}
 _BESIDE_OLD_REF = {"$ref", "$schema", "$defs", "definitions"}
 # What is said in other keywords, in this order: those behind see what those before have made of the rest.
 _REWRITTEN = (
@@ -154,6 +155,8 @@ class _Reduction:
         if self._is_old and "$ref" in schema:
             # Before 2019 what stands beside a reference does not count, though others may refer to it.
             schema = {key: value for key, value in schema.items() if key in _BESIDE_OLD_REF}
+        if schema is self._root:
+            schema = _without_unused(schema)
         self._depth += 1
         parts = {key: self._value(key, value, path) for key, value in schema.items() if not _is_idle(key, value)}
         self._depth -= 1
@@ -244,6 +247,28 @@ class _Reduction:
         finally:
             self._is_negated = was_negated
             self._following.pop()
+
+
+def _without_unused(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without the definitions that nothing in it leads to: nobody has to be able to say those."""
+    kept: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS if isinstance(root.get(key), Mapping)}
+    rest = {key: value for key, value in root.items() if key not in kept}
+    todo: list[Any] = [rest]
+    while kept and todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, Mapping):
+            todo += part.values()
+            if isinstance(reference := part.get("$ref", part.get("$dynamicRef")), str) and reference != "#":
+                head, _, name = unquote(reference).removeprefix("#/").partition("/")
+                name = name.partition("/")[0].replace("~1", "/").replace("~0", "~")
+                if head in kept and name not in kept[head] and name in root[head]:
+                    kept[head][name] = root[head][name]
+                    todo.append(root[head][name])
+                elif not reference.startswith("#/"):
+                    return root  # by a name, which may be anywhere
+    return {**rest, **{key: {name: part for name, part in root[key].items() if name in kept[key]} for key in kept}}
 
 
 def _has_names(root: Any) -> bool:

@@ -7,7 +7,7 @@ other values, where they would otherwise need a pattern.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
 from typing import Any, Protocol
 
@@ -203,29 +203,34 @@ def negate(schema: Schema, known: Schema, context: Context, depth: int = 0) -> S
     context.spend()
     if depth > _MAX_DEPTH:
         raise Unsupported
-    parts: list[Schema] = []
-    for key, value in schema.items():
-        if key == "$ref":
-            parts.append(negate(context.resolve(value), known, context, depth + 1))
-        elif key in ("enum", "const"):
-            parts.append(_all_but(value if key == "enum" else [value], _look(known, context)))
-        elif key == "type":
-            parts.append(_of_other_types(types_of({"type": value}), types_of(_look(known, context))))
-        elif key == "required":
-            parts += [{"type": "object", "properties": {name: False}} for name in value]
-        elif key == "properties":
-            parts += _broken_properties(value, known, context, depth)
-        elif key == "not":
-            parts.append(value)
-        elif key in ("allOf", "anyOf"):
-            negated = [negate(part, known, context, depth + 1) for part in value]
-            parts += negated if key == "allOf" else [_all(negated)]
-        elif key in _OPPOSITES and not isinstance(value, bool):
-            kind, opposite, step = _OPPOSITES[key]
-            parts += [{"type": kind, opposite: value + step}] if value + step >= 0 or not step else []
-        elif key not in _NAMING and (key, value) not in _IDLE:
-            raise Unsupported
-    return some(parts)
+    return some([part for key, value in schema.items() for part in _break(key, value, known, context, depth + 1)])
+
+
+def _break(key: str, value: Any, known: Schema, context: Context, depth: int) -> Iterable[Schema]:
+    """The ways not to follow one keyword."""
+    match key:
+        case "$ref":
+            return [negate(context.resolve(value), known, context, depth)]
+        case "enum" | "const":
+            return [_all_but(value if key == "enum" else [value], _look(known, context))]
+        case "type":
+            return [_of_other_types(types_of({"type": value}), types_of(_look(known, context)))]
+        case "required":
+            return [{"type": "object", "properties": {name: False}} for name in value]
+        case "properties":
+            return _broken_properties(value, known, context, depth)
+        case "not":
+            return [value]
+        case "allOf":
+            return [negate(part, known, context, depth) for part in value]
+        case "anyOf":
+            return [_all([negate(part, known, context, depth) for part in value])]
+    if key in _OPPOSITES and not isinstance(value, bool):
+        kind, opposite, step = _OPPOSITES[key]
+        return [{"type": kind, opposite: value + step}] if value + step >= 0 or not step else []
+    if key in _NAMING or (key, value) in _IDLE:
+        return []
+    raise Unsupported
 
 
 def _all(parts: Sequence[Schema]) -> Schema:
@@ -241,7 +246,7 @@ def _broken_properties(
     expected = _look(known, context)
     beside = expected.get("properties", {}) if isinstance(expected, dict) else {}
     for name, part in properties.items():
-        broken = negate(part, beside.get(name, True), context, depth + 1)
+        broken = negate(part, beside.get(name, True), context, depth)
         if broken is not False:
             yield {"type": "object", "properties": {name: broken}, "required": [name]}
 
