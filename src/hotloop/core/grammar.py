@@ -41,6 +41,7 @@ _OF_OBJECTS = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
 _SUBSCHEMA = _OF_ARRAYS | _OF_OBJECTS | {"else", "if", "not", "then"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 _DEFINITIONS = ("$defs", "definitions")
+_NAMED_PLACES = [(key,) for key in _DEFINITIONS]
 _SUBSCHEMA_MAPS = {*_DEFINITIONS, "dependentSchemas", "patternProperties", "properties"}
 _BESIDE_OLD_REF = {"$ref", "$schema", "$defs", "definitions"}
 # What is said in other keywords, in this order: those behind see what those before have made of the rest.
@@ -67,6 +68,14 @@ _JSON_TYPES = {type(None): "null", bool: "a boolean", int: "a number", float: "a
 _JSON_TYPES |= {list: "a list", tuple: "a list"}
 
 _TYPE_NAMES = [*TYPES, "integer"]
+_SINCE_2019 = frozenset({"dependentRequired", "dependentSchemas", "maxContains", "minContains"})
+_SINCE_2019 |= {"unevaluatedItems", "unevaluatedProperties"}
+# Keywords that older drafts do not know, and ignore.
+_UNKNOWN = (
+    (re.compile(r"draft-0[34]\b"), _SINCE_2019 | {"contains", "else", "if", "propertyNames", "then"}),
+    (re.compile(r"draft-0[56]\b"), _SINCE_2019 | {"else", "if", "then"}),
+    (re.compile(r"draft-07\b"), _SINCE_2019),
+)
 _OLD_DRAFT = re.compile(r"draft-0[34567]\b")
 _ESCAPE = re.compile(r"\\(.)|[\[\]]", re.DOTALL)
 _LOOKING = re.compile(r"\\(?![1-9k]).|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<?[=!]|\\[1-9k])", re.DOTALL)
@@ -138,6 +147,8 @@ class _Reduction:
         self.dropped: list[tuple[Path, str]] = []
         self._root = schema
         self._is_old = bool(_OLD_DRAFT.search(draft))
+        self._unknown = next((names for old, names in _UNKNOWN if old.search(draft)), frozenset())
+        self._has_names = _has_names(schema)
         self._is_loose = is_loose
         self._num_left = _MAX_SUBSCHEMAS
         self._depth = 0
@@ -158,9 +169,12 @@ class _Reduction:
         if schema is self._root:
             schema = _without_unused(schema)
         self._depth += 1
-        parts = {key: self._value(key, value, path) for key, value in schema.items() if not _is_idle(key, value)}
+        kept = {key: value for key, value in schema.items() if not _is_idle(key, value) and key not in self._unknown}
+        parts = {key: self._value(key, value, path) for key, value in kept.items()}
         self._depth -= 1
         result: Schema = parts
+        if self._has_names and path[:1] in _NAMED_PLACES:
+            return parts  # something in it may be meant by name, and must stay where it is
         for keyword in [keyword for keyword in _REWRITTEN if keyword in parts]:
             if keyword == "not" and self._is_negated:
                 continue  # the negation around it undoes it
@@ -234,13 +248,11 @@ class _Reduction:
             raise Unsupported
 
     def resolve(self, reference: str) -> Schema:
-        if reference in self._following:
+        if reference in self._following or self._has_names:
             raise Unsupported
         self._following.append(reference)
         was_negated, self._is_negated = self._is_negated, False
         try:
-            if _has_names(self._root):
-                raise Unsupported
             return self.reduce(_point(self._root, reference))
         except (RequestError, LookupError, ValueError, RecursionError):
             raise Unsupported from None
@@ -273,12 +285,14 @@ def _without_unused(root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _has_names(root: Any) -> bool:
     """Whether parts of a schema have names of their own, which references may mean."""
-    parts = root.values() if isinstance(root, Mapping) else root if isinstance(root, list) else ()
-    return any(_is_named(part) or _has_names(part) for part in parts)
-
-
-def _is_named(part: Any) -> bool:
-    return isinstance(part, Mapping) and isinstance(part.get("$id", part.get("id")), str)
+    todo = [root]
+    while todo:
+        part = todo.pop()
+        inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+        if any(isinstance(each, Mapping) and isinstance(each.get("$id", each.get("id")), str) for each in inner):
+            return True
+        todo += inner
+    return False
 
 
 def _point(schema: Any, reference: str) -> Any:

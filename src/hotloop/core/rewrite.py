@@ -174,11 +174,13 @@ def rewrite_least(rest: dict[str, Any], least: int) -> Schema:
 
 def rewrite_one_of(rest: Schema, cases: Sequence[Schema], context: Context) -> Schema:
     """Exactly one of the cases: one of them, and none of the others it could be confused with."""
+    kinds = {"type": rest["type"]} if isinstance(rest, dict) and "type" in rest else {}
+    typed = [{**kinds, **case} if isinstance(case, dict) else case for case in cases]
     options: list[Schema] = []
     for i, case in enumerate(cases):
         option = case
         for j, other in enumerate(cases):
-            if j != i and not are_disjoint(case, other, context):
+            if j != i and not are_disjoint(typed[i], typed[j], context):
                 option = both(option, negate(other, _facts(rest, case), context))
         options.append(option)
     return both(rest, some(options))
@@ -253,12 +255,15 @@ def _broken_properties(
 
 def _look(known: Schema, context: Context) -> Schema:
     """What is known, with what it refers to."""
-    if isinstance(known, dict) and "$ref" in known:
-        try:
-            return both({key: value for key, value in known.items() if key != "$ref"}, context.resolve(known["$ref"]))
-        except Unsupported:
-            return known
-    return known
+    if not isinstance(known, dict) or "$ref" not in known:
+        return known
+    beside = {key: value for key, value in known.items() if key != "$ref"}
+    try:
+        found = context.resolve(known["$ref"])
+    except Unsupported:
+        return known
+    is_plain = beside.keys() <= {"type"} and isinstance(found, dict) and "type" not in found
+    return {**found, **beside} if is_plain and isinstance(found, dict) else both(beside, found)
 
 
 def _of_other_types(types: set[str], known: set[str]) -> Schema:
