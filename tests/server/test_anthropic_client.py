@@ -21,7 +21,7 @@ from hotloop.server.messages import MessageOptions
 from hotloop.server.options import parse_options, parse_priority
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
@@ -157,7 +157,7 @@ def test_priorities() -> None:
     assert parse_priority(*read(priority="background"), {}) is Priority.BACKGROUND
 
 
-def read(**fields: Any) -> tuple[Request, MessageOptions]:
+def read(**fields: Any) -> tuple[ApiRequest, MessageOptions]:
     request = parse_request({"model": "m", "messages": HELLO, "max_tokens": 1, **fields}, Notes())
     return request, parse_options(request, MessageOptions)
 

@@ -43,7 +43,7 @@ def test_choices(choice: Any, expected: ToolChoice) -> None:
     parsed = calling(choice)
     assert (parsed.tools, parsed.allowed, parsed.choice) == (TOOLS, TOOLS, expected)
     assert parsed.is_possible == (choice != "none")
-    assert parsed.is_certain == (expected.mode == "required")
+    assert parsed.is_required == (expected.mode == "required")
     assert not calling(choice, parallel_tool_calls=False).choice.is_parallel
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hotloop.core.message import Thought
-from hotloop.wire.part import Api, Call, File, Image, Result, Text, Turn
-from hotloop.wire.request import Cache, Choice, Request, Shape, Tool
+from hotloop.wire.part import Api, Call, File, Image, Text, ToolResult, Turn
+from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, OutputShape
 
 Json = dict[str, Any]
 
@@ -38,9 +38,9 @@ def _plain(role: Any) -> st.SearchStrategy[Turn]:
     return st.builds(lambda text: Turn(role, (Text(text),), is_plain=True), said)
 
 
-def _results(**fields: Any) -> st.SearchStrategy[Result]:
-    plain = st.builds(lambda call_id, text: Result(call_id, (Text(text),)), ids, said)
-    listed = st.builds(Result, ids, st.lists(_texts, min_size=1, max_size=2).map(tuple), st.just(False), **fields)
+def _results(**fields: Any) -> st.SearchStrategy[ToolResult]:
+    plain = st.builds(lambda call_id, text: ToolResult(call_id, (Text(text),)), ids, said)
+    listed = st.builds(ToolResult, ids, st.lists(_texts, min_size=1, max_size=2).map(tuple), st.just(False), **fields)
     return plain | listed
 
 
@@ -80,7 +80,7 @@ _turns: dict[Api, st.SearchStrategy[Turn]] = {
     "chat": st.one_of(
         _plain("user"),
         _turn("user", _marked(_texts), _marked(_images), _marked(_files)),
-        _results().map(lambda result: Turn("user", (Result(result.call_id, (Text(result.text),)),))),
+        _results().map(lambda result: Turn("user", (ToolResult(result.call_id, (Text(result.text),)),))),
         _answer(_unsigned, _one_text, _calls),
         _plain("system"),
     ),
@@ -111,7 +111,7 @@ def _goes_on(before: Turn, turn: Turn) -> bool:
     return before.role == turn.role == "assistant"
 
 
-def requests(api: Api) -> st.SearchStrategy[Request]:
+def requests(api: Api) -> st.SearchStrategy[ApiRequest]:
     is_plain = api != "messages"
     begins = [Turn("system", (Text("s"),), is_plain), Turn("user", (Text("hi"),), is_plain)]
     turns = st.builds(
@@ -121,7 +121,7 @@ def requests(api: Api) -> st.SearchStrategy[Request]:
     )
     about = {"strict": True} if api == "messages" else {"name": "answer", "strict": True}
     tools = st.builds(
-        Tool,
+        ApiTool,
         names,
         st.none() | words,
         _schemas,
@@ -136,13 +136,13 @@ def requests(api: Api) -> st.SearchStrategy[Request]:
         "messages": {"container": "c"},
     }[api]
     return st.builds(
-        Request,
+        ApiRequest,
         api=st.just(api),
         model=st.just("m"),
         turns=turns,
         tools=st.lists(tools, min_size=1, max_size=2, unique_by=lambda tool: tool.name).map(tuple),
         choice=st.sampled_from([Choice(), Choice("auto"), Choice("none"), Choice("required", is_parallel=False)]),
-        shape=st.none() | st.builds(Shape, _schemas, st.just(about)),
+        shape=st.none() | st.builds(OutputShape, _schemas, st.just(about)),
         max_tokens=st.integers(1, 99),
         temperature=st.none() | st.floats(0, 1),
         top_p=st.none() | st.floats(0, 1),

@@ -19,7 +19,7 @@ from hotloop.wire.part import Api, Call, Text
 from hotloop.wire.policy import Notes
 from hotloop.wire.reader import name_call
 from hotloop.wire.sse import EventReader, write_data
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 APIS: list[Api] = ["chat", "responses", "messages"]
 BODY: dict[str, Any] = {
@@ -30,7 +30,7 @@ BODY: dict[str, Any] = {
     "stream_options": {"include_usage": True},
 }
 ARGUMENTS = st.sampled_from(["{}", '{"a": 1}', '{"ü": "}"}'])
-USAGE = Usage(100, 64, 7, 16, 2)
+USAGE = ApiUsage(100, 64, 7, 16, 2)
 
 thoughts = st.one_of(
     said.map(Thought),

@@ -28,13 +28,14 @@ _NAMED = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 _REPEATED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\)(?:[*+]|\{(?!1\})))|([*+]|\{\d*,\d*\})", re.DOTALL)
 _left: ContextVar[list[int]] = ContextVar("keywords left")
 
-# What `jsonschema` may raise where a schema is none, or leads nowhere.
-_PUZZLED: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
-_PUZZLED += (ValueError, Unresolvable, UnknownType, re.error)
-
 
 class _Exhausted(Exception):
     """The budget is spent."""
+
+
+# What `jsonschema` may raise where a schema is none, or leads nowhere.
+_PUZZLED: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
+_PUZZLED += (_Exhausted, ValueError, Unresolvable, UnknownType, re.error)
 
 
 def find_misfit(value: Any, schema: Any) -> str:
@@ -46,7 +47,7 @@ def find_misfit(value: Any, schema: Any) -> str:
         longest = max(map(len, _strings(value)), default=0)
         kind = _VALIDATORS.get(validator_for(schema, default=Draft202012Validator), _VALIDATORS[Draft202012Validator])
         error = next(kind(_trim(schema, longest), registry=Registry()).iter_errors(value), None)
-    except (_Exhausted, *_PUZZLED):
+    except _PUZZLED:
         return ""
     return _tell(error) if error else ""
 

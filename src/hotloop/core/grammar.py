@@ -309,11 +309,11 @@ def _point(schema: Any, reference: str) -> Any:
 
 
 def _is_malformed(key: str, value: Any) -> bool:
-    if not isinstance(value, _KINDS.get(key, object)) or (key in _COUNTS and isinstance(value, bool)):
+    kind: Any = _KINDS.get(key, object)
+    if not isinstance(value, kind) or (key in _COUNTS and isinstance(value, bool)):
         return True
     if key in ("dependencies", "dependentRequired"):
-        needs: Mapping[str, Any] = value
-        return any(_is_malformed("required", need) for need in needs.values() if isinstance(need, list))
+        return any(_is_malformed("required", need) for need in value.values() if isinstance(need, list))
     if key == "type":
         return not all(each in _TYPE_NAMES for each in (value if isinstance(value, list) else [value]))
     return key == "required" and not all(isinstance(each, str) for each in value)

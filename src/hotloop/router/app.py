@@ -46,7 +46,7 @@ _ID_HEADER = REQUEST_ID_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ClientCall:
     """One call by a client. Everything sent to it carries its request id."""
 
     request_id: str
@@ -119,7 +119,7 @@ class RouterApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
-        caller = Caller(request_id, headers, receive, send)
+        caller = ClientCall(request_id, headers, receive, send)
         api = PATHS.get(scope["path"])
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
@@ -131,7 +131,7 @@ class RouterApp:
             log.exception("request %s failed", request_id)
             await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), api, caller)
 
-    async def _dispatch(self, scope: Scope, caller: Caller, api: Api | None) -> None:
+    async def _dispatch(self, scope: Scope, caller: ClientCall, api: Api | None) -> None:
         method, path = scope["method"], scope["path"]
         if api:
             if method != "POST":
@@ -152,7 +152,7 @@ class RouterApp:
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
 
-    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: Caller) -> None:
+    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall) -> None:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller)
             return
@@ -165,7 +165,7 @@ class RouterApp:
         span.end(summarize(read_id(answer), answer))
 
     async def _relay(
-        self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None
+        self, request: RoutedRequest, span: RouteSpan, caller: ClientCall, tier: TierChoice | None = None
     ) -> None:
         begun_at = time.monotonic()
         begun = await self._proxy.begin(request, span)
@@ -188,7 +188,7 @@ class RouterApp:
         finally:
             await self._proxy.finish(begun)
 
-    async def _ask_owner(self, method: str, path: str, query: bytes, caller: Caller) -> None:
+    async def _ask_owner(self, method: str, path: str, query: bytes, caller: ClientCall) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
         target = path + (f"?{query.decode('latin-1')}" if query else "")
@@ -238,7 +238,7 @@ class RouterApp:
         ]
         return {"policy": self.fleet.config.router.policy, "waiting": len(self.fleet.room), "replicas": shown}
 
-    async def _refuse(self, error: HotloopError, api: Api | None, caller: Caller) -> None:
+    async def _refuse(self, error: HotloopError, api: Api | None, caller: ClientCall) -> None:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
         if isinstance(error, BadAnswer) and error.is_for_client:

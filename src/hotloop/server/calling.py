@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hotloop.chat.tools import ToolChoice, check_tools
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
-from hotloop.wire import request as wire
 from hotloop.wire.part import Api, Opaque
+from hotloop.wire.request import ApiRequest, ApiTool
 
 _SCHEMA_FIELDS: dict[Api, str] = {
     "chat": "function.parameters",
@@ -39,26 +39,26 @@ class Calling:
         return bool(self.allowed) and self.choice.mode != "none"
 
     @property
-    def is_certain(self) -> bool:
+    def is_required(self) -> bool:
         return self.choice.mode == "required"
 
 
-def parse_calling(request: wire.Request, *, is_strict: bool) -> Calling:
+def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit."""
     choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
     left_out = LEFT_OUT if request.api == "responses" else ()
-    given = [tool for tool in request.tools if isinstance(tool, wire.Tool) or tool.kind not in left_out]
+    given = [tool for tool in request.tools if isinstance(tool, ApiTool) or tool.kind not in left_out]
     tools = tuple(_make_tool(tool, is_strict) for tool in given)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
     check_tools(tools, chosen, schema_field=schema_field)
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
-    known = [tool for tool in given if isinstance(tool, wire.Tool)]
+    known = [tool for tool in given if isinstance(tool, ApiTool)]
     places = {tool.flat_name: _place(tool, schema_field) for tool in known}
     return Calling(tools, allowed, chosen, places, frozenset(tool.flat_name for tool in known if tool.is_strict))
 
 
-def _make_tool(tool: wire.Tool | Opaque, is_strict: bool) -> Tool:
+def _make_tool(tool: ApiTool | Opaque, is_strict: bool) -> Tool:
     if isinstance(tool, Opaque):
         reason = f"{tool.place}: tools of type {tool.kind!r:.100} are not supported, only functions and custom tools"
         raise RequestError(f"{reason} are", param=f"{tool.place}.type" if tool.api == "chat" else tool.place)
@@ -78,6 +78,6 @@ def _allow(tools: tuple[Tool, ...], names: tuple[str, ...]) -> tuple[Tool, ...]:
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _place(tool: wire.Tool, schema_field: str) -> str:
+def _place(tool: ApiTool, schema_field: str) -> str:
     place = tool.at.place if tool.at else "tools"
     return place if tool.is_custom else f"{place}.{schema_field}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from hotloop.chat.prompt import Conversation, Prompt
+from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
@@ -19,12 +19,12 @@ from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
-from hotloop.server.turns import Transcript, find_pins, parse_transcript
-from hotloop.wire.request import Request
+from hotloop.server.turns import HintedMessages, find_pins, parse_transcript
+from hotloop.wire.request import ApiRequest
 
 
 def make_job(
-    request: Request,
+    request: ApiRequest,
     options: Options,
     service: Service,
     caller: Caller,
@@ -35,7 +35,7 @@ def make_job(
     """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     bound = Bound() if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
-    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
@@ -52,7 +52,7 @@ def make_job(
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     parser: Callable[[], CallParser] = Silence if is_silent else PlainText
     if calling.is_possible and not is_silent:
-        parser = partial(service.prompts.parser, calling.allowed)
+        parser = partial(service.prompts.parser, calling.allowed, must_call=calling.is_required)
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
@@ -74,19 +74,21 @@ def make_job(
     )
 
 
-def make_prompt(request: Request, options: Options, service: Service, scope: str, *, is_silent: bool = False) -> Prompt:
+def make_prompt(
+    request: ApiRequest, options: Options, service: Service, scope: str, *, is_silent: bool = False
+) -> Prompt:
     """The prompt alone, for those who only ask how long it is."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
-    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
     return service.prompts.chat(conversation, scope=scope)
 
 
-def make_conversation(
-    request: Request, options: Options, calling: Calling, transcript: Transcript, *, is_silent: bool = False
-) -> Conversation:
+def make_chat_input(
+    request: ApiRequest, options: Options, calling: Calling, transcript: HintedMessages, *, is_silent: bool = False
+) -> ChatInput:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
     messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
-    return Conversation(
+    return ChatInput(
         messages=messages,
         tools=calling.tools,
         is_answer_next=messages[-1].role != "assistant" if request.api == "messages" else not is_silent,
@@ -94,7 +96,7 @@ def make_conversation(
     )
 
 
-def _fit(request: Request, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
+def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
     """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
     the words of this refusal: they make the conversation shorter and try again."""
     num_prompt, max_context = len(prompt.token_ids), service.engine.max_context

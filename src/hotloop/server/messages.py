@@ -22,13 +22,13 @@ from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.messages.writer import MessagesWriter
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.sse import write_event
+from hotloop.wire.usage import ApiUsage
 
 
 class Diagnostics(msgspec.Struct, kw_only=True):
@@ -63,7 +63,7 @@ async def count_tokens(http: HttpRequest) -> Response:
     return JsonResponse({"input_tokens": num_tokens})
 
 
-def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
+def _make_job(body: Json, http: HttpRequest) -> tuple[ApiRequest, Job]:
     service = Service.of(http)
     request = parse_request(body)
     options = parse_options(request, MessageOptions)
@@ -89,7 +89,7 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
 class MessageStream(MessagesWriter):
     """One message, whole or as a stream. Nothing here waits or knows a socket."""
 
-    def __init__(self, answer_id: str, model: str, request: Request, job: Job) -> None:
+    def __init__(self, answer_id: str, model: str, request: ApiRequest, job: Job) -> None:
         super().__init__(model)
         self.id = answer_id
         self._request = request
@@ -137,7 +137,7 @@ class MessageStream(MessagesWriter):
             return Ended("stop", str(piece.stop_match), counts)
         return Ended("calls" if piece.num_calls else "stop", None, counts)
 
-    def _usage(self, usage: Usage) -> wire.Usage:
+    def _usage(self, usage: Usage) -> ApiUsage:
         """Each token of the prompt is counted once: cached, put there because asked, or neither."""
         num_kept = max((pin.num_tokens for pin in self._job.pins), default=0)
         return answer_usage([usage], self._job.inquiry, num_kept=num_kept, is_silent=self._job.is_silent)

@@ -21,7 +21,7 @@ from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell
 from hotloop.server.options import Options
 from hotloop.server.service import Service
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 _SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
 _SCHEMA_FIELDS = {"chat": "json_schema.schema", "responses": "schema", "messages": "schema"}
@@ -60,7 +60,7 @@ class Bound:
         return (lambda: CheckedParser(parser(), self.checks, inquiry.tell)) if self.checks else parser
 
 
-def parse_constraint(request: Request, options: Options) -> Constraint | None:
+def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None:
     """The one thing the answer must look like; None if it is free. Raises RequestError if there are two."""
     fields = list(_structure_fields(request, options))
     if not fields:
@@ -77,10 +77,10 @@ def parse_constraint(request: Request, options: Options) -> Constraint | None:
         return Constraint(param, _parse_grammar(kind, value), remedy=remedy)
 
 
-def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Bound:
-    """What holds the answer; `asked` is what the request wants of one that is not a call. Compiled on this thread, so
+def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service) -> Bound:
+    """What holds the answer; `wanted` is what the request wants of one that is not a call. Compiled on this thread, so
     that the engine finds it done. Raises RequestError that names the one tool at fault."""
-    binding = _Binding(asked, calling, service)
+    binding = _Binding(wanted, calling, service)
     try:
         return binding.make()
     except RequestError:
@@ -95,15 +95,15 @@ def answer_grammar(asked: Constraint | None, calling: Calling, service: Service)
 class _Binding:
     """Makes the grammar of an answer from what is asked of it and the tools as far as they can be enforced."""
 
-    def __init__(self, asked: Constraint | None, calling: Calling, service: Service) -> None:
-        self._asked, self._calling, self._service = asked, calling, service
+    def __init__(self, wanted: Constraint | None, calling: Calling, service: Service) -> None:
+        self._wanted, self._calling, self._service = wanted, calling, service
         self._tools = {tool.name: self._loosen(tool) for tool in calling.allowed} if calling.is_possible else {}
 
     def make(self) -> Bound:
         service, calling = self._service, self._calling
         tools = [loosened.tool for loosened in self._tools.values()]
         ordered = replace(calling, allowed=service.prompts.order(tools)) if tools else calling
-        constraint = constrain(self._asked, ordered, service.tool_format, service.engine.tokenizer)
+        constraint = constrain(self._wanted, ordered, service.tool_format, service.engine.tokenizer)
         if constraint:
             with _blaming(constraint.param, constraint.remedy):
                 service.engine.grammars.prepare(constraint.grammar)
@@ -111,11 +111,11 @@ class _Binding:
 
     def loosen(self) -> None:
         """Something does not compile: enforce less of what need not be enforced."""
-        if self._asked and self._asked.schema is not None:
+        if self._wanted and self._wanted.schema is not None:
             try:
-                self._service.engine.grammars.prepare(self._asked.grammar)
+                self._service.engine.grammars.prepare(self._wanted.grammar)
             except RequestError:
-                self._asked = replace(self._asked, grammar=json_schema({}), dropped=("the whole schema",))
+                self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
         if self._calling.is_possible:
             self._tools = {tool.name: self._loosen(tool, is_tried=True) for tool in self._calling.allowed}
 
@@ -127,9 +127,9 @@ class _Binding:
 
     def _told(self) -> tuple[tuple[str, ...], dict[str, tuple[str, Any]]]:
         changes, checks = [], {}
-        if self._asked and self._asked.dropped:
-            changes.append(f"{self._asked.param}: {tell(self._asked.dropped)}")
-            checks[ANSWER] = self._asked.param, self._asked.schema
+        if self._wanted and self._wanted.dropped:
+            changes.append(f"{self._wanted.param}: {tell(self._wanted.dropped)}")
+            checks[ANSWER] = self._wanted.param, self._wanted.schema
         for tool in self._calling.allowed:
             if (loosened := self._tools.get(tool.name)) and loosened.dropped:
                 param = self._calling.places[tool.name]
@@ -152,21 +152,21 @@ class _Binding:
 
 
 def constrain(
-    asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
+    wanted: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> Constraint | None:
     if not calling.is_possible:
-        return asked
-    if asked is None or calling.is_certain:
+        return wanted
+    if wanted is None or calling.is_required:
         with _blaming("tools"):
             grammar = tool_format.grammar(calling.allowed, calling.choice, tokenizer)
         return Constraint("tools", grammar) if grammar else None
-    if asked.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
-        reason = f"{asked.param} cannot be given together with tools, unless tool_choice is 'none'"
-        raise RequestError(reason, param=asked.param)
+    if wanted.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
+        reason = f"{wanted.param} cannot be given together with tools, unless tool_choice is 'none'"
+        raise RequestError(reason, param=wanted.param)
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(asked.param, either(calls, asked.grammar))
+    return Constraint(wanted.param, either(calls, wanted.grammar))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
@@ -185,7 +185,7 @@ def _blaming(param: str, remedy: str = "") -> Iterator[None]:
         raise RequestError(f"{param}: {error}{remedy}", param=param) from None
 
 
-def _structure_fields(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:
+def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         param, schema = _SHAPE_PARAMS[request.api], request.shape.schema

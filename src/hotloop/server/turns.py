@@ -24,8 +24,8 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.holds import Pin
 from hotloop.server.options import convert
 from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, Opaque, Part, Result, Text, Turn
-from hotloop.wire.request import Request
+from hotloop.wire.part import Api, Call, Opaque, Part, Text, ToolResult, Turn
+from hotloop.wire.request import ApiRequest
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
@@ -56,7 +56,7 @@ def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None
     return CacheHint(index, num_chars, 3600 if convert(mark, CacheControl, place).ttl == "1h" else 300)
 
 
-class Transcript(NamedTuple):
+class HintedMessages(NamedTuple):
     messages: tuple[Message, ...]
     hints: list[CacheHint]
 
@@ -76,22 +76,22 @@ class _Draft(msgspec.Struct):
         return Message(self.role, self.content, self.name, tuple(self.calls), self.call_id, tuple(self.thoughts))
 
 
-def parse_transcript(request: Request) -> Transcript:
+def parse_transcript(request: ApiRequest) -> HintedMessages:
     """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
     messages, hints = parse_turns(request.turns, request.api)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
-        return Transcript(messages, [])
+        return HintedMessages(messages, [])
     marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
     of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", i) for mark, i in marks]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
-    return Transcript(messages, [*of_tools, *hints])
+    return HintedMessages(messages, [*of_tools, *hints])
 
 
-def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
+def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
     """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
     drafts: list[_Draft] = []
     hints: list[CacheHint] = []
@@ -111,7 +111,7 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
                     drafts[-1].say(part.text)
                 case Call() if is_answer:
                     drafts[-1].calls.append(ToolCall(part.id, part.flat_name, part.arguments))
-                case Result() if turn.role == "user":
+                case ToolResult() if turn.role == "user":
                     drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
                     has_begun = False
                 case Thought() if is_answer:
@@ -123,10 +123,10 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> Transcript:
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
                 hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
-    return Transcript(tuple(draft.finish() for draft in drafts), hints)
+    return HintedMessages(tuple(draft.finish() for draft in drafts), hints)
 
 
-def _result_text(result: Result) -> str:
+def _result_text(result: ToolResult) -> str:
     for part in result.parts:
         if not isinstance(part, Text):
             raise _unsupported(part)

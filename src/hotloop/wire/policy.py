@@ -10,7 +10,7 @@ from typing import Literal
 from hotloop.core.errors import RequestError
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.request import ApiRequest, ApiTool
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
 
@@ -51,7 +51,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RenderTarget:
     notes: Notes = field(default_factory=Notes)
     is_strict: bool = False
     """Whether it refuses fields it does not know, as hosted APIs do and engines do not."""
@@ -80,7 +80,7 @@ class Target:
         self.lose_mark(part.mark)
 
 
-def check_portable(request: Request) -> None:
+def check_portable(request: ApiRequest) -> None:
     """Raises RequestError for what no other API can say."""
     for name, reason in _NOT_PORTABLE.items():
         value = request.own.get(name)
@@ -88,11 +88,11 @@ def check_portable(request: Request) -> None:
             raise RequestError(f"{name}: {reason}", param=name)
 
 
-def offer_tools(request: Request, target: Target) -> list[Tool]:
+def offer_tools(request: ApiRequest, target: RenderTarget) -> list[ApiTool]:
     """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
-    choice, tools = request.choice, list[Tool]()
+    choice, tools = request.choice, list[ApiTool]()
     for tool in request.tools:
-        if isinstance(tool, Tool):
+        if isinstance(tool, ApiTool):
             tools.append(tool.as_function())
         elif tool.is_private:
             target.notes.add(f"tool of type {tool.kind} left out: the replica has no built-in tools")

@@ -151,12 +151,14 @@ class Matcher:
 def masks_of(matchers: Sequence[Matcher]) -> list[Mask]:
     """The masks of many, all of one vocabulary, made by all cores."""
     masks = [matcher._known_mask() for matcher in matchers]
-    asked = [(matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None]
-    if len(asked) < _MANY:
+    absent = [
+        (matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None
+    ]
+    if len(absent) < _MANY:
         return [matcher.mask() if mask is None else mask for matcher, mask in zip(matchers, masks, strict=True)]
     bits = np.zeros((len(matchers), matchers[0]._compiler.num_mask_words), np.int32)
-    fill_next_token_bitmask_par(_executor(), asked, bits)
-    for _, i in asked:
+    fill_next_token_bitmask_par(_executor(), absent, bits)
+    for _, i in absent:
         masks[i] = matchers[i]._checked(bits[i].view(np.uint8))
     return [mask for mask in masks if mask is not None]
 

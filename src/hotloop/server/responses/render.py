@@ -9,13 +9,13 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import LEFT_OUT
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
-from hotloop.server.explain.inquiry import NOTHING_ASKED, Inquiry
+from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
 from hotloop.server.explain.render import answer_usage, render_diagnosis
 from hotloop.server.openai.render import render_logprobs
 from hotloop.wire.event import Begun, Ended
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.request import ApiRequest, ApiTool
 from hotloop.wire.responses import writer as wire
 
 
@@ -24,7 +24,7 @@ class Composer(wire.ResponsesWriter):
     of the end may ask for the response at once."""
 
     def __init__(
-        self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NOTHING_ASKED, tools: Iterable[Tool | Opaque] = ()
+        self, head: Json, tokenizer: Tokenizer, inquiry: Inquiry = NO_INQUIRY, tools: Iterable[ApiTool | Opaque] = ()
     ) -> None:
         super().__init__({**head, "completed_at": None, "error": None, "incomplete_details": None}, tools)
         self.id: str = head["id"]
@@ -74,7 +74,7 @@ class Composer(wire.ResponsesWriter):
         return b"".join(self.number(events))
 
 
-def render_head(body: Json, request: Request, response_id: str, *, is_strict: bool) -> Json:
+def render_head(body: Json, request: ApiRequest, response_id: str, *, is_strict: bool) -> Json:
     """What the object says about its request. `truncation` is what was done, not what was asked for."""
     repeated = {name: body.get(name) for name in ("max_output_tokens", "prompt_cache_key", "safety_identifier")}
     tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] not in LEFT_OUT]

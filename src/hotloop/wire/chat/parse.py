@@ -6,9 +6,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.field import Body, Field, Json, present, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Role, Text, ToolResult, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
+from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
 _OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -18,7 +18,7 @@ _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinki
 _MODES: tuple[ChoiceMode, ...] = ("auto", "none", "required")
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiRequest:
     given = Body(body)
     turns = tuple(_parse_message(message, notes) for message in Field(given).need("messages").each())
     if not turns:
@@ -26,16 +26,16 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Reques
     return _parse_fields(given, turns)
 
 
-def parse_completion(body: Mapping[str, Any]) -> Request:
+def parse_completion(body: Mapping[str, Any]) -> ApiRequest:
     """A plain completion says all that a chat does, but for the messages: its prompt is among the fields not known."""
     return _parse_fields(Body(body), ())
 
 
-def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> Request:
+def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> ApiRequest:
     given = Field(body)
     options, older = given.get("stream_options"), given.get("max_tokens")
     limit = given.get("max_completion_tokens") or older
-    request = Request(
+    request = ApiRequest(
         api="chat",
         model=given.need("model").text(),
         turns=turns,
@@ -73,18 +73,18 @@ def parse_common(given: Field) -> Json:
     }
 
 
-def parse_shape(form: Field | None, within: str | None) -> Shape | None:
+def parse_shape(form: Field | None, within: str | None) -> OutputShape | None:
     """`within` is the field that holds the schema and what is said about it, if it does not stand beside the type."""
     if form is None or form.kind() == "text":
         return None
     if form.kind() == "json_object":
-        return Shape()
+        return OutputShape()
     if form.kind() != "json_schema":
         raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
     holder = form.need(within) if within else form
     holder.need_text("name")
     about = {name: value for name, value in present(**holder.object()).items() if name not in ("type", "schema")}
-    return Shape(read_object(holder, "schema") or {}, about)
+    return OutputShape(read_object(holder, "schema") or {}, about)
 
 
 def parse_mode(mode: Field | None) -> ChoiceMode:
@@ -154,10 +154,10 @@ def _parse_call(call: Field) -> Call:
     return Call(read_text(call, "id") or "", function.need_text("name"), arguments or "", at=call)
 
 
-def _parse_result(message: Field) -> Result:
+def _parse_result(message: Field) -> ToolResult:
     content = message.get("content")
     is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
-    return Result(call_id, parse_content(content, _parse_part), is_plain, mark=parse_mark(message), at=message)
+    return ToolResult(call_id, parse_content(content, _parse_part), is_plain, mark=parse_mark(message), at=message)
 
 
 def _parse_part(part: Field) -> Part:
@@ -176,7 +176,7 @@ def _parse_part(part: Field) -> Part:
     return Opaque("chat", kind, part.object(), mark=mark, at=part)
 
 
-def _parse_tool(tool: Field) -> Tool | Opaque:
+def _parse_tool(tool: Field) -> ApiTool | Opaque:
     kind = read_text(tool, "type") or "function"
     if kind != "function":
         return Opaque("chat", kind, tool.object(), at=tool)
@@ -184,9 +184,9 @@ def _parse_tool(tool: Field) -> Tool | Opaque:
     return parse_function(function, mark=parse_mark(tool) or parse_mark(function), at=tool)
 
 
-def parse_function(function: Field, **more: Any) -> Tool:
+def parse_function(function: Field, **more: Any) -> ApiTool:
     name, description = function.need("name").text(), read_text(function, "description")
-    return Tool(name, description, read_object(function, "parameters"), read_flag(function, "strict"), **more)
+    return ApiTool(name, description, read_object(function, "parameters"), read_flag(function, "strict"), **more)
 
 
 def parse_choice(
