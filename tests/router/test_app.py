@@ -43,9 +43,10 @@ async def test_a_stream_is_the_replicas_to_the_byte(stubs, route, path):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 async def test_a_request_is_the_clients_to_the_byte_with_fields_nobody_knows(mirror, route, path):
-    config = ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible", apis=frozenset({"chat", "messages", "responses"}))
+    apis = frozenset({"chat", "messages", "responses"})
+    config = ReplicaConfig(url=mirror.url, name="m", kind="openai_compatible", apis=apis)
     router = await route((config,))
-    said = b'"messages": [{"role": "user", "content": "\\u00e9", "odd": [1.50, null]}]'
+    said = rb'"messages": [{"role": "user", "content": "\u00e9", "odd": [1.50, null]}]'
     body = b'{ "unheard_of": {"b": 1, "a": 2.0} ,"model":"own-name", "max_tokens": 4, ' + said + b', "input": "x"}'
     await router.client.post(path, content=body, headers={"content-type": "application/json"})
     assert [each["raw"] for each in mirror.seen if each["path"] == path] == [body]

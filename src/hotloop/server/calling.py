@@ -34,6 +34,8 @@ class Calling:
     """What was left out."""
     is_legacy: bool = False
     """Whether they are called functions, and a call is the message's `function_call`."""
+    demanded: frozenset[str] = frozenset()
+    """The tools of which the request says `strict: true`: these are enforced as a whole, or refused."""
 
     @property
     def is_possible(self) -> bool:
@@ -61,7 +63,8 @@ def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     known = [tool for tool in given if isinstance(tool, ApiTool)]
     places = {tool.flat_name: _place(tool, schema_field) for tool in known}
-    return Calling(tools, allowed, chosen, places, changes, request.is_legacy)
+    demanded = frozenset(tool.flat_name for tool in known if tool.is_strict)
+    return Calling(tools, allowed, chosen, places, changes, request.is_legacy, demanded)
 
 
 @contextmanager
