@@ -50,8 +50,9 @@ def ask_both(serving: Serving, **fields: Any) -> list[str]:
         {"structured_outputs": {"json": json.dumps(WEATHER)}},
         {"guided_json": WEATHER},
         {"guided_json": json.dumps(WEATHER)},
+        {"response_format": {"type": "json_object", "schema": WEATHER}},
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_json_schema(serving: Serving, fields: dict[str, Any]) -> None:
     for text in ask_both(serving, **fields):
@@ -149,6 +150,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": schema_format({"$ref": "#/nowhere"})}, SCHEMA_PARAM, "nowhere"),
     ({"response_format": schema_format({"properties": 5})}, SCHEMA_PARAM, "properties"),
     ({"response_format": schema_format({"properties": 5}, strict=False)}, SCHEMA_PARAM, "properties"),
+    ({"response_format": {"type": "json_object", "schema": {"type": "odd"}}}, "response_format.schema", "odd"),
     ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
     ({"guided_json": "[1]"}, "guided_json", "not a JSON schema"),
     ({"guided_json": {"type": "cheese"}}, "guided_json", "cheese"),
@@ -229,6 +231,15 @@ def test_without_strict_an_answer_is_enforced_as_far_as_possible(values: list[in
     assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": values}
     broken = f"{SCHEMA_PARAM}: the answer does not follow the schema: a breaks uniqueItems true"
     assert changes_of(answer) == [f"{LOOSE}properties.a: 'uniqueItems'", *([broken] if is_broken else [])]
+
+
+def test_what_is_checked_is_the_whole_answer_with_its_beginning() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": '{"a": [1, '}]
+    with Serving(script=['{"a": [1, 1]}']) as serving:
+        shape, begun = schema_format(LISTS, strict=False), {"continue_final_message": True}
+        answer = serving.chat(messages=turns, response_format=shape, max_tokens=99, **begun).json()
+    assert answer["choices"][0]["message"]["content"] == "1]}"
+    assert "the answer does not follow the schema: a breaks uniqueItems true" in changes_of(answer)[-1]
 
 
 def test_without_strict_a_schema_that_does_not_compile_asks_for_json(serving: Serving) -> None:

@@ -51,6 +51,8 @@ class ChatInput:
     tools: Tools = ()
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
+    begun: str = ""
+    """What the answer begins with, if it is next: the model goes on from there."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
 
@@ -167,9 +169,10 @@ class Prompts:
             messages = word_system_turns(messages)
         if self._format:
             messages, tools = self._format.prepare(messages, tools)
-        return self._template.render(
+        worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
+        return worded + conversation.begun
 
 
 def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:

@@ -121,14 +121,18 @@ class CheckedParser:
     """A parser that looks at what it has parsed: calls and answers that break what was not enforced are told."""
 
     def __init__(
-        self, inner: CallParser, checks: Mapping[str, tuple[str, Any]], on_change: Callable[[str], None]
+        self,
+        inner: CallParser,
+        checks: Mapping[str, tuple[str, Any]],
+        on_change: Callable[[str], None],
+        begun: str = "",
     ) -> None:
         self._inner = inner
         self._checks = checks
         self._on_change = on_change
         self._names: dict[int, str] = {}
         self._texts: dict[int, list[str]] = {}
-        self._answer: list[str] = []
+        self._answer = [begun] if begun else []
 
     @property
     def num_calls(self) -> int:

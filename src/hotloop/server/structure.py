@@ -24,7 +24,6 @@ from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
 
 _SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
-_SCHEMA_FIELDS = {"chat": "json_schema.schema", "responses": "schema", "messages": "schema"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
 _UNMARKED = frozenset({"llama3"})
 _WITHOUT = "it is enforced as far as possible, and what comes is checked afterwards"
@@ -54,10 +53,16 @@ class Bound:
     checks: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """For a tool's name, or the answer itself: the field its schema came in, and the schema."""
 
+    begun: str = ""
+    """What the answer begins with, in the prompt."""
+
+    def go_on_from(self, begun: str) -> "Bound":
+        return replace(self, grammar=self.grammar and replace(self.grammar, begun=begun), begun=begun)
+
     def watch(self, parser: Callable[[], CallParser], inquiry: Inquiry) -> Callable[[], CallParser]:
         """The parser, with what it finds checked. What is not enforced is told at once, what is broken when it is."""
         inquiry.tell(*self.changes)
-        return (lambda: CheckedParser(parser(), self.checks, inquiry.tell)) if self.checks else parser
+        return (lambda: CheckedParser(parser(), self.checks, inquiry.tell, self.begun)) if self.checks else parser
 
 
 def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None:
@@ -189,11 +194,9 @@ def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[s
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         param, schema = _SHAPE_PARAMS[request.api], request.shape.schema
-        yield (
-            (param, "json_object", None)
-            if schema is None
-            else (f"{param}.{_SCHEMA_FIELDS[request.api]}", "json", schema)
-        )
+        is_named = request.api == "chat" and "name" in request.shape.about  # else it stands beside the type
+        field_name = "json_schema.schema" if is_named else "schema"
+        yield (param, "json_object", None) if schema is None else (f"{param}.{field_name}", "json", schema)
     if options.structured_outputs:
         for kind in ("json", "json_object", "regex", "choice", "grammar"):
             if value := getattr(options.structured_outputs, kind):
