@@ -1,6 +1,8 @@
 """One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,6 +23,9 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+PING_S = 10.0
+"""A stream is never silent for longer: clients give up on one that is, and proxies close it."""
 
 
 def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
@@ -71,6 +76,10 @@ class JsonResponse(Response):
 class StreamWriter(Protocol):
     """Renders one answer as server-sent events: what a step gave, each piece with its choice, and the end."""
 
+    def ping(self) -> bytes:
+        """That the request is alive, which says nothing of its answer."""
+        ...
+
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes: ...
 
     def close(self, usages: Sequence[Usage]) -> bytes: ...
@@ -79,26 +88,52 @@ class StreamWriter(Protocol):
 
 
 class EventStream(Response):
-    """An answer as server-sent events: one write for everything a step gave. The status goes out with the first event,
-    so what fails before that still has a status of its own."""
+    """An answer as server-sent events: one write for everything a step gave. What is known before a request is admitted
+    has a status of its own; from then on its client hears at once that it was, and a ping whenever nothing else came."""
 
-    def __init__(self, outputs: OutputCollector, writer: StreamWriter, request_id: str) -> None:
+    def __init__(
+        self, outputs: OutputCollector, writer: StreamWriter, request_id: str, *, ping_s: float = PING_S
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._writer = writer
         self._request_id = request_id
+        self._ping_s = ping_s
+        self._is_silent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outputs, writer = self._outputs, self._writer
         async with outputs.attended(receive):
-            pieces = await outputs.take()
             await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+            data = writer.ping()
             try:
-                while outputs.has_more:
-                    if data := writer.send(pieces):
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
-                    pieces = await outputs.take()
-                last = writer.send(pieces) + writer.close(outputs.usages)
+                with self._pinging():
+                    while outputs.has_more:
+                        if data:
+                            self._is_silent = False
+                            await send({"type": "http.response.body", "body": data, "more_body": True})
+                        pieces = await outputs.take()
+                        data = writer.send(pieces) if pieces else writer.ping()
+                last = data + writer.close(outputs.usages)
             except HotloopError as error:
                 last = writer.break_off(error, self._request_id)
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    @contextmanager
+    def _pinging(self) -> Iterator[None]:
+        """While nothing was sent for half of the time, and then for the other half, the loop above goes on for a ping. A
+        timer looks twice: a deadline would have to be moved for every token."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            nonlocal timer
+            if self._is_silent:
+                self._outputs.nudge()
+            self._is_silent = True
+            timer = loop.call_later(self._ping_s / 2, look)
+
+        timer = loop.call_later(self._ping_s / 2, look)
+        try:
+            yield
+        finally:
+            timer.cancel()

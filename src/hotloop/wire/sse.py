@@ -16,6 +16,8 @@ from hotloop.core.errors import RemoteError
 MAX_BYTES = 64 * 2**20
 """Most that one event may have: whoever sends more means no good."""
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": ping\n\n"
+"""What keeps a stream alive where the API has no event for it: readers pass over it."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"

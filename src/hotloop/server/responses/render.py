@@ -17,6 +17,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import Request, Tool
 from hotloop.wire.responses import writer as wire
+from hotloop.wire.sse import COMMENT
 
 
 class Composer(wire.ResponsesWriter):
@@ -32,16 +33,23 @@ class Composer(wire.ResponsesWriter):
         self._tokenizer = tokenizer
         self._inquiry = inquiry
         self._is_cut = False
+        self._is_alive = False
+
+    def ping(self) -> bytes:
+        """A comment at first: nothing was said yet. Later an event: clients that count events take no comment for one."""
+        if not self._is_alive:
+            self._is_alive = True
+            return COMMENT
+        return b"".join(self.number([self._tell("response.in_progress")] if self._has_begun else self._begun()))
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        begun = [] if self._has_begun else self.tell(Begun())
-        return b"".join(self.number(begun + self.add(pieces)))
+        return b"".join(self.number(self._begun() + self.add(pieces)))
 
     def close(self, usages: Sequence[Usage]) -> bytes:
         return self._end_stream(self.finish(usages[0]))
 
     def break_off(self, error: HotloopError, request_id: str) -> bytes:
-        return self._end_stream(self.stop(error))
+        return self._end_stream(self._begun() + self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
         events: list[Json] = []
@@ -68,6 +76,9 @@ class Composer(wire.ResponsesWriter):
             code = "rate_limit_exceeded" if kind_of(error).status == 429 else "server_error"
             self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         return [self._tell("response.failed")]
+
+    def _begun(self) -> list[Json]:
+        return [] if self._has_begun else self.tell(Begun())
 
     def _end_stream(self, events: list[Json]) -> bytes:
         self.on_end()
