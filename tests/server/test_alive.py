@@ -104,7 +104,7 @@ def test_real_clients_take_pings_and_refusals(serving: Serving) -> None:
         serving.openai() as client,
         client.responses.stream(model=MODEL, input="hello", max_output_tokens=16) as events,
     ):
-        assert [event.type for event in events][0] == "response.created"
+        assert next(iter(events)).type == "response.created"
     with claude(serving) as anthropic_client:
         with anthropic_client.messages.stream(model=MODEL, messages=HELLO, max_tokens=4) as told:
             assert told.get_final_message().usage.output_tokens == 4

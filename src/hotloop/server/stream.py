@@ -1,8 +1,7 @@
 """One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,15 +16,13 @@ from hotloop.core.stream import CallOpened
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
+from hotloop.wire.sse import PING_S
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-PING_S = 10.0
-"""A stream is never silent for longer: clients give up on one that is, and proxies close it."""
 
 
 def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
@@ -89,7 +86,7 @@ class StreamWriter(Protocol):
 
 class EventStream(Response):
     """An answer as server-sent events: one write for everything a step gave. What is known before a request is admitted
-    has a status of its own; from then on its client hears at once that it was, and a ping whenever nothing else came."""
+    has a status of its own; from then on its client hears at once that it was, and a ping where nothing else came."""
 
     def __init__(
         self, outputs: OutputCollector, writer: StreamWriter, request_id: str, *, ping_s: float = PING_S
@@ -106,34 +103,24 @@ class EventStream(Response):
         async with outputs.attended(receive):
             await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
             data = writer.ping()
+            self._look()
             try:
-                with self._pinging():
-                    while outputs.has_more:
-                        if data:
-                            self._is_silent = False
-                            await send({"type": "http.response.body", "body": data, "more_body": True})
-                        pieces = await outputs.take()
-                        data = writer.send(pieces) if pieces else writer.ping()
+                while outputs.has_more:
+                    if data:
+                        self._is_silent = False
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    pieces = await outputs.take()
+                    data = writer.send(pieces) if pieces else writer.ping()
                 last = data + writer.close(outputs.usages)
             except HotloopError as error:
                 last = writer.break_off(error, self._request_id)
+            finally:
+                self._timer.cancel()
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    @contextmanager
-    def _pinging(self) -> Iterator[None]:
-        """While nothing was sent for half of the time, and then for the other half, the loop above goes on for a ping. A
-        timer looks twice: a deadline would have to be moved for every token."""
-        loop = asyncio.get_running_loop()
-
-        def look() -> None:
-            nonlocal timer
-            if self._is_silent:
-                self._outputs.nudge()
-            self._is_silent = True
-            timer = loop.call_later(self._ping_s / 2, look)
-
-        timer = loop.call_later(self._ping_s / 2, look)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _look(self) -> None:
+        """Twice in the time there is: a ping is due if nothing was sent since. So no token has to move a deadline."""
+        if self._is_silent:
+            self._outputs.nudge()
+        self._is_silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._ping_s / 2, self._look)

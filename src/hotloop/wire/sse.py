@@ -16,6 +16,8 @@ from hotloop.core.errors import RemoteError
 MAX_BYTES = 64 * 2**20
 """Most that one event may have: whoever sends more means no good."""
 DONE = b"data: [DONE]\n\n"
+PING_S = 10.0
+"""A stream is never silent for longer: clients give up on one that is, and proxies close it."""
 COMMENT = b": ping\n\n"
 """What keeps a stream alive where the API has no event for it: readers pass over it."""
 

@@ -36,7 +36,7 @@ class Composer(wire.ResponsesWriter):
         self._is_alive = False
 
     def ping(self) -> bytes:
-        """A comment at first: nothing was said yet. Later an event: clients that count events take no comment for one."""
+        """A comment at first, which says nothing yet; then events, since some clients take no comment for a sign."""
         if not self._is_alive:
             self._is_alive = True
             return COMMENT
