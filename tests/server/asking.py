@@ -26,7 +26,7 @@ def ask(serving: Serving, **fields: Any) -> httpx.Response:
 
 
 def check_events(text: str) -> list[dict[str, Any]]:
-    """Every event is one of the client's own types, named as its data says and numbered from 0. A comment comes first."""
+    """Every event is one of the client's own types, named as its data says and numbered. A comment comes first."""
     events = []
     for number, block in enumerate(text.removeprefix(": ping\n\n").strip().split("\n\n")):
         name, data = block.split("\n")

@@ -19,11 +19,12 @@ from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, pars
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
 from hotloop.router.config import FleetConfig
-from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error
+from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay
+from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay, send_whole
 from hotloop.router.replicas.fleet import Fleet
+from hotloop.router.reply import Reply
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
 from hotloop.router.summary import read_id, summarize
@@ -36,8 +37,6 @@ from hotloop.trace.tracer import NullTracer, Tracer
 log = logging.getLogger("hotloop.router")
 
 
-ROUTE_HEADER = b"x-hotloop-route"
-NOTES_HEADER = b"x-hotloop-notes"
 TIER_HEADER = b"x-hotloop-tier"
 OWNED = {"/v1/responses/": "response_not_found", "/v1/cache/explain/": "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
@@ -52,16 +51,10 @@ class Caller:
     request_id: str
     headers: dict[bytes, bytes]
     receive: Receive
-    send: Send
-
-    @property
-    def id_header(self) -> tuple[bytes, bytes]:
-        return _ID_HEADER, self.request_id.encode("latin-1")
+    reply: Reply
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        headers = [*headers, self.id_header, (b"content-length", str(len(body)).encode())]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.reply.send_whole(status, headers, body)
 
     async def read_body(self, max_bytes: int) -> bytes:
         """No more of it than allowed. One that does not say it is JSON is refused, as the server does."""
@@ -119,7 +112,7 @@ class RouterApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
-        caller = Caller(request_id, headers, receive, send)
+        caller = Caller(request_id, headers, receive, Reply(send, [(_ID_HEADER, request_id.encode("latin-1"))]))
         api = PATHS.get(scope["path"])
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
@@ -140,8 +133,9 @@ class RouterApp:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
             request = parse_request(path, headers, body)
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
-                if not await caller.do_unless_gone(self._answer(request, span, caller)):
-                    span.hang_up()
+                async with caller.reply.kept_alive(request.api, is_stream=request.is_stream):
+                    if not await caller.do_unless_gone(self._answer(request, span, caller)):
+                        span.hang_up()
         elif path.startswith(tuple(OWNED)):
             await self._ask_owner(method, path, scope["query_string"], caller)
         elif method == "GET" and path == "/metrics":
@@ -168,18 +162,15 @@ class RouterApp:
         self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None
     ) -> None:
         begun_at = time.monotonic()
-        begun = await self._proxy.begin(request, span)
+        if tier:
+            caller.reply.add_header(*_tier_header(tier))
+        begun = await self._proxy.begin(request, span, caller.reply)
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         try:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
-            matched = f"{choice.matched_tokens}/{request.num_tokens}"
-            route = render_route(choice.name, choice.reason, matched, begun.num_tried)
-            headers = [(ROUTE_HEADER, route), caller.id_header, *([_tier_header(tier)] if tier else [])]
-            if begun.notes:
-                headers.append((NOTES_HEADER, "; ".join(begun.notes).encode("ascii", "replace")[:1000]))
-            summary = await relay(begun, request.api, headers, caller.request_id, caller.send)
+            summary = await relay(begun, request.api, caller.request_id, caller.reply)
             self.fleet.learn(begun.place, summary)
             self.metrics.count_ended(replica.name, summary)
             span.end(summary)
@@ -242,15 +233,13 @@ class RouterApp:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
         if isinstance(error, BadAnswer) and error.is_for_client:
-            await caller.send_whole(error.status, kept_headers(error.headers), error.body)
+            headers = kept_headers(error.headers)
+            await send_whole(caller.reply, error.status, headers, error.body, api or "chat", caller.request_id)
+        elif caller.reply.has_begun:
+            await caller.reply.write(render_event(refusal, api or "chat", caller.request_id), is_last=True)
         else:
             body = render_error(refusal, api, caller.request_id)
             await caller.send_whole(refusal.status, error_headers(refusal), body)
-
-
-def render_route(name: str, reason: str, matched: str, num_tried: int) -> bytes:
-    about = f"replica={name}; reason={reason.replace(' ', '_')}; matched={matched}; tried={num_tried}"
-    return about.encode("latin-1", "replace")
 
 
 def _tier_header(choice: TierChoice) -> tuple[bytes, bytes]:
