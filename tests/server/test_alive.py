@@ -82,8 +82,10 @@ def test_what_is_refused_has_a_status(path: str, is_routed: bool) -> None:
                     assert read_status(peer) == 400
             with ExitStack() as peers:
                 peers.enter_context(serving.gate)
-                codes = [read_status(peers.enter_context(closing(post(url, path)))) for _ in range(3)]
-            assert (codes[0], codes[-1]) == (200, 529 if path == "/v1/messages" else 429)
+                codes: list[int] = []
+                while codes[-1:] in ([], [200]) and len(codes) < 9:
+                    codes.append(read_status(peers.enter_context(closing(post(url, path)))))
+            assert codes[-1] == (529 if path == "/v1/messages" else 429)
 
         if is_routed:
             with Routing(serving.url) as url:
