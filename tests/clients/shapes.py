@@ -1,5 +1,6 @@
-"""What each client of docs/clients.md sends, in its shape and in our words: the API, the fields, how tools are written and
-how an answer comes back. Seen in requests of the real ones; those that were not run here are as their sources have it.
+"""What each client of docs/clients.md sends, in its shape and in our words: the API, the fields, how tools are written
+and how an answer comes back. Seen in requests of the real ones; those that were not run here are as their
+sources have it.
 """
 
 import json
@@ -101,9 +102,9 @@ SHAPES = [
         "Codex",
         "/v1/responses",
         {
-            "stream": True, "store": False, "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"},
-            "tool_choice": "auto", "parallel_tool_calls": True, "prompt_cache_key": "k1",
-            "client_metadata": {"session_id": "s1"},
+            "stream": True, "store": False, "include": ["reasoning.encrypted_content"],
+            "reasoning": {"summary": "auto"}, "tool_choice": "auto", "parallel_tool_calls": True,
+            "prompt_cache_key": "k1", "client_metadata": {"session_id": "s1"},
             "input": [
                 {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": RULES}]},
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
@@ -147,7 +148,9 @@ SHAPES = [
         "/v1/responses",
         {
             "include": [], "instructions": RULES, "input": [{"role": "user", "content": QUESTION}],
-            "tools": [{"type": "function", "name": "run", "strict": True, "parameters": DRAFT, "description": "Runs it."}],
+            "tools": [
+                {"type": "function", "name": "run", "strict": True, "parameters": DRAFT, "description": "Runs it."}
+            ],
         },
         responses(has_ids=False),
     ),
@@ -168,7 +171,8 @@ SHAPES = [
         CHAT,
         {
             "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.7, "top_p": 1,
-            "frequency_penalty": 0, "presence_penalty": 0, "max_tokens": 4096, "messages": ASKED, "tools": [tool(DRAFT)],
+            "frequency_penalty": 0, "presence_penalty": 0, "max_tokens": 4096, "messages": ASKED,
+            "tools": [tool(DRAFT)],
         },
         chat(content=""),
     ),

@@ -146,8 +146,8 @@ def test_a_client_works_as_it_is(client: Client, way: str, clients: Path, tmp_pa
 
 
 def cached_share(requests: list[Span]) -> float | None:
-    """Of the prompts that are longer than the longest so far with the same tools: turns of one conversation, and not the
-    questions that some clients ask beside it, such as for a title."""
+    """Of the prompts that are longer than the longest so far with the same tools: turns of one conversation, and not
+    the questions that some clients ask beside it, such as for a title."""
     longest: dict[str, int] = {}
     num_prompt = num_cached = 0
     for span in sorted(requests, key=lambda span: span.start_ns):

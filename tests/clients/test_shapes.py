@@ -1,4 +1,4 @@
-"""Requests in the shape of each client, answered, and cached when the next turn comes; docs/clients.md speaks of each."""
+"""Requests in the shape of each client are answered, and cached when the next turn comes; docs/clients.md has each."""
 
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,7 @@ from hotloop.server.openai.completions import CompletionRenderer
 from hotloop.server.openai.render import ChunkWriter
 from hotloop.server.responses.render import Composer
 from hotloop.server.stream import EventStream, StreamWriter
-from hotloop.wire.request import Request as WireRequest
+from hotloop.wire.request import ApiRequest
 
 
 class Wire:
@@ -96,7 +96,7 @@ def writers() -> dict[str, tuple[StreamWriter, list[str]]]:
     return {
         "openai": (chunks, ["", "", ""]),
         "messages": (
-            MessageStream("msg_1", "tiny", WireRequest(api="messages", model="tiny", turns=()), job),
+            MessageStream("msg_1", "tiny", ApiRequest(api="messages", model="tiny", turns=()), job),
             ["ping"] * 3,
         ),
         "responses": (Composer(head, TOKENIZER), ["", created, "response.in_progress"]),

@@ -21,7 +21,7 @@ from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
 from hotloop.server.structure import Constraint, constrain, either, parse_constraint
-from hotloop.wire.request import Request, Shape
+from hotloop.wire.request import ApiRequest, OutputShape
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
@@ -50,8 +50,9 @@ def ask_both(serving: Serving, **fields: Any) -> list[str]:
         {"structured_outputs": {"json": json.dumps(WEATHER)}},
         {"guided_json": WEATHER},
         {"guided_json": json.dumps(WEATHER)},
+        {"response_format": {"type": "json_object", "schema": WEATHER}},
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_json_schema(serving: Serving, fields: dict[str, Any]) -> None:
     for text in ask_both(serving, **fields):
@@ -137,15 +138,18 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
 
 
+SCHEMA_PARAM = "response_format.json_schema.schema"
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
     ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name", "missing"),
     ({"response_format": schema_format([])}, "response_format.json_schema.schema", "object"),
-    ({"response_format": schema_format({"not": {"type": "null"}})}, "response_format", "not"),
-    ({"response_format": schema_format({"$ref": "#/nowhere"})}, "response_format", "nowhere"),
-    ({"response_format": schema_format({"properties": 5})}, "response_format", "properties"),
+    ({"response_format": schema_format({"not": {"pattern": "x"}})}, SCHEMA_PARAM, "'not'"),
+    ({"response_format": schema_format({"not": {"pattern": "x"}}, strict=True)}, SCHEMA_PARAM, "strict: false"),
+    ({"response_format": schema_format({"$ref": "#/nowhere"})}, SCHEMA_PARAM, "nowhere"),
+    ({"response_format": schema_format({"properties": 5})}, SCHEMA_PARAM, "properties"),
+    ({"response_format": schema_format({"properties": 5}, strict=False)}, SCHEMA_PARAM, "properties"),
     ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
     ({"guided_json": "[1]"}, "guided_json", "not a JSON schema"),
     ({"guided_json": {"type": "cheese"}}, "guided_json", "cheese"),
@@ -179,7 +183,7 @@ def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> No
 
 def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    asked = constraint(Shape())
+    asked = constraint(OutputShape())
     calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
         constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
@@ -199,8 +203,8 @@ def test_calls_or_json_in_every_format(name: ToolFormatName) -> None:
     assert not matcher.advance(TOKENIZER.encode("x")[0])
 
 
-def constraint(shape: Shape | None = None, **fields: Any) -> Constraint | None:
-    return parse_constraint(Request(api="chat", model="m", turns=(), shape=shape), Options(**fields))
+def constraint(shape: OutputShape | None = None, **fields: Any) -> Constraint | None:
+    return parse_constraint(ApiRequest(api="chat", model="m", turns=(), shape=shape), Options(**fields))
 
 
 def test_equal_choices_are_the_same_shape() -> None:
@@ -214,3 +218,38 @@ def test_nothing_asked_for_is_nothing() -> None:
     assert constraint() is None
     with pytest.raises(RequestError, match="cannot be given together"):
         constraint(regex="a", grammar="b")
+
+
+LISTS = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(("values", "is_broken"), [([1, 1], True), ([1, 2], False)])
+def test_without_strict_an_answer_is_enforced_as_far_as_possible(values: list[int], is_broken: bool) -> None:
+    with Serving(script=[json.dumps({"a": values})]) as serving:
+        answer = serving.chat(response_format=schema_format(LISTS, strict=False), max_tokens=99).json()
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": values}
+    broken = f"{SCHEMA_PARAM}: the answer does not follow the schema: a breaks uniqueItems true"
+    assert changes_of(answer) == [f"{LOOSE}properties.a: 'uniqueItems'", *([broken] if is_broken else [])]
+
+
+def test_what_is_checked_is_the_whole_answer_with_its_beginning() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": '{"a": [1, '}]
+    with Serving(script=['{"a": [1, 1]}']) as serving:
+        shape, begun = schema_format(LISTS, strict=False), {"continue_final_message": True}
+        answer = serving.chat(messages=turns, response_format=shape, max_tokens=99, **begun).json()
+    assert answer["choices"][0]["message"]["content"] == "1]}"
+    assert "the answer does not follow the schema: a breaks uniqueItems true" in changes_of(answer)[-1]
+
+
+def test_without_strict_a_schema_that_does_not_compile_asks_for_json(serving: Serving) -> None:
+    schema = {"type": "array", "items": {"$ref": "#/nowhere"}}
+    for ask in (serving.chat, serving.complete):
+        answer = ask(response_format=schema_format(schema, strict=False), max_tokens=40).json()
+        assert changes_of(answer)[0] == f"{LOOSE}the whole schema"
+
+
+LOOSE = f"{SCHEMA_PARAM}: not enforced, but checked afterwards: "
+
+
+def changes_of(answer: Any) -> list[str]:
+    return [change for change in answer["usage"]["hotloop"]["changes"] if change.startswith(SCHEMA_PARAM)]

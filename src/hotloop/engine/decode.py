@@ -42,7 +42,7 @@ class Guide:
     was_complete: bool = False  # whether the answer could have ended before: what came since was the model's choice
 
 
-class Decoder:
+class TokenDecoder:
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force

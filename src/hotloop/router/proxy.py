@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hotloop.core.errors import HotloopError
+from hotloop.router.client_stream import ClientStream
 from hotloop.router.errors import RouteError, render_event
 from hotloop.router.kinds import Api
 from hotloop.router.replicas.fleet import Fleet, Place
 from hotloop.router.replicas.replica import Replica
-from hotloop.router.reply import Reply
 from hotloop.router.request import RoutedRequest
 from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
@@ -61,17 +61,17 @@ class TranslatedEnd(HotloopError):
 
 
 @dataclass(slots=True)
-class Asking:
+class RequestAttempts:
     """One request, wherever it is put. The client hears when it was accepted; of our own questions nobody does."""
 
     request: RoutedRequest
     headers: Mapping[bytes, bytes]
-    reply: Reply | None = None
+    client: ClientStream | None = None
     tried: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Begun:
+class ProxiedAnswer:
     """An answer that has begun: from here on there is no other. Give it back with `Proxy.finish`."""
 
     place: Place
@@ -91,47 +91,47 @@ class Proxy:
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
 
-    async def begin(self, request: RoutedRequest, span: RouteSpan, reply: Reply | None = None) -> Begun:
+    async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
         known = await self.fleet.find_known(request)
-        asking = Asking(request, span.headers, reply)
+        attempts = RequestAttempts(request, span.headers, client)
         while True:
             asked_at = time.monotonic()
-            place = await self.fleet.claim(request, asking.tried, known)
+            place = await self.fleet.claim(request, attempts.tried, known)
             name = place.replica.name
-            asking.tried.append(name)
+            attempts.tried.append(name)
             claimed_at = time.monotonic()
             span.claim(name, claimed_at - asked_at)
             try:
-                return await self._begin_at(place, asking)
+                return await self._begin_at(place, attempts)
             except (UpstreamFailed, BadAnswer) as failure:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
                 span.fail(name, why, claimed_at)
-                if len(asking.tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
+                if len(attempts.tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
                     raise
 
-    async def finish(self, begun: Begun) -> None:
+    async def finish(self, begun: ProxiedAnswer) -> None:
         try:
             await begun.body.aclose()
             await begun.response.aclose()
         finally:
             self.fleet.release(begun.place)
 
-    async def _begin_at(self, place: Place, asking: Asking) -> Begun:
+    async def _begin_at(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         """There; or, if that takes long, at a second replica as well: the first to succeed, or the last failure. What
         the other had begun is given back."""
         after_s = self.fleet.config.router.hedge_after_s
         if after_s is None:
-            return await self._attempt(place, asking)
-        tasks = {asyncio.create_task(self._attempt(place, asking))}
+            return await self._attempt(place, attempts)
+        tasks = {asyncio.create_task(self._attempt(place, attempts))}
         try:
             done, pending = await asyncio.wait(tasks, timeout=after_s)
             can_hedge = not done and self.fleet.budget.spend()
-            if can_hedge and (other := self.fleet.try_claim(asking.request, asking.tried, {}, is_new=True)):
-                asking.tried.append(other.replica.name)
-                tasks.add(asyncio.create_task(self._attempt(other, asking)))
+            if can_hedge and (other := self.fleet.try_claim(attempts.request, attempts.tried, {}, is_new=True)):
+                attempts.tried.append(other.replica.name)
+                tasks.add(asyncio.create_task(self._attempt(other, attempts)))
                 pending = set(tasks)
             while not any(not task.exception() for task in done) and pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -142,14 +142,14 @@ class Proxy:
             for task in tasks:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Begun):
+                if isinstance(result, ProxiedAnswer):
                     await self.finish(result)
 
-    async def _attempt(self, place: Place, asking: Asking) -> Begun:
+    async def _attempt(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         """Ask one replica, up to the first byte of its answer. If that fails its place is given back."""
         has_begun = False
         try:
-            begun = await self._send(place, asking)
+            begun = await self._send(place, attempts)
             has_begun = True
             self.fleet.begin(place)
             return begun
@@ -164,16 +164,16 @@ class Proxy:
             if not has_begun:
                 self.fleet.give_back(place)
 
-    async def _send(self, place: Place, asking: Asking) -> Begun:
+    async def _send(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        sent, translation = compose(asking.request, replica, asking.headers)
+        sent, translation = compose(attempts.request, replica, attempts.headers)
         response = await replica.upstream.send(sent)
         replica.last_byte_at = time.monotonic()
         try:
             is_started = response.status < 400 and is_stream(response.headers)
-            headers = answer_headers(response, place, asking, translation)
-            if is_started and asking.reply:
-                await asking.reply.accept(headers)
+            headers = answer_headers(response, place, attempts, translation)
+            if is_started and attempts.client:
+                await attempts.client.accept(headers)
             begun = await (self._start if is_started else self._hold)(place, response, translation)
             begun.headers = headers
             return begun
@@ -181,20 +181,20 @@ class Proxy:
             await response.aclose()
             raise
 
-    async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
+    async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
         status = response.status
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if translation:
             status, body = translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:
             raise BadAnswer(response, status, body)
-        return Begun(place, response, status, _single(body), is_whole=True)
+        return ProxiedAnswer(place, response, status, _single(body), is_whole=True)
 
-    async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
+    async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
         body = await _from_first_event(whole_events(aiter(response)), place.replica)
         if translation:
             body = _translated(body, translation)
-        return Begun(place, response, response.status, body, is_whole=False)
+        return ProxiedAnswer(place, response, response.status, body, is_whole=False)
 
 
 def compose(
@@ -213,12 +213,12 @@ def compose(
 
 
 def answer_headers(
-    response: UpstreamResponse, place: Place, asking: Asking, translation: Translation | None
+    response: UpstreamResponse, place: Place, attempts: RequestAttempts, translation: Translation | None
 ) -> list[tuple[bytes, bytes]]:
     """The replica's, where the request went and why, and what a translation could not carry over."""
     choice = place.ticket.choice
-    matched = f"{choice.matched_tokens}/{asking.request.num_tokens}"
-    route = render_route(choice.name, choice.reason, matched, len(asking.tried))
+    matched = f"{choice.matched_tokens}/{attempts.request.num_tokens}"
+    route = render_route(choice.name, choice.reason, matched, len(attempts.tried))
     notes = "; ".join(translation.notes if translation else ()).encode("ascii", "replace")[:1000]
     return [*kept_headers(response.headers), (ROUTE_HEADER, route), *([(NOTES_HEADER, notes)] if notes else [])]
 
@@ -282,7 +282,7 @@ def is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def relay(begun: Begun, api: Api, request_id: str, reply: Reply) -> AnswerSummary:
+async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientStream) -> AnswerSummary:
     """Send all of an answer. A stream that breaks off ends in an error event."""
     answer_id, tail, last, is_first, is_broken = None, b"", b"", True, False
     try:
@@ -292,9 +292,9 @@ async def relay(begun: Begun, api: Api, request_id: str, reply: Reply) -> Answer
                 answer_id, is_first = read_id(piece), False
             tail = (tail + piece)[-END_BYTES:]
             if begun.is_whole:
-                await send_whole(reply, begun.status, begun.headers, piece, api, request_id)
+                await send_whole(client, begun.status, begun.headers, piece, api, request_id)
             else:
-                await reply.write(piece)
+                await client.write(piece)
     except TranslatedEnd:
         is_broken = True
     except UpstreamFailed as failure:
@@ -302,18 +302,20 @@ async def relay(begun: Begun, api: Api, request_id: str, reply: Reply) -> Answer
         error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
         last = render_event(error, api, request_id)
     if not begun.is_whole:
-        await reply.write(last, is_last=True)
+        await client.write(last, is_last=True)
     return summarize(answer_id, tail, is_messages=api == "messages", is_broken=is_broken)
 
 
-async def send_whole(reply: Reply, status: int, headers: Headers, body: bytes, api: Api, request_id: str) -> None:
+async def send_whole(
+    client: ClientStream, status: int, headers: Headers, body: bytes, api: Api, request_id: str
+) -> None:
     """A whole answer, or an error; where a stream has begun already, as its last event."""
-    if reply.has_begun:
+    if client.has_begun:
         about = _ERROR_MESSAGE.search(body)
         error = RouteError(status, "replica_failed", msgspec.json.decode(about[1]) if about else f"status {status}")
-        await reply.write(render_event(error, api, request_id), is_last=True)
+        await client.write(render_event(error, api, request_id), is_last=True)
     else:
-        await reply.send_whole(status, headers, body)
+        await client.send_whole(status, headers, body)
 
 
 def kept_headers(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -17,13 +17,14 @@ from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
+from hotloop.server.loose import Loosener
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
 from hotloop.server.tenants import Caller, name_owner, name_scope
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.field import Field, Json, read_text
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 
 class Service:
@@ -42,6 +43,7 @@ class Service:
             word_late_system=config.word_late_system,
         )
         self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules)
+        self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(
@@ -80,7 +82,7 @@ class Service:
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
         return name_scope(headers, cache_salt, self._isolation)
 
-    def caller(self, http: HttpRequest, request: Request, options: Options) -> Caller:
+    def caller(self, http: HttpRequest, request: ApiRequest, options: Options) -> Caller:
         return Caller(
             name_owner(http.headers),
             self.scope(http.headers, options.cache_salt),

@@ -53,22 +53,22 @@ def tokens(*logprobs: float, others: float | None = None) -> dict[str, Any]:
         (answer(""), {}, "empty"),
         (answer(None), {}, "empty"),
         (answer(None, calls=[call()]), {"tools": TOOLS}, ""),
-        (answer(None, calls=[call(arguments="")]), {"tools": TOOLS}, "the arguments of f: n is missing"),
+        (answer(None, calls=[call(arguments="")]), {"tools": TOOLS}, 'the arguments of f: it breaks required ["n"]'),
         (answer(None, calls=[call(arguments='{"n"')]), {"tools": TOOLS}, "the arguments of f are not JSON"),
-        (answer(None, calls=[call(arguments="[]")]), {"tools": TOOLS}, "the arguments of f: it is no object"),
+        (answer(None, calls=[call(arguments="[]")]), {"tools": TOOLS}, 'the arguments of f: it breaks type "object"'),
         (answer(None, calls=[call(), call("g")]), {"tools": TOOLS}, "there is no tool g"),
         (answer(None, calls=[{}]), {"tools": TOOLS}, "a call without a name or arguments"),
         (answer(), {"tools": TOOLS, "tool_choice": "auto"}, ""),
         (answer(), {"tools": TOOLS, "tool_choice": "required"}, "no call"),
         (answer(), {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "no call"),
         (answer("{}"), {"response_format": {"type": "json_object"}}, ""),
-        (answer("[]"), {"response_format": {"type": "json_object"}}, "the answer: it is no object"),
+        (answer("[]"), {"response_format": {"type": "json_object"}}, 'the answer: it breaks type "object"'),
         (answer("Sure!"), SHAPE, "the answer is not JSON"),
         (answer('{"n": 1.0, "kind": "a", "any": null}'), SHAPE, ""),
-        (answer('{"n": true}'), SHAPE, "the answer: n is no integer"),
-        (answer('{"n": 1, "kind": "c"}'), SHAPE, "the answer: kind is none of its values"),
-        (answer('{"n": 1, "deep": [{"x": 1}, {}]}'), SHAPE, "the answer: deep[1].x is missing"),
-        (answer('{"n": 1, "any": 3}'), SHAPE, "the answer: any is no ['string', 'null']"),
+        (answer('{"n": true}'), SHAPE, 'the answer: n breaks type "integer"'),
+        (answer('{"n": 1, "kind": "c"}'), SHAPE, 'the answer: kind breaks enum ["a", "b"]'),
+        (answer('{"n": 1, "deep": [{"x": 1}, {}]}'), SHAPE, 'the answer: deep[1] breaks required ["x"]'),
+        (answer('{"n": 1, "any": 3}'), SHAPE, 'the answer: any breaks type ["string", "null"]'),
         (answer("yes"), {"choice": ["yes", "no"]}, ""),
         (answer("Yes, of course"), {"structured_outputs": {"choice": ["yes", "no"]}}, "none of the choices"),
     ],
@@ -177,16 +177,24 @@ def chunks_of(given: dict[str, Any], **request: Any) -> list[dict[str, Any]]:
 
 def test_text_as_a_stream():
     chunks = chunks_of(answer("hello"), stream_options={"include_usage": True})
-    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
-    assert [chunk["choices"][0]["delta"] for chunk in chunks[:2]] == [{"role": "assistant", "content": "hello"}, {}]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:2]] == [None, "stop"]
-    assert (chunks[0]["usage"], chunks[2]["choices"], chunks[2]["usage"]["prompt_tokens"]) == (None, [], 3)
+    *pieces, last = chunks
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 4
+    deltas = [chunk["choices"][0]["delta"] for chunk in pieces]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "hello"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in pieces] == [None, None, "stop"]
+    assert (chunks[0]["usage"], last["choices"], last["usage"]["prompt_tokens"]) == (None, [], 3)
+
+
+def test_probabilities_come_with_the_text():
+    chunks = chunks_of(answer("hello", logprobs=tokens(-0.1)))
+    assert [chunk["choices"][0].get("logprobs") is not None for chunk in chunks] == [False, True, False]
 
 
 def test_calls_as_a_stream():
     chunks = chunks_of(answer(None, calls=[call(), call("g")], end="tool_calls"))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0]["tool_calls"] == [{"index": 0, **call()}, {"index": 1, **call("g")}]
+    begun, first, second, _ = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert begun == {"role": "assistant", "content": None}
+    assert (first, second) == ({"tool_calls": [{"index": 0, **call()}]}, {"tool_calls": [{"index": 1, **call("g")}]})
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert "usage" not in chunks[-1]
 

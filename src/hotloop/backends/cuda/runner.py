@@ -32,7 +32,7 @@ from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, 
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
-from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
@@ -182,7 +182,7 @@ class CudaBackend:
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
-        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
+        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._splitting = splitting = self._decoder.splitting

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hotloop.backends.backend import Batch, prompt_batch
 from hotloop.backends.host import HostCopy
 from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
-from hotloop.backends.openvino.graph import GAP, Decoder, NativeStyle, divide_by_roots, gather_wanted_rows
+from hotloop.backends.openvino.graph import GAP, DecoderGraph, NativeStyle, divide_by_roots, gather_wanted_rows
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.memory import kv_token_bytes, weight_bytes
@@ -67,7 +67,7 @@ class GapBackend(CpuBackend):
         self._attention.close()
 
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
-        decoder = Decoder(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
+        decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
         self._fill_gaps(graph, model.spec.num_heads * model.spec.head_dim)
         gather_wanted_rows(graph)

@@ -13,7 +13,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.graph import Decoder, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.graph import DecoderGraph, PagedStyle, gather_wanted_rows
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
@@ -25,7 +25,7 @@ class PagedBackend(CpuBackend):
     def __init__(
         self, model: Model, kv_bytes: int, *, weight_format: WeightFormat, inference: str, kv_precision: str
     ) -> None:
-        decoder = Decoder(model.spec, model.weights, weight_format, PagedStyle(model.spec, model.weights))
+        decoder = DecoderGraph(model.spec, model.weights, weight_format, PagedStyle(model.spec, model.weights))
         graph = load_graph(model, f"paged-{weight_format}", decoder.build)
         paged_attention_transformation(graph)
         gather_wanted_rows(graph)

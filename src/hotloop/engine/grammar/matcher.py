@@ -8,7 +8,7 @@ the same whether a run is appended at once or sampled one by one.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -17,9 +17,11 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from hotloop.backends.backend import Mask
 from hotloop.backends.sampler import is_allowed
+from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.recent import RecentDict
 from hotloop.engine.grammar.compiler import Compiler, first_line
+from hotloop.engine.grammar.ending import find_hints
 from hotloop.models.tokenizer import Tokenizer
 
 _MANY = 8  # masks, from which on it pays to share them out
@@ -28,8 +30,11 @@ _MANY = 8  # masks, from which on it pays to share them out
 class Matcher:
     """One request's place in its grammar. Used by one thread at a time."""
 
-    def __init__(self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None], hints: tuple[str, ...] = ()
+    ) -> None:
         self._inner = inner
+        self._hints = hints
         self._compiler = compiler
         self._forget = forget
         self.eos_id = compiler.eos_id
@@ -112,7 +117,7 @@ class Matcher:
             return [] if self.has_ended else None
         copy = Matcher(self._inner.deep_copy(), self._compiler, self._forget)
         copy._run, copy._at = self._run, self._at
-        return self._compiler.endings.find(copy, max_tokens)
+        return self._compiler.endings.find(copy, max_tokens, self._hints)
 
     def _forced_run(self) -> list[int]:
         if self._run is None:
@@ -147,12 +152,14 @@ class Matcher:
 def masks_of(matchers: Sequence[Matcher]) -> list[Mask]:
     """The masks of many, all of one vocabulary, made by all cores."""
     masks = [matcher._known_mask() for matcher in matchers]
-    asked = [(matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None]
-    if len(asked) < _MANY:
+    absent = [
+        (matcher._inner, i) for i, (matcher, mask) in enumerate(zip(matchers, masks, strict=True)) if mask is None
+    ]
+    if len(absent) < _MANY:
         return [matcher.mask() if mask is None else mask for matcher, mask in zip(matchers, masks, strict=True)]
     bits = np.zeros((len(matchers), matchers[0]._compiler.num_mask_words), np.int32)
-    fill_next_token_bitmask_par(_executor(), asked, bits)
-    for _, i in asked:
+    fill_next_token_bitmask_par(_executor(), absent, bits)
+    for _, i in absent:
         masks[i] = matchers[i]._checked(bits[i].view(np.uint8))
     return [mask for mask in masks if mask is not None]
 
@@ -167,6 +174,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
+    hints: tuple[str, ...] = ()  # words of its patterns, which an ending may need
     is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
@@ -184,12 +192,17 @@ class Grammars:
         self._kept: RecentDict[Grammar, _Shape] = RecentDict(max_grammars)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """At the beginning of this grammar. Raises what `prepare` raises."""
-        shape = self.prepare(grammar)
+        """At the beginning of this grammar, or behind what is begun. Raises what `prepare` raises."""
+        grammar, begun = replace(grammar, begun=""), grammar.begun
+        shape, compiler = self.prepare(grammar), self._prepared()
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
-        return Matcher(shape.parser.result().deep_copy(), self._prepared(), lambda: self._forget(grammar, shape))
+        parser = shape.parser.result().deep_copy()
+        token_ids = compiler.spell(begun) if begun else []
+        if token_ids and parser.try_consume_tokens(token_ids) < len(token_ids):
+            raise RequestError("what the answer begins with does not fit what it must look like")
+        return Matcher(parser, compiler, lambda: self._forget(grammar, shape), shape.hints)
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
@@ -203,6 +216,7 @@ class Grammars:
             self._kept[grammar] = shape
         if is_new:
             try:
+                shape.hints = find_hints(grammar.text)
                 shape.parser.set_result(compiler.compile(grammar))
             except BaseException as error:
                 self._forget(grammar, shape)

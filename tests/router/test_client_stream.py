@@ -12,9 +12,9 @@ from benchmarks.route.stub import Fault
 from tests.router.conftest import MESSAGES, replica_configs, until
 
 from hotloop.border.listen import bind, url_of
+from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import ReplicaConfig
 from hotloop.router.proxy import send_whole
-from hotloop.router.reply import Reply
 
 STREAM = {"model": "stub", "messages": MESSAGES, "stream": True, "max_tokens": 8}
 PINGS = {"/v1/chat/completions": b": ping\n\n", "/v1/messages": b'event: ping\ndata: {"type":"ping"}\n\n'}
@@ -102,10 +102,10 @@ class Wire:
 @pytest.mark.parametrize(("api", "path"), [("chat", "/v1/chat/completions"), ("messages", "/v1/messages")])
 async def test_a_stream_nobody_accepts_is_opened_and_pinged(api: Any, path: str) -> None:
     wire = Wire()
-    reply = Reply(wire, [(b"x-request-id", b"r")], ping_s=0.01)
-    async with reply.kept_alive(api, is_stream=True):
+    client = ClientStream(wire, [(b"x-request-id", b"r")], ping_s=0.01)
+    async with client.kept_alive(api, is_stream=True):
         await until(lambda: len(wire.sent) > 3)
-        await send_whole(reply, 429, [], b'{"error": {"message": "too \\"much\\""}}', api, "r")
+        await send_whole(client, 429, [], b'{"error": {"message": "too \\"much\\""}}', api, "r")
     assert wire.sent[0]["status"] == 200
     assert (b"x-request-id", b"r") in wire.sent[0]["headers"]
     *pings, last = wire.bodies
@@ -116,15 +116,15 @@ async def test_a_stream_nobody_accepts_is_opened_and_pinged(api: Any, path: str)
 
 async def test_what_is_no_stream_is_never_pinged_nor_half_an_event() -> None:
     wire = Wire()
-    reply = Reply(wire, [], ping_s=0.002)
-    async with reply.kept_alive("chat", is_stream=False):
+    client = ClientStream(wire, [], ping_s=0.002)
+    async with client.kept_alive("chat", is_stream=False):
         await asyncio.sleep(0.02)
     assert wire.sent == []
-    await reply.begin(200, [])
-    async with reply.kept_alive("chat", is_stream=True):
-        await reply.write(b'data: {"half')
+    await client.begin(200, [])
+    async with client.kept_alive("chat", is_stream=True):
+        await client.write(b'data: {"half')
         await asyncio.sleep(0.02)
-        await reply.write(b'": 1}\n\n', is_last=False)
+        await client.write(b'": 1}\n\n', is_last=False)
         await until(lambda: len(wire.sent) > 3)
     assert wire.bodies[:3] == [b'data: {"half', b'": 1}\n\n', b": ping\n\n"]
 

@@ -21,7 +21,7 @@ _SSE = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Reply:
+class ClientStream:
     def __init__(self, send: Send, headers: Headers, ping_s: float = PING_S) -> None:
         """`headers` are the router's own, and go with whatever is sent."""
         self.has_begun = False
