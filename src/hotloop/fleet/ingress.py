@@ -30,6 +30,7 @@ from hotloop.router.proxy import ROUTE_HEADER, is_stream, kept_headers, render_r
 from hotloop.router.request import parse_request
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.upstream.wire import UpstreamRequest
+from hotloop.wire.sse import is_ping
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Ingress:
         answer_id, end, is_broken = None, b"", False
         try:
             async for piece in whole_events(begun.pieces) if has_events else begun.pieces:
-                if not end and (answer_id := read_id(piece)):
+                if answer_id is None and not is_ping(piece) and (answer_id := read_id(piece)):
                     self._owners[answer_id] = begun.head.replica
                 end = (end + piece)[-END_BYTES:]
                 yield piece

@@ -26,6 +26,7 @@ from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.translate import Translation, translate
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
+from hotloop.wire.sse import is_ping
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 529})
 """Where another replica may do better."""
@@ -42,7 +43,6 @@ MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
 
 _ERROR_MESSAGE = re.compile(rb'"message"\s*:\s*("(?:[^"\\]|\\.)*")')
-_PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r?\n)+')
 
 
 class BadAnswer(RouteError):
@@ -232,7 +232,7 @@ async def _from_first_event(pieces: AsyncGenerator[bytes, None], replica: Replic
     """Waits for something that is no ping: until then nothing was said, and the request may be put elsewhere."""
     async for first in pieces:
         replica.last_byte_at = time.monotonic()
-        if not _PINGS.fullmatch(first):
+        if not is_ping(first):
             return _resumed(first, pieces)
     return pieces
 
