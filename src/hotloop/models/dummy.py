@@ -25,7 +25,7 @@ class DummyWeights:
         self._shapes = outer_shapes(spec) | layer_shapes(spec)
 
     def read(self, name: str) -> NDArray[np.float32]:
-        shape = self._shapes[name.rpartition(".")[2]]
+        shape = self._shapes[name.split(".", 2)[-1]]
         if len(shape) == 1:
             return np.full(shape, dummy_value(name), np.float32)
         random = np.random.default_rng([SEED, crc32(name.encode())])

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.spec import ModelSpec
+from hotloop.models.spec import Family, ModelSpec
 
 MAX_CONTEXT = 1 << 24
 
@@ -35,6 +35,23 @@ _LAYER_NAMES = {
     "gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
     "up": ("ffn_up.weight", "mlp.up_proj.weight"),
     "down": ("ffn_down.weight", "mlp.down_proj.weight"),
+    "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
+}
+# of an expert's matrix: (in a GGUF's blk.N, where one tensor has those of all, and what Hugging Face's experts.M has)
+_EXPERT_NAMES = {
+    "gate": ("ffn_gate_exps.weight", "gate_proj.weight"),
+    "up": ("ffn_up_exps.weight", "up_proj.weight"),
+    "down": ("ffn_down_exps.weight", "down_proj.weight"),
+}
+# what some families' folders call it
+_FAMILY_NAMES: dict[Family, dict[str, str]] = {
+    "mixtral": {
+        "mlp.gate": "block_sparse_moe.gate",
+        "mlp.experts": "block_sparse_moe.experts",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+    },
 }
 
 
@@ -46,6 +63,8 @@ class TensorPlace:
     shape: tuple[int, ...]
     gguf_name: str
     hf_name: str
+    expert: int | None = None
+    """Whose it is; a GGUF has those of all in one tensor."""
 
 
 def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
@@ -59,6 +78,8 @@ def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
         raise ModelError(f"{path}: {spec.num_heads} heads cannot share {spec.num_kv_heads} heads of keys and values")
     if spec.head_dim % 2:
         raise ModelError(f"{path}: a head of {spec.head_dim} dimensions has no rotary halves")
+    if spec.experts and not 0 < spec.experts.num_chosen <= spec.experts.num_experts:
+        raise ModelError(f"{path}: of {spec.experts.num_experts} experts {spec.experts.num_chosen} cannot be chosen")
     rope = spec.rope_scaling
     if rope and not (
         rope.factor > 0 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_context > 0
@@ -75,8 +96,20 @@ def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
     shapes = layer_shapes(spec)
     for i in range(spec.num_layers):
         for name, shape in shapes.items():
-            gguf_name, hf_name = _LAYER_NAMES[name]
-            yield TensorPlace(f"layers.{i}.{name}", shape, f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}")
+            gguf_name, hf_name, expert = _file_names(name)
+            for ours, theirs in _FAMILY_NAMES.get(spec.family, {}).items():
+                hf_name = hf_name.replace(ours, theirs)
+            names = f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}"
+            yield TensorPlace(f"layers.{i}.{name}", shape, *names, expert)
+
+
+def _file_names(name: str) -> tuple[str, str, int | None]:
+    """What a layer's tensor is called in a GGUF and in Hugging Face's folder, and whose it is."""
+    if not name.startswith("experts."):
+        return *_LAYER_NAMES[name], None
+    _, expert, part = name.split(".")
+    gguf_name, hf_name = _EXPERT_NAMES[part]
+    return gguf_name, f"mlp.experts.{expert}.{hf_name}", int(expert)
 
 
 def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -86,11 +119,16 @@ def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, mlp = spec.hidden_size, spec.intermediate_size
+    hidden, experts = spec.hidden_size, spec.experts
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
     shapes |= {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
-    shapes |= {"gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp)}
+    if experts:
+        shapes["router"] = experts.num_experts, hidden
+        for i in range(experts.num_experts):
+            shapes |= _mlp_shapes(f"experts.{i}.", hidden, experts.size)
+    else:
+        shapes |= _mlp_shapes("", hidden, spec.intermediate_size)
     if spec.has_qkv_bias:
         shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
     if spec.has_qk_norm:
@@ -98,9 +136,15 @@ def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}gate": (size, hidden), f"{prefix}up": (size, hidden), f"{prefix}down": (hidden, size)}
+
+
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
-    for count, what in ((spec.num_kv_heads, "heads of keys and values"), (spec.intermediate_size, "rows of the MLP")):
+    experts = spec.experts
+    mlp = (experts.size, "rows of each expert") if experts else (spec.intermediate_size, "rows of the MLP")
+    for count, what in ((spec.num_kv_heads, "heads of keys and values"), mlp):
         if count % num_gpus:
             raise ConfigError(f"{count} {what} cannot be split over {num_gpus} GPUs")
     return replace(
@@ -108,6 +152,7 @@ def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
         num_heads=spec.num_heads // num_gpus,
         num_kv_heads=spec.num_kv_heads // num_gpus,
         intermediate_size=spec.intermediate_size // num_gpus,
+        experts=experts and replace(experts, size=experts.size // num_gpus),
     )
 
 

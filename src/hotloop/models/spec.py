@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3moe", "mixtral"]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
@@ -39,8 +39,25 @@ class Int4Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: many small MLPs in place of one, of which a router chooses a few for each token.
+
+    A router's scores are the softmax of its logits, or the sigmoid of each; what the chosen experts come to is summed
+    up, each times its score.
+    """
+
+    num_experts: int
+    num_chosen: int
+    size: int
+    """Rows of an expert's gate, and of its up."""
+    is_sigmoid: bool = False
+    is_normed: bool = True
+    """Whether the scores of the chosen are made to sum up to one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder-only transformer: RMS norm, rotary positions, grouped-query attention, gated MLP."""
+    """A decoder-only transformer: RMS norm, rotary positions, grouped-query attention, gated MLP or experts."""
 
     family: Family
     num_layers: int
@@ -57,6 +74,8 @@ class ModelSpec:
     has_tied_head: bool = False
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    experts: ExpertsSpec | None = None
+    """What every layer has in place of an MLP, if anything."""
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
     window: int | None = None
@@ -119,7 +138,8 @@ class Weights(Protocol):
     """The tensors of a model, one at a time, by one set of names whatever the file calls them:
 
     `embed` `final_norm` `head`, and for each layer `layers.N.` +
-    `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `q_norm` `k_norm` `mlp_norm` `gate` `up` `down`
+    `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `q_norm` `k_norm` `mlp_norm` and `gate` `up` `down`, or of
+    a mixture of experts `router` and for each `experts.M.` + `gate` `up` `down`
 
     Matrices are [out, in]. Rotary halves are kept apart, as Hugging Face does, never interleaved.
     `head` is absent where the head is tied to `embed`.
