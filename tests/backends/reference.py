@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.spec import ModelSpec, Weights
+from hotloop.models.spec import ExpertsSpec, ModelSpec, Weights
 
 Array = NDArray[np.float32]
 
@@ -15,10 +15,27 @@ def reference_logits(spec: ModelSpec, weights: Weights, token_ids: list[int]) ->
         name = f"layers.{layer}."
         x = x + attention(spec, weights, name, norm(x, weights.read(name + "attn_norm"), spec.rms_eps))
         h = norm(x, weights.read(name + "mlp_norm"), spec.rms_eps)
-        gate, up = h @ weights.read(name + "gate").T, h @ weights.read(name + "up").T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights.read(name + "down").T
+        x = x + (experts(spec.experts, weights, name, h) if spec.experts else mlp(weights, name, h))
     x = norm(x, weights.read("final_norm"), spec.rms_eps)
     return x @ weights.read("embed" if spec.has_tied_head else "head").T
+
+
+def mlp(weights: Weights, name: str, x: Array) -> Array:
+    gate, up = x @ weights.read(name + "gate").T, x @ weights.read(name + "up").T
+    return (gate / (1 + np.exp(-gate)) * up) @ weights.read(name + "down").T
+
+
+def experts(spec: ExpertsSpec, weights: Weights, name: str, x: Array) -> Array:
+    logits = x @ weights.read(name + "router").T
+    scores = np.exp(logits - logits.max(-1, keepdims=True))
+    scores = scores / scores.sum(-1, keepdims=True)
+    out = np.zeros_like(x)
+    for row, score in enumerate(scores):
+        chosen = np.argsort(-score, kind="stable")[: spec.num_chosen]
+        total = score[chosen].sum() if spec.is_normed else np.float32(1)
+        for i in chosen:
+            out[row] += score[i] / total * mlp(weights, f"{name}experts.{i}.", x[row])
+    return out
 
 
 def attention(spec: ModelSpec, weights: Weights, name: str, x: Array) -> Array:

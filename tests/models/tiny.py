@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotloop.models.layout import tensor_places
-from hotloop.models.spec import Family, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, ModelSpec, Stored
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -48,14 +48,15 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         intermediate_size=96,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=16 if family != "qwen3" else 32,
+        head_dim=32 if family in ("qwen3", "qwen3moe") else 16,
         vocab_size=tiny_tokenizer().get_vocab_size(),
         max_context=512,
         rms_eps=1e-5,
         rope_theta=10_000.0,
         has_tied_head=family == "llama",
         has_qkv_bias=family == "qwen2",
-        has_qk_norm=family == "qwen3",
+        has_qk_norm=family in ("qwen3", "qwen3moe"),
+        experts=ExpertsSpec(num_experts=6, num_chosen=2, size=40) if family in ("qwen3moe", "mixtral") else None,
     )
     return replace(spec, **changes)
 
@@ -183,8 +184,18 @@ def write_folder(folder: Path, spec: ModelSpec, tensors: Tensors, changes: Mappi
 
 
 def spec_config(spec: ModelSpec) -> dict[str, Any]:
+    experts = spec.experts
+    mixture = experts and {
+        "num_experts_per_tok": experts.num_chosen,
+        **(
+            {"num_local_experts": experts.num_experts, "intermediate_size": experts.size}
+            if spec.family == "mixtral"
+            else {"num_experts": experts.num_experts, "moe_intermediate_size": experts.size}
+        ),
+        "norm_topk_prob": experts.is_normed,
+    }
     return {
-        "model_type": spec.family,
+        "model_type": {"qwen3moe": "qwen3_moe"}.get(spec.family, spec.family),
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
@@ -196,6 +207,7 @@ def spec_config(spec: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.rms_eps,
         "rope_theta": spec.rope_theta,
         "tie_word_embeddings": spec.has_tied_head,
+        **(mixture or {}),
     }
 
 

@@ -6,6 +6,7 @@ The safetensors format is small enough to be read here, which numpy's lack of bf
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +19,20 @@ from hotloop.core.errors import ModelError
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config
-from hotloop.models.spec import Family, FileTensor, Int4Stored, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, FileTensor, Int4Stored, ModelSpec, Stored
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
 T = TypeVar("T", int, float)
 
-_FAMILIES: dict[str, Family] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_FAMILIES: dict[str, Family] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "mixtral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
 _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
@@ -184,7 +192,8 @@ def config_spec(folder: Path) -> ModelSpec:
         rope_scaling=scaling_from_config(rope, str(path)),
         has_tied_head=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
-        has_qk_norm=family == "qwen3",
+        has_qk_norm=family in ("qwen3", "qwen3moe"),
+        experts=_experts(config, family, path),
         int4=parse_int4(config, path),
         window=window,
     )
@@ -199,6 +208,23 @@ def _family(config: Mapping[str, Any], path: Path) -> Family:
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"{path}: rotary positions over only a part of each head are not supported")
     return _FAMILIES[model_type]
+
+
+def _experts(config: Mapping[str, Any], family: Family, path: Path) -> ExpertsSpec | None:
+    number = partial(_number, config, kind=int, path=path)
+    if family == "mixtral":
+        size = number(key="intermediate_size")
+        return ExpertsSpec(number(key="num_local_experts"), number(key="num_experts_per_tok"), size)
+    if family != "qwen3moe":
+        return None
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ModelError(f"{path}: experts in only some of the layers are not supported")
+    return ExpertsSpec(
+        num_experts=number(key="num_experts"),
+        num_chosen=number(key="num_experts_per_tok"),
+        size=number(key="moe_intermediate_size"),
+        is_normed=bool(config.get("norm_topk_prob", False)),
+    )
 
 
 def _number(config: Mapping[str, Any], key: str, kind: type[T], path: Path, default: T | None = None) -> T:

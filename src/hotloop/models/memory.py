@@ -36,7 +36,7 @@ def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
-    Matrices that the files hold in four bits are held so, unless that format is fp8.
+    Matrices that the files hold in four bits are held so, unless that format is fp8, or they are experts'.
     """
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
@@ -44,7 +44,7 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
     if spec.int4 and weight_format != "fp8":
         for name, shape in layer_shapes(share).items():
-            if len(shape) == 2:
+            if len(shape) == 2 and not name.startswith(("router", "experts.")):
                 saved = _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
                 total -= spec.num_layers * saved
     return total
@@ -151,12 +151,12 @@ def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tup
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding in bf16.
+    fp8 is the GPU's, which leaves the embedding and routers in bf16.
     """
     count = prod(shape)
     if len(shape) == 1 or weight_format == "f32":
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name == "embed"):
+    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router")):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]

@@ -13,6 +13,7 @@ order. How many tiles there are is known only to the device, so as many programs
 those without a tile leave at once: a launch captured in a CUDA graph serves every step. Rows that pad go to no expert.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +37,16 @@ class ExpertWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: torch.Tensor | ScaledMatrix  # [experts * 2 * size, hidden]: of each all of gate, then up
     down: torch.Tensor | ScaledMatrix  # [experts * hidden, size]
+
+    def places(self, spec: ExpertsSpec) -> Iterator[tuple[str, torch.Tensor | ScaledMatrix]]:
+        """Where each tensor goes, by its name in the layer."""
+        yield "router", self.router
+        gate_up = self.gate_up.split([spec.size] * (2 * spec.num_experts))
+        down = self.down.split([len(self.down) // spec.num_experts] * spec.num_experts)
+        for i in range(spec.num_experts):
+            yield f"experts.{i}.gate", gate_up[2 * i]
+            yield f"experts.{i}.up", gate_up[2 * i + 1]
+            yield f"experts.{i}.down", down[i]
 
 
 class Tiles(NamedTuple):

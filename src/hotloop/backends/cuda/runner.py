@@ -136,7 +136,10 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     """What a step of the largest size takes beside weights and KV."""
     num_rows = config.max_step_tokens or STEP_TOKENS
     num_heads = 4 * (spec.num_heads + spec.num_kv_heads)
-    width = 4 * spec.hidden_size + 3 * spec.intermediate_size + num_heads * spec.head_dim
+    mlp, experts = 3 * spec.intermediate_size, spec.experts
+    if experts:
+        mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
+    width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
     ring_bytes = RING_BYTES if has_host_memory(config) else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES

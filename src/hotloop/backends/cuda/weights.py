@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
+from hotloop.backends.cuda.experts import ExpertWeights
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
@@ -26,7 +27,7 @@ from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
 from hotloop.models.gguf import widen
 from hotloop.models.layout import layer_shapes, share_begin, share_of
 from hotloop.models.model import Model
-from hotloop.models.spec import Int4Stored, ModelSpec, Stored, Weights
+from hotloop.models.spec import ExpertsSpec, Int4Stored, ModelSpec, Stored, Weights
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
@@ -43,8 +44,9 @@ class LayerWeights:
     k_norm: Tensor | None  # [head_dim]
     o: Matrix  # [hidden, heads * head_dim]
     mlp_norm: Tensor  # [hidden]
-    gate_up: Matrix  # [2 * intermediate, hidden]: all of gate, then up
-    down: Matrix  # [hidden, intermediate]
+    gate_up: Matrix | None  # [2 * intermediate, hidden]: all of gate, then up
+    down: Matrix | None  # [hidden, intermediate]
+    experts: ExpertWeights | None = None  # in place of these
     kv_scales: Tensor | None = None  # [2 * kv heads] of keys, then values, where those are held in e4m3
 
 
@@ -123,7 +125,10 @@ class _Allocation:
     def all(self, num_ranks: int, rank: int) -> DeviceWeights:
         spec = self.spec
         layers = tuple(
-            LayerWeights(**{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()})
+            LayerWeights(
+                **{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()},
+                experts=self._experts(spec.experts) if spec.experts else None,
+            )
             for layer in range(spec.num_layers)
         )
         embed = self._empty(spec.vocab_size, spec.hidden_size)
@@ -153,6 +158,15 @@ class _Allocation:
             if len(packed) == len(stored):  # the files may hold some in another way
                 return room_for(packed, num_rows, row_shape[0], self.device)
         return self._empty(num_rows, *row_shape)
+
+    def _experts(self, experts: ExpertsSpec) -> ExpertWeights:
+        """Those that files hold in four bits are wider here."""
+        hidden = self.spec.hidden_size
+        router = self._empty(experts.num_experts, hidden)
+        shapes = (2 * experts.num_experts * experts.size, hidden), (experts.num_experts * hidden, experts.size)
+        if self.is_fp8:
+            return ExpertWeights(router, *(ScaledMatrix.empty(*shape, self.device) for shape in shapes))
+        return ExpertWeights(router, *(self._empty(*shape) for shape in shapes))
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
@@ -187,6 +201,8 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matr
             if room is not None:
                 parts = room.split([shapes[name][0] for name in names])
                 yield from ((f"layers.{i}.{name}", part) for name, part in zip(names, parts, strict=True))
+        if layer.experts and spec.experts:
+            yield from ((f"layers.{i}.{name}", part) for name, part in layer.experts.places(spec.experts))
     yield "final_norm", weights.final_norm
     if not spec.has_tied_head:
         yield "head", weights.head
