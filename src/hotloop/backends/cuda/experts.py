@@ -28,6 +28,7 @@ from hotloop.models.spec import ExpertsSpec
 
 _MAX_FEW_ROWS = 4
 _LANE = 8  # weights in a row that a thread reads at a time
+_FEW_GATED, _FEW_MIXED = (4, 4), (4, 4)  # rows of an expert that a program has, and its warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +151,13 @@ def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, rou
     hidden = x.new_empty(num_rows * spec.num_chosen, spec.size)
     out = torch.empty_like(x)
     gate_up, down = _parts(weights.gate_up), _parts(weights.down)
-    num_warps, tile_outs = (4, 4) if x.is_cuda else (4, 64)
+    tile_outs, num_warps = _FEW_GATED if x.is_cuda else (64, 4)
     tile_in = min(32 * num_warps * _LANE, triton.next_power_of_2(hidden_size))
     _few_gated[(triton.cdiv(spec.size, tile_outs), len(hidden))](
         x, *gate_up, routed.ids, hidden, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
         num_warps=num_warps, **overlap(x.device),
     )  # fmt: skip
+    tile_outs, num_warps = _FEW_MIXED if x.is_cuda else (64, 4)
     tile_in = min(32 * num_warps * _LANE, triton.next_power_of_2(spec.size))
     _few_mixed[(triton.cdiv(hidden_size, tile_outs), num_rows)](
         hidden, *down, routed.ids, routed.scores, out, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
