@@ -32,7 +32,8 @@ from hotloop.models.spec import Family
 
 SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 CLOSED = {"additionalProperties": False}
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3moe", "mixtral")
+DENSE: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+FAMILIES: tuple[Family, ...] = (*DENSE, "qwen3moe", "mixtral")
 
 
 def tiny_model(family: Family, **changes: Any) -> Model:
@@ -154,7 +155,7 @@ def test_fp8_weights_are_close_to_those_of_the_file(device: str) -> None:
         assert 1e-4 < error < 0.1, "rounded, and not more"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)  # what is rounded may go to another expert
 def test_keys_and_values_in_fp8_are_close_to_the_definition(family: Family, device: str) -> None:
     """A chunk, one beside a token, drafts, and sequences that share blocks; half the bytes, and told apart on disk."""
     model = tiny_model(family)

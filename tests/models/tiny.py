@@ -45,9 +45,9 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         family=family,
         num_layers=2,
         hidden_size=64,
-        intermediate_size=96,
         num_heads=4,
         num_kv_heads=2,
+        intermediate_size=40 if family == "mixtral" else 96,
         head_dim=32 if family in ("qwen3", "qwen3moe") else 16,
         vocab_size=tiny_tokenizer().get_vocab_size(),
         max_context=512,
@@ -114,8 +114,9 @@ def write_gguf(
 
     A tensor given under a GGUF name goes in beside the rest, as it is; rows of bytes are blocks of that kind.
     """
-    arch = arch or spec.family
-    names = {place.name: place.gguf_name for place in tensor_places(spec)}
+    arch = arch or {"mixtral": "llama"}.get(spec.family, spec.family)
+    names = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is None}
+    tensors = _with_stacked_experts(spec, tensors)
     writer = gguf.GGUFWriter(path, arch)
     metadata = spec_metadata(spec, arch) | tokenizer_metadata(tiny_tokenizer()) | dict(changes)
     for key, value in metadata.items():
@@ -130,6 +131,17 @@ def write_gguf(
     return path
 
 
+def _with_stacked_experts(spec: ModelSpec, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Those of all experts in one tensor."""
+    stacked: dict[str, list[NDArray[Any]]] = {}
+    of_experts = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is not None}
+    for name, gguf_name in of_experts.items():
+        if name in tensors:
+            stacked.setdefault(gguf_name, []).append(tensors[name])
+    others = {name: tensor for name, tensor in tensors.items() if name not in of_experts}
+    return others | {name: np.stack(each) for name, each in stacked.items()}
+
+
 def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
     return {
         f"{arch}.block_count": spec.num_layers,
@@ -142,6 +154,15 @@ def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
         f"{arch}.attention.value_length": spec.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": spec.rms_eps,
         f"{arch}.rope.freq_base": spec.rope_theta,
+        **(_expert_metadata(spec.experts, arch) if spec.experts else {}),
+    }
+
+
+def _expert_metadata(experts: ExpertsSpec, arch: str) -> dict[str, Any]:
+    return {
+        f"{arch}.expert_count": experts.num_experts,
+        f"{arch}.expert_used_count": experts.num_chosen,
+        f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length": experts.size,
     }
 
 
@@ -164,7 +185,7 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def interleave(tensor: NDArray[Any], spec: ModelSpec, name: str) -> NDArray[Any]:
     """The llama architecture is stored with each head's rotary halves as pairs: a0 b0 a1 b1 …"""
     num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}.get(name.rpartition(".")[2].removesuffix("_bias"))
-    if spec.family != "llama" or num_heads is None:
+    if spec.family not in ("llama", "mixtral") or num_heads is None:
         return tensor
     rows = np.arange(len(tensor)).reshape(num_heads, 2, -1).transpose(0, 2, 1).ravel()
     return np.ascontiguousarray(tensor[rows])

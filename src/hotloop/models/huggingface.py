@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
-from hotloop.models.rope import scaling_from_config
+from hotloop.models.rope import scaling_from_config, stretched_context
 from hotloop.models.spec import ExpertsSpec, Family, FileTensor, Int4Stored, ModelSpec, Stored
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -177,6 +177,11 @@ def config_spec(folder: Path) -> ModelSpec:
         raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
     num_heads = _number(config, "num_attention_heads", int, path)
     hidden_size = _number(config, "hidden_size", int, path)
+    head_dim = _number(config, "head_dim", int, path, hidden_size // num_heads)
+    theta = _number({**config, **rope}, "rope_theta", float, path, 10_000.0)
+    # Phi's way of saying it
+    rope = {key: config[key] for key in ("original_max_position_embeddings",) if key in config} | rope
+    scaling = scaling_from_config(rope, theta=theta, head_dim=head_dim, max_context=max_context, where=str(path))
     return ModelSpec(
         family=family,
         num_layers=_number(config, "num_hidden_layers", int, path),
@@ -184,12 +189,12 @@ def config_spec(folder: Path) -> ModelSpec:
         intermediate_size=_number(config, "intermediate_size", int, path),
         num_heads=num_heads,
         num_kv_heads=_number(config, "num_key_value_heads", int, path, num_heads),
-        head_dim=_number(config, "head_dim", int, path, hidden_size // num_heads),
+        head_dim=head_dim,
         vocab_size=_number(config, "vocab_size", int, path),
-        max_context=window or max_context,
+        max_context=window or stretched_context(rope, max_context),
         rms_eps=_number(config, "rms_norm_eps", float, path),
-        rope_theta=_number({**config, **rope}, "rope_theta", float, path, 10_000.0),
-        rope_scaling=scaling_from_config(rope, str(path)),
+        rope_theta=theta,
+        rope_scaling=scaling,
         has_tied_head=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         has_qk_norm=family in ("qwen3", "qwen3moe"),

@@ -80,11 +80,6 @@ def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
         raise ModelError(f"{path}: a head of {spec.head_dim} dimensions has no rotary halves")
     if spec.experts and not 0 < spec.experts.num_chosen <= spec.experts.num_experts:
         raise ModelError(f"{path}: of {spec.experts.num_experts} experts {spec.experts.num_chosen} cannot be chosen")
-    rope = spec.rope_scaling
-    if rope and not (
-        rope.factor > 0 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_context > 0
-    ):
-        raise ModelError(f"{path}: its llama3 rotary scaling makes no sense: {rope}")
     if spec.max_context > MAX_CONTEXT:
         raise ModelError(f"{path}: a context of {spec.max_context} tokens is claimed; at most {MAX_CONTEXT} are read")
 

@@ -16,12 +16,12 @@ Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretched rotary frequencies; other kinds are refused when the model is read."""
+    """Rotary frequencies that are stretched for long contexts, whichever way."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+    divisors: tuple[float, ...]
+    """Of the frequency of each pair of dimensions."""
+    magnitude: float = 1.0
+    """What turned queries and keys are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,10 @@ def _kv_scales(spec: ModelSpec, layer: LayerWeights) -> Tensor:
     rows = made.widened() if isinstance(made, ScaledMatrix | Int4Matrix) else made.float()
     shape = (2, spec.num_kv_heads, spec.head_dim)
     bias = None if layer.qkv_bias is None else layer.qkv_bias[-2 * size :].float().view(shape)
-    return kv_scales((rows * layer.attn_norm.float()).view(*shape, -1), bias, layer.k_norm)
+    scales = kv_scales((rows * layer.attn_norm.float()).view(*shape, -1), bias, layer.k_norm)
+    if spec.rope_scaling:
+        scales[: spec.num_kv_heads] *= spec.rope_scaling.magnitude
+    return scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,12 @@ class PagedStyle:
         angles = op.matmul(op.broadcast(op.constant(inverse), shape), positions, False, False)
         angles = op.transpose(angles, _ints(0, 2, 1))
         angles = op.concat([angles, angles], -1)
-        return op.unsqueeze(op.cos(angles), _axis(1)), op.unsqueeze(op.sin(angles), _axis(1))
+        tables = op.unsqueeze(op.cos(angles), _axis(1)), op.unsqueeze(op.sin(angles), _axis(1))
+        scaling = self.spec.rope_scaling
+        if scaling is None or scaling.magnitude == 1:
+            return tables
+        magnitude = op.constant(np.float32(scaling.magnitude))
+        return op.multiply(tables[0], magnitude), op.multiply(tables[1], magnitude)
 
     def _rotate(self, x: Node) -> Node:
         half = self.spec.head_dim // 2
