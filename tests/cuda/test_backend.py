@@ -33,7 +33,7 @@ from hotloop.models.spec import Family
 SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 CLOSED = {"additionalProperties": False}
 DENSE: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
-FAMILIES: tuple[Family, ...] = (*DENSE, "qwen3moe", "mixtral")
+FAMILIES: tuple[Family, ...] = (*DENSE, "qwen3moe", "mixtral", "gptoss", "glm4moe")
 
 
 def tiny_model(family: Family, **changes: Any) -> Model:

@@ -62,7 +62,7 @@ def zeros(spec: ExpertsSpec, device: str) -> torch.Tensor:
 def test_a_row_goes_to_the_experts_of_the_highest_scores(device: str, is_sigmoid: bool, is_normed: bool) -> None:
     spec = ExpertsSpec(num_experts=6, num_chosen=3, size=8, is_sigmoid=is_sigmoid, is_normed=is_normed)
     logits = torch.randn(9, 6, device=device)
-    routed = route(logits, spec, no_slots(7, device, num_pads=2), zeros(spec, device))
+    routed = route(logits, None, spec, no_slots(7, device, num_pads=2), zeros(spec, device))
     want = defined_scores(logits, spec)[:7]
     got = torch.zeros_like(want).scatter(1, routed.ids[:7].long(), routed.scores[:7])
     torch.testing.assert_close(got, want)
@@ -75,7 +75,7 @@ def test_a_row_goes_to_the_experts_of_the_highest_scores(device: str, is_sigmoid
 
 def test_logits_that_are_no_numbers_choose_experts_that_there_are(device: str) -> None:
     logits = torch.full((2, 6), float("nan"), device=device)
-    ids = route(logits, SPEC, no_slots(2, device), zeros(SPEC, device)).ids
+    ids = route(logits, None, SPEC, no_slots(2, device), zeros(SPEC, device)).ids
     assert ((ids >= 0) & (ids < 6)).all()
 
 
@@ -97,8 +97,8 @@ def test_both_ways_agree_with_rows_that_pad_and_experts_that_nobody_chose(device
     weights = make_weights(spec, device)
     x = torch.randn(5, HIDDEN, device=device)
     logits, slots = x @ weights.router.t(), no_slots(3, device, num_pads=2)
-    few = few_products(x, weights, spec, route(logits, spec, slots, zeros(spec, device), is_few=True))
+    few = few_products(x, weights, spec, route(logits, None, spec, slots, zeros(spec, device), is_few=True))
     tiles = Tiles(0, pairs, 32, 32, 4, 1)
-    many = grouped_products(x, weights, spec, route(logits, spec, slots, zeros(spec, device)), tiles)
+    many = grouped_products(x, weights, spec, route(logits, None, spec, slots, zeros(spec, device)), tiles)
     torch.testing.assert_close(few[:3], many[:3], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(many[:3], defined_mix(x, weights, spec)[:3], rtol=1e-4, atol=1e-4)

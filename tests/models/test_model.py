@@ -1,6 +1,6 @@
 import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hotloop.models.model import load_model
 from hotloop.models.rope import scaling_from_config
 from hotloop.models.spec import Family
 
-FAMILIES = get_args(Family)
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3moe", "mixtral")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 SENSELESS = LLAMA3 | {"low_freq_factor": 4.0}
@@ -171,10 +171,12 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
         ({"model_type": None}, "the architecture None is not supported"),
         ({"quantization_config": {"bits": 4}}, "weights quantised by None are not supported"),
         ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
-        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor 2 leaves no rotary halves of 16 dimensions"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "sliding_window should be a number above zero, not 'x'"),
+        ({"model_type": "mistral", "sliding_window": 8, "layer_types": []}, "the kinds of 2 layers"),
         ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "rotary scaling of type 'odd' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "linear rotary scaling is incomplete: 'factor'"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'factor'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'low_freq_factor'"),
         ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling makes no sense: {"),
         ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
         ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
@@ -211,13 +213,13 @@ def test_a_folder_with_a_damaged_file_says_which(tmp_path: Path, name: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_mistral_is_a_llama_and_its_window_ends_the_context(tmp_path: Path) -> None:
+def test_mistral_is_a_llama_with_a_window_in_every_layer(tmp_path: Path) -> None:
     spec = tiny_spec("llama")
     changes = {"model_type": "mistral", "sliding_window": 128}
     model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)))
     assert model.spec.family == "llama"
-    assert model.spec.max_context == 128
-    assert model.notes == ("the context is limited to the model's sliding window of 128 tokens",)
+    assert model.spec.max_context == 512
+    assert model.spec.windows == (128, 128)
 
 
 @pytest.mark.parametrize("changes", [{"sliding_window": 128, "use_sliding_window": False}, {"sliding_window": 512}])

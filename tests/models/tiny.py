@@ -23,6 +23,18 @@ CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?\n\n  def f(x): return x + 10\n"
 ] * 4
 
+EXPERTS: dict[Family, ExpertsSpec] = {
+    "qwen3moe": ExpertsSpec(num_experts=6, num_chosen=2, size=40),
+    "mixtral": ExpertsSpec(num_experts=6, num_chosen=2, size=40),
+    "gptoss": ExpertsSpec(
+        num_experts=6, num_chosen=2, size=96, has_bias=True, has_router_bias=True, gate_limit=7.0, gate_slope=1.702
+    ),
+    "glm4moe": ExpertsSpec(
+        num_experts=6, num_chosen=2, size=40, is_sigmoid=True, scale=1.5, has_router_bias=True, shared_size=40,
+        num_dense=1,
+    ),
+}  # fmt: skip
+
 Tensors = dict[str, NDArray[np.float32]]
 
 
@@ -54,9 +66,13 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         rms_eps=1e-5,
         rope_theta=10_000.0,
         has_tied_head=family == "llama",
-        has_qkv_bias=family == "qwen2",
-        has_qk_norm=family in ("qwen3", "qwen3moe"),
-        experts=ExpertsSpec(num_experts=6, num_chosen=2, size=40) if family in ("qwen3moe", "mixtral") else None,
+        has_qkv_bias=family in ("qwen2", "gptoss"),
+        has_o_bias=family == "gptoss",
+        has_qk_norm=family in ("qwen3", "qwen3moe", "glm4moe"),
+        has_sinks=family == "gptoss",
+        windows=(24, None) if family == "gptoss" else (),
+        rotary_dim=8 if family == "glm4moe" else None,
+        experts=EXPERTS.get(family),
     )
     return replace(spec, **changes)
 

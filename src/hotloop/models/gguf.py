@@ -230,7 +230,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
     if file.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
     max_context = file.get(f"{arch}.context_length", int)
-    window = file.get(f"{arch}.attention.sliding_window", int, 0) or max_context
+    window, num_layers = file.get(f"{arch}.attention.sliding_window", int, 0), file.get(f"{arch}.block_count", int)
     if _ROPE_DIVISORS in file.tensors:
         divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
         scaling = scaling_from_divisors(divisors, head_dim, str(file.path))
@@ -242,14 +242,14 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         )
     return ModelSpec(
         family=family,
-        num_layers=file.get(f"{arch}.block_count", int),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=file.get(f"{arch}.feed_forward_length", int),
         num_heads=num_heads,
         num_kv_heads=file.get(f"{arch}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         vocab_size=embed.shape[0],
-        max_context=min(window, max_context),
+        max_context=max_context,
         rms_eps=file.get(f"{arch}.attention.layer_norm_rms_epsilon", float),
         rope_theta=rope_theta,
         rope_scaling=scaling,
@@ -257,7 +257,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
         has_qk_norm=family in ("qwen3", "qwen3moe"),
         experts=experts,
-        window=window if window < max_context else None,
+        windows=(window,) * min(num_layers, len(file.tensors)) if 0 < window < max_context else (),
     )
 
 

@@ -6,7 +6,7 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -29,8 +29,7 @@ _CONTROL_GROUPS = (
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
-    layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
-    return outer + spec.num_layers * layer
+    return outer + sum(_tensor_bytes(name, shape, weight_format) for name, shape in _all_shapes(spec))
 
 
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
@@ -43,10 +42,9 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
     share = share_of(spec, num_gpus)
     total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
     if spec.int4 and weight_format != "fp8":
-        for name, shape in layer_shapes(share).items():
+        for name, shape in _all_shapes(share):
             if len(shape) == 2 and not name.startswith(("router", "experts.")):
-                saved = _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
-                total -= spec.num_layers * saved
+                total -= _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
     return total
 
 
@@ -141,6 +139,12 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
     if most is None or used is None:
         return default
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
+
+
+def _all_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of all layers."""
+    for layer in range(spec.num_layers):
+        yield from layer_shapes(spec, layer).items()
 
 
 def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:

@@ -18,11 +18,13 @@ _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns within the original context
 
 
 def rotary_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
-    """Radians a token, for each pair of dimensions."""
-    frequencies = spec.rope_theta ** -(np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim)
+    """Radians a token, for each pair of dimensions; 0 for those that do not turn."""
+    rotary_dim = spec.rotary_dim or spec.head_dim
+    frequencies = spec.rope_theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
     if spec.rope_scaling:
         frequencies /= spec.rope_scaling.divisors
-    return frequencies.astype(np.float32)
+    still = np.zeros((spec.head_dim - rotary_dim) // 2)
+    return np.concatenate([frequencies, still], dtype=np.float32)
 
 
 def rotary_table(spec: ModelSpec, num_positions: int) -> NDArray[np.float32]:

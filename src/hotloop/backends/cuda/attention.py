@@ -12,6 +12,9 @@ What a split finds is a part of a row's result; all parts of a row are merged, t
 included. A row of one part is stored at once.
 
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
+
+With a window a row sees only the last keys up to its own: a split of none of them leaves a part that weighs nothing.
+A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
 """
 
 import math
@@ -72,6 +75,8 @@ def decode_attention(
     usual_rows: int,
     scale: float,
     kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,  # [num_heads]
 ) -> torch.Tensor:
     """Flash-decoding. The number of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
 
@@ -85,13 +90,13 @@ def decode_attention(
     dim_tile = triton.next_power_of_2(head_dim)
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
     _attend[(num_kv_heads, len(splits) // SPLIT_INTS, triton.cdiv(max_rows * group, tile_pairs))](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, workspace.outs,
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, workspace.outs,
         workspace.lses, scale * math.log2(math.e), SPLIT_INTS, num_heads, num_kv_heads, head_dim, block_size,
-        tile_pairs, tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
+        tile_pairs, tile_tokens, dim_tile, window, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
         **overlap(q.device),
     )  # fmt: skip
     _merge_parts[(len(part_begins) - 1, num_heads)](
-        workspace.outs, workspace.lses, part_begins, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
+        workspace.outs, workspace.lses, part_begins, sinks, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
         num_warps=2, **overlap(q.device),
     )  # fmt: skip
     return out
@@ -101,10 +106,10 @@ def decode_attention(
     do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "splits", "kv_scales"],
 )
 def _attend(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, outs, lses, scale_log2,
-    split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, outs, lses,
+    scale_log2, split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
-    is_overlapped: tl.constexpr,
+    window: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (kv head, split, tile): pairs of (row, one of the kv head's query heads) over some keys."""
     let_next_begin(is_overlapped)
@@ -135,6 +140,13 @@ def _attend(
     peak = tl.full([tile_pairs], -1e30, tl.float32)
     total = tl.zeros([tile_pairs], tl.float32)
     found = tl.zeros([tile_pairs, dim_tile], tl.float32)
+    num_parts = tl.load(split + 4)
+    if sinks is not None:
+        if num_parts == 1:
+            peak, total = from_sinks(sinks, head, is_pair)
+    if window is not None:
+        first_row = length - num_rows + tile * tile_pairs // group
+        begin = tl.maximum(begin, tl.maximum(first_row - window + 1, 0) // block_size * block_size)
     for start in range(begin, end, tile_tokens):
         key = start + tl.arange(0, tile_tokens)
         block = tl.load(blocks + key // block_size, mask=key < end, other=0).to(tl.int64)
@@ -144,6 +156,9 @@ def _attend(
         # tf32x3: what float32 needs to stay exact on tensor cores; other types know nothing of it
         logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= last[:, None], logit, -1e30)
+        if window is not None:
+            is_near = key[None, :] > (length - num_rows + pair // group - window)[:, None]
+            logit = tl.where(is_near, logit, -1e30)
         new_peak = tl.maximum(peak, tl.max(logit, 1))
         weight = tl.exp2(logit - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
@@ -154,14 +169,22 @@ def _attend(
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak
 
+    if window is not None:
+        total = tl.maximum(total, 1e-30)  # of a split that has no key in the window
     value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
-    num_parts = tl.load(split + 4)
     if num_parts == 1:
         tl.store(out + row_head[:, None] * head_dim + d, value.to(out.dtype.element_ty), mask=is_pair[:, None] & is_dim)
     else:
         target = (tl.load(split + 3) + pair // group * num_parts).to(tl.int64) * num_heads + head
         tl.store(outs + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
         tl.store(lses + target, peak + tl.log2(total), mask=is_pair)
+
+
+@triton.jit
+def from_sinks(sinks, head, is_row):
+    """The largest logit and the sum of weights before any key was seen, of rows with these heads."""
+    sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+    return sink, tl.full(sink.shape, 1.0, tl.float32)
 
 
 @triton.jit
@@ -187,7 +210,7 @@ def _weighed(found, total, kv_scales, scale_index):
 
 @triton.jit(do_not_specialize_on_alignment=["part_begins"])
 def _merge_parts(
-    outs, lses, part_begins, out,
+    outs, lses, part_begins, sinks, out,
     num_heads: tl.constexpr, head_dim: tl.constexpr, tile_parts: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
@@ -201,6 +224,8 @@ def _merge_parts(
     d = tl.arange(0, dim_tile)
     peak = -1e30
     total = 0.0
+    if sinks is not None:
+        peak, total = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634, 1.0
     found = tl.zeros([dim_tile], tl.float32)
     for start in range(begin, end, tile_parts):
         part = start + tl.arange(0, tile_parts)

@@ -71,10 +71,10 @@ class Decoder:
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
         counts = self._no_counts()
-        for layer, kv, count in zip(self._weights.layers, self.kv, counts, strict=True):
+        for i, (layer, kv, count) in enumerate(zip(self._weights.layers, self.kv, counts, strict=True)):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            self._attend(step, layer, kv, normed, shape, out)
-            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o))
+            self._attend(step, layer, self.spec.window(i), kv, normed, shape, out)
+            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o, layer.o_bias))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
             added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None
@@ -86,7 +86,14 @@ class Decoder:
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
-        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, shape: Shape, out: torch.Tensor
+        self,
+        step: Views,
+        layer: LayerWeights,
+        window: int | None,
+        kv: torch.Tensor,
+        normed: torch.Tensor,
+        shape: Shape,
+        out: torch.Tensor,
     ) -> None:
         """Into `out` [rows, heads, head_dim]."""
         spec, num_rows = self.spec, len(normed)
@@ -107,9 +114,9 @@ class Decoder:
             decode_attention(
                 short_q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
                 step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
-                scale=self._scale, kv_scales=layer.kv_scales,
+                scale=self._scale, kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
             )  # fmt: skip
-        if self.flash and long:
+        if self.flash and long and window is None and layer.sinks is None:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
                 max_rows=shape.max_long_rows, scale=self._scale,
@@ -118,7 +125,7 @@ class Decoder:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
                 step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
-                kv_scales=layer.kv_scales,
+                kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
             )  # fmt: skip
 
     def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from hotloop.backends.cuda.fp8 import ScaledMatrix
-from hotloop.backends.cuda.linear import linear
+from hotloop.backends.cuda.linear import gated, linear
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.models.spec import ExpertsSpec
 
@@ -38,16 +38,28 @@ class ExpertWeights:
     router: torch.Tensor  # [experts, hidden]
     gate_up: torch.Tensor | ScaledMatrix  # [experts * 2 * size, hidden]: of each all of gate, then up
     down: torch.Tensor | ScaledMatrix  # [experts * hidden, size]
+    router_bias: torch.Tensor | None = None  # [experts]
+    gate_up_bias: torch.Tensor | None = None  # [experts * 2 * size]
+    down_bias: torch.Tensor | None = None  # [experts * hidden]
+    shared_gate_up: torch.Tensor | ScaledMatrix | None = None  # [2 * shared size, hidden]
+    shared_down: torch.Tensor | ScaledMatrix | None = None  # [hidden, shared size]
 
     def places(self, spec: ExpertsSpec) -> Iterator[tuple[str, torch.Tensor | ScaledMatrix]]:
         """Where each tensor goes, by its name in the layer."""
         yield "router", self.router
-        gate_up = self.gate_up.split([spec.size] * (2 * spec.num_experts))
-        down = self.down.split([len(self.down) // spec.num_experts] * spec.num_experts)
-        for i in range(spec.num_experts):
-            yield f"experts.{i}.gate", gate_up[2 * i]
-            yield f"experts.{i}.up", gate_up[2 * i + 1]
-            yield f"experts.{i}.down", down[i]
+        if self.router_bias is not None:
+            yield "router_bias", self.router_bias
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            gate, up = self.shared_gate_up.split([spec.shared_size] * 2)
+            yield from (("shared_gate", gate), ("shared_up", up), ("shared_down", self.shared_down))
+        for suffix, gate_up, down in (("", self.gate_up, self.down), ("_bias", self.gate_up_bias, self.down_bias)):
+            if gate_up is not None and down is not None:
+                halves = gate_up.split([spec.size] * (2 * spec.num_experts))
+                downs = down.split([len(down) // spec.num_experts] * spec.num_experts)
+                for i in range(spec.num_experts):
+                    yield f"experts.{i}.gate{suffix}", halves[2 * i]
+                    yield f"experts.{i}.up{suffix}", halves[2 * i + 1]
+                    yield f"experts.{i}.down{suffix}", downs[i]
 
 
 class Tiles(NamedTuple):
@@ -86,33 +98,44 @@ def mix(
     counts: torch.Tensor,  # [experts] zeros
 ) -> torch.Tensor:
     """[rows, hidden]: what each row's experts come to, weighed by their scores."""
-    logits = linear(x, weights.router)
+    logits, bias = linear(x, weights.router), weights.router_bias
     if len(x) <= _MAX_FEW_ROWS:
-        return few_products(x, weights, spec, route(logits, spec, slots, counts, is_few=True))
-    return grouped_products(x, weights, spec, route(logits, spec, slots, counts))
+        out = few_products(x, weights, spec, route(logits, bias, spec, slots, counts, is_few=True))
+    else:
+        out = grouped_products(x, weights, spec, route(logits, bias, spec, slots, counts))
+    if weights.shared_gate_up is None or weights.shared_down is None:
+        return out
+    return out.add_(linear(gated(x, weights.shared_gate_up), weights.shared_down))
 
 
 def route(
-    logits: torch.Tensor, spec: ExpertsSpec, slots: torch.Tensor, counts: torch.Tensor, *, is_few: bool = False
+    logits: torch.Tensor,  # [rows, experts]
+    bias: torch.Tensor | None,  # [experts]
+    spec: ExpertsSpec,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    is_few: bool = False,
 ) -> Routed:
-    """From the router's logits [rows, experts]. If few, pairs are neither counted nor put in order."""
+    """If few, pairs are neither counted nor put in order."""
     num_rows = len(logits)
     ids = torch.empty(num_rows, spec.num_chosen, dtype=torch.int32, device=logits.device)
     scores = torch.empty(num_rows, spec.num_chosen, dtype=torch.float32, device=logits.device)
     order = ids.new_empty(0 if is_few else spec.num_experts, num_rows)
     _route[(num_rows,)](
-        logits, slots, ids, scores, counts, order, num_rows, spec.num_experts, spec.num_chosen,
+        logits, bias, slots, ids, scores, counts, order, num_rows, spec.num_experts, spec.num_chosen,
         triton.next_power_of_2(spec.num_experts), triton.next_power_of_2(spec.num_chosen), spec.is_sigmoid,
-        spec.is_normed, is_few, num_warps=1 if spec.num_experts <= 128 else 4, **overlap(logits.device),
+        spec.is_normed, spec.scale, is_few, num_warps=1 if spec.num_experts <= 128 else 4, **overlap(logits.device),
     )  # fmt: skip
     return Routed(ids, scores, counts, order)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots", "counts"])
 def _route(
-    logits, slots, ids, scores, counts, order, num_rows,
+    logits, bias, slots, ids, scores, counts, order, num_rows,
     num_experts: tl.constexpr, num_chosen: tl.constexpr, expert_tile: tl.constexpr, chosen_tile: tl.constexpr,
-    is_sigmoid: tl.constexpr, is_normed: tl.constexpr, is_few: tl.constexpr, is_overlapped: tl.constexpr,
+    is_sigmoid: tl.constexpr, is_normed: tl.constexpr, scale: tl.constexpr, is_few: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (row)."""
     let_next_begin(is_overlapped)
@@ -122,8 +145,16 @@ def _route(
     is_real = tl.load(slots + row) >= 0
     nothing: tl.constexpr = 0.0 if is_sigmoid else -1e30
     logit = tl.load(logits + row * num_experts + expert, mask=expert < num_experts, other=nothing).to(tl.float32)
-    score = tl.sigmoid(logit) if is_sigmoid else tl.exp(logit - tl.max(logit, 0))
-    left = tl.where(expert < num_experts, score, -1.0)
+    added = 0.0
+    if bias is not None:
+        added = tl.load(bias + expert, mask=expert < num_experts, other=0.0).to(tl.float32)
+    if is_sigmoid:
+        score = tl.sigmoid(logit)
+        left = score + added
+    else:
+        left = logit + added
+        score = tl.exp(left - tl.max(left, 0))
+    left = tl.where(expert < num_experts, left, -1e30)
     chosen = tl.zeros([chosen_tile], tl.int32)
     found = tl.zeros([chosen_tile], tl.float32)
     for j in tl.static_range(num_chosen):
@@ -131,13 +162,13 @@ def _route(
         best = tl.min(tl.where(left == tl.max(left, 0), expert, num_experts - 1), 0)
         chosen = tl.where(i == j, best, chosen)
         found = tl.where(i == j, tl.sum(tl.where(expert == best, score, 0.0), 0), found)
-        left = tl.where(expert == best, -2.0, left)
+        left = tl.where(expert == best, -1e30, left)
     if is_normed:
         found /= tl.sum(found, 0)
     elif not is_sigmoid:
         found /= tl.sum(score, 0)
     at = row * num_chosen + i
-    tl.store(scores + at, found, mask=i < num_chosen)
+    tl.store(scores + at, found * scale, mask=i < num_chosen)
     tl.store(ids + at, tl.where(is_real, chosen, -1), mask=i < num_chosen)
     if not is_few:
         is_pair = i < tl.where(is_real, num_chosen, 0)
@@ -154,13 +185,14 @@ def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, rou
     tile_outs, num_warps = _FEW_GATED if x.is_cuda else (64, 4)
     tile_in = min(32 * num_warps * _LANE, triton.next_power_of_2(hidden_size))
     _few_gated[(triton.cdiv(spec.size, tile_outs), len(hidden))](
-        x, *gate_up, routed.ids, hidden, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
+        x, *gate_up, weights.gate_up_bias, routed.ids, hidden, hidden_size, spec.size, spec.num_chosen, tile_outs,
+        tile_in, spec.gate_limit, spec.gate_slope,
         num_warps=num_warps, **overlap(x.device),
     )  # fmt: skip
     tile_outs, num_warps = _FEW_MIXED if x.is_cuda else (64, 4)
     tile_in = min(32 * num_warps * _LANE, triton.next_power_of_2(spec.size))
     _few_mixed[(triton.cdiv(hidden_size, tile_outs), num_rows)](
-        hidden, *down, routed.ids, routed.scores, out, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
+        hidden, *down, weights.down_bias, routed.ids, routed.scores, out, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
         num_warps=num_warps, **overlap(x.device),
     )  # fmt: skip
     return out
@@ -172,8 +204,9 @@ def _parts(matrix: torch.Tensor | ScaledMatrix) -> tuple[torch.Tensor, torch.Ten
 
 @triton.jit
 def _few_gated(
-    x, w, scales, ids, out, k: tl.constexpr, size: tl.constexpr, num_chosen: tl.constexpr,
-    tile_outs: tl.constexpr, tile_in: tl.constexpr, is_overlapped: tl.constexpr,
+    x, w, scales, bias, ids, out, k: tl.constexpr, size: tl.constexpr, num_chosen: tl.constexpr,
+    tile_outs: tl.constexpr, tile_in: tl.constexpr, limit: tl.constexpr, slope: tl.constexpr,
+    is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of an expert's rows, pair): gated."""
     let_next_begin(is_overlapped)
@@ -190,12 +223,15 @@ def _few_gated(
     if scales is not None:
         gate *= tl.load(scales + at)
         up *= tl.load(scales + at + size)
-    tl.store(out + pair * size + n, _gated(gate, up).to(out.dtype.element_ty), mask=n < size)
+    if bias is not None:
+        gate += tl.load(bias + at).to(tl.float32)
+        up += tl.load(bias + at + size).to(tl.float32)
+    tl.store(out + pair * size + n, _gated(gate, up, limit, slope).to(out.dtype.element_ty), mask=n < size)
 
 
 @triton.jit
 def _few_mixed(
-    x, w, scales, ids, scores, out, hidden_size: tl.constexpr, k: tl.constexpr, num_chosen: tl.constexpr,
+    x, w, scales, bias, ids, scores, out, hidden_size: tl.constexpr, k: tl.constexpr, num_chosen: tl.constexpr,
     tile_outs: tl.constexpr, tile_in: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of the experts' rows, row): over all experts of the row."""
@@ -211,6 +247,8 @@ def _few_mixed(
         value = _sums(w + at[:, None] * k, x + pair * k, k, tile_in)
         if scales is not None:
             value *= tl.load(scales + at)
+        if bias is not None:
+            value += tl.load(bias + at).to(tl.float32)
         total += value * tl.load(scores + pair)
     tl.store(out + row * hidden_size + n, total.to(out.dtype.element_ty), mask=n < hidden_size)
 
@@ -229,8 +267,11 @@ def _sums(at_w, at_x, k: tl.constexpr, tile_in: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up):
-    return gate * tl.sigmoid(gate) * up
+def _gated(gate, up, limit: tl.constexpr, slope: tl.constexpr):
+    if limit is None:
+        return gate * tl.sigmoid(gate) * up
+    gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
+    return gate * tl.sigmoid(gate * slope) * (up + 1)
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
@@ -246,11 +287,15 @@ def grouped_products(
     tiles = tiles or tiles_for(num_pairs, spec.num_experts)
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, spec.num_experts)
     hidden, mixed = x.new_empty(num_pairs, spec.size), x.new_empty(num_pairs, hidden_size)
-    for source, matrix, target, is_gated in ((x, weights.gate_up, hidden, True), (hidden, weights.down, mixed, False)):
+    for source, matrix, bias, target, is_gated in (
+        (x, weights.gate_up, weights.gate_up_bias, hidden, True),
+        (hidden, weights.down, weights.down_bias, mixed, False),
+    ):
         num_out, k = target.shape[1], source.shape[1]
         _grouped[(triton.cdiv(num_out, tiles.outs), num_tiles)](
-            source, *_parts(matrix), routed.counts, routed.order, target, num_rows, num_out, k, spec.num_experts,
+            source, *_parts(matrix), bias, routed.counts, routed.order, target, num_rows, num_out, k, spec.num_experts,
             spec.num_chosen, triton.next_power_of_2(spec.num_experts), tiles.pairs, tiles.outs, tiles.depth, is_gated,
+            spec.gate_limit, spec.gate_slope,
             num_warps=tiles.num_warps, num_stages=1 if x.dtype == torch.float32 else tiles.num_stages,
             **overlap(x.device),
         )  # fmt: skip
@@ -264,10 +309,10 @@ def grouped_products(
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["counts"])
 def _grouped(
-    x, w, scales, counts, order, out, num_rows,
+    x, w, scales, bias, counts, order, out, num_rows,
     num_out: tl.constexpr, k: tl.constexpr, num_experts: tl.constexpr, num_chosen: tl.constexpr,
     expert_tile: tl.constexpr, tile_pairs: tl.constexpr, tile_outs: tl.constexpr, tile_in: tl.constexpr,
-    is_gated: tl.constexpr, is_overlapped: tl.constexpr,
+    is_gated: tl.constexpr, limit: tl.constexpr, slope: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of an expert's rows, tile of its pairs). Weights are the first factor, as in `int8_logits`.
 
@@ -307,8 +352,12 @@ def _grouped(
         total *= tl.load(scales + at)[:, None]
         if is_gated:
             second *= tl.load(scales + at + num_out)[:, None]
+    if bias is not None:
+        total += tl.load(bias + at).to(tl.float32)[:, None]
+        if is_gated:
+            second += tl.load(bias + at + num_out).to(tl.float32)[:, None]
     if is_gated:
-        total = _gated(total, second)
+        total = _gated(total, second, limit, slope)
     target = out + pair[None, :] * num_out + n[:, None]
     tl.store(target, total.to(out.dtype.element_ty), mask=is_pair[None, :] & (n < num_out)[:, None])
 

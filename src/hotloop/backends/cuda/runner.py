@@ -189,7 +189,9 @@ class CudaBackend:
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._splitting = splitting = self._decoder.splitting
-        self._sharing = self._decoder.sharing if config.shared_attention else None
+        # what is shared is attended to without a mask
+        is_shared = config.shared_attention and not spec.windows
+        self._sharing = self._decoder.sharing if is_shared else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)

@@ -10,6 +10,7 @@ share of a tensor is shows in the place that was made for it.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ class LayerWeights:
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     o: Matrix  # [hidden, heads * head_dim]
+    o_bias: Tensor | None  # [hidden]; of several ranks only the first has one that is not zero
+    sinks: Tensor | None  # [heads]
     mlp_norm: Tensor  # [hidden]
     gate_up: Matrix | None  # [2 * intermediate, hidden]: all of gate, then up
     down: Matrix | None  # [hidden, intermediate]
@@ -85,16 +88,26 @@ def load_weights(
     _fill(dict(_places(share, weights)), model.weights, device, chunk_bytes, rank)
     if share.has_tied_head and isinstance(weights.head, ScaledMatrix):
         quantise(_head_rows(weights.embed, len(weights.head), rank), weights.head)
+    if rank:
+        _drop_biases(weights)
     if has_fp8_kv:
         layers = (replace(layer, kv_scales=_kv_scales(share, layer)) for layer in weights.layers)
         weights = replace(weights, layers=tuple(layers))
     return weights
 
 
+def _drop_biases(weights: DeviceWeights) -> None:
+    """Of what the ranks sum up: the first rank has them."""
+    for layer in weights.layers:
+        for bias in (layer.o_bias, layer.experts and layer.experts.down_bias):
+            if bias is not None:
+                bias.zero_()
+
+
 def _check_sizes(spec: ModelSpec) -> None:
     """Refuse a matrix that cannot be multiplied in e4m3."""
-    for name, shape in layer_shapes(spec).items():
-        if len(shape) > 1 and any(size % ALIGNMENT for size in shape):
+    for name, shape in layer_shapes(spec, spec.num_layers - 1).items():
+        if len(shape) > 1 and name != "router" and any(size % ALIGNMENT for size in shape):
             sizes = " x ".join(map(str, shape))
             raise ConfigError(
                 f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
@@ -130,7 +143,7 @@ class _Allocation:
         layers = tuple(
             LayerWeights(
                 **{field: self._stacked(layer, names) for field, names in _LAYER_PARTS.items()},
-                experts=self._experts(spec.experts) if spec.experts else None,
+                experts=self._experts(spec.experts) if spec.experts and spec.has_experts(layer) else None,
             )
             for layer in range(spec.num_layers)
         )
@@ -147,7 +160,7 @@ class _Allocation:
 
     def _stacked(self, layer: int, names: tuple[str, ...]) -> Matrix | None:
         """Room for these, one below the other; None if the model has none of them."""
-        shapes, int4 = layer_shapes(self.spec), self.spec.int4
+        shapes, int4 = layer_shapes(self.spec, layer), self.spec.int4
         if names[0] not in shapes:
             return None
         num_rows, row_shape = sum(shapes[name][0] for name in names), shapes[names[0]][1:]
@@ -164,12 +177,18 @@ class _Allocation:
 
     def _experts(self, experts: ExpertsSpec) -> ExpertWeights:
         """Those that files hold in four bits are wider here."""
-        hidden = self.spec.hidden_size
-        router = self._empty(experts.num_experts, hidden)
-        shapes = (2 * experts.num_experts * experts.size, hidden), (experts.num_experts * hidden, experts.size)
-        if self.is_fp8:
-            return ExpertWeights(router, *(ScaledMatrix.empty(*shape, self.device) for shape in shapes))
-        return ExpertWeights(router, *(self._empty(*shape) for shape in shapes))
+        hidden, size, count = self.spec.hidden_size, experts.size, experts.num_experts
+        matrix = partial(ScaledMatrix.empty, device=self.device) if self.is_fp8 else self._empty
+        return ExpertWeights(
+            router=self._empty(count, hidden),
+            gate_up=matrix(2 * count * size, hidden),
+            down=matrix(count * hidden, size),
+            router_bias=torch.empty(count, device=self.device) if experts.has_router_bias else None,
+            gate_up_bias=self._empty(2 * count * size) if experts.has_bias else None,
+            down_bias=self._empty(count * hidden) if experts.has_bias else None,
+            shared_gate_up=matrix(2 * experts.shared_size, hidden) if experts.shared_size else None,
+            shared_down=matrix(hidden, experts.shared_size) if experts.shared_size else None,
+        )
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
@@ -188,6 +207,8 @@ _LAYER_PARTS = {
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
     "o": ("o",),
+    "o_bias": ("o_bias",),
+    "sinks": ("sinks",),
     "mlp_norm": ("mlp_norm",),
     "gate_up": ("gate", "up"),
     "down": ("down",),
@@ -197,8 +218,8 @@ _LAYER_PARTS = {
 def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matrix]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
-    shapes = layer_shapes(spec)
     for i, layer in enumerate(weights.layers):
+        shapes = layer_shapes(spec, i)
         for field, names in _LAYER_PARTS.items():
             room = getattr(layer, field)
             if room is not None:
