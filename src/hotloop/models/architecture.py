@@ -1,4 +1,4 @@
-"""What a config.json says beyond a plain dense model, each family in its own words: experts, windows, how much turns."""
+"""What a config.json says beyond a plain dense model, each family in its words: experts, windows, how much turns."""
 
 from collections.abc import Mapping
 from pathlib import Path

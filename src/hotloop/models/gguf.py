@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hotloop.core.errors import ModelError
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.rope import scaling_from_config, scaling_from_divisors
-from hotloop.models.spec import ExpertsSpec, Family, FileTensor, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, FileTensor, ModelSpec, RopeScaling, Stored
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -231,6 +231,7 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
     max_context = file.get(f"{arch}.context_length", int)
     window, num_layers = file.get(f"{arch}.attention.sliding_window", int, 0), file.get(f"{arch}.block_count", int)
+    scaling: RopeScaling | None
     if _ROPE_DIVISORS in file.tensors:
         divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
         scaling = scaling_from_divisors(divisors, head_dim, str(file.path))

@@ -82,8 +82,9 @@ class SafetensorsWeights:
             return self._fused.stored(name)
         if not (names and self._int4):
             found = self._located[place.hf_name].stored()
-            is_turned = self._order is not None and name.rpartition(".")[2] in _TURNED
-            return _reordered(found, self._order) if is_turned else found
+            if self._order is not None and name.rpartition(".")[2] in _TURNED:
+                return _reordered(found, self._order)
+            return found
         num_out, num_in = place.shape
         stored = {part: self._located[each].stored() for part, each in names.items()}
         scales = stored.pop("scales")
@@ -100,10 +101,9 @@ class SafetensorsWeights:
         words = {name for parts in self._int4_names.values() for name in parts.values()} - scales
         for name in names:
             found = self._located[name]
-            is_fused = self._fused is not None and name in self._fused.packed_names
-            _check_type(
-                found.path, name, found.kind, ["U8"] if is_fused else ["I32"] if name in words else _FLOAT_BYTES
-            )
+            is_packed = self._fused is not None and name in self._fused.packed_names
+            allowed = ["U8"] if is_packed else ["I32"] if name in words else _FLOAT_BYTES
+            _check_type(found.path, name, found.kind, allowed)
         kinds = {self._located[name].kind for name in scales}
         if len(kinds) > 1:
             raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")

@@ -32,6 +32,11 @@ def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     return outer + sum(_tensor_bytes(name, shape, weight_format) for name, shape in _all_shapes(spec))
 
 
+def without_experts(spec: ModelSpec) -> ModelSpec:
+    """All but the experts, which a CPU holds once, whatever it compiles."""
+    return replace(spec, experts=spec.experts and replace(spec.experts, num_experts=0))
+
+
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 

@@ -1,6 +1,7 @@
 """gpt-oss's experts as they are published: those of a layer in one tensor, gate and up in turns, in MXFP4 or in floats.
 
-    MXFP4   blocks [experts, out, groups, 16], two numbers a byte, the first in the low half; scales [experts, out, groups]
+    MXFP4   blocks [experts, out, groups, 16], two numbers a byte, the first in the low half
+            scales [experts, out, groups]
     floats  [experts, in, out]
 
 A number of MXFP4 is one of sixteen, times a power of two that 32 neighbours of a row have in common.
@@ -70,7 +71,8 @@ def widen_mxfp4(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray
     """[out, in] of blocks [out, groups, 16] and scales [out, groups]."""
     pairs = np.stack([_VALUES[blocks & 15], _VALUES[blocks >> 4]], axis=-1)
     groups = pairs.reshape(*scales.shape, _GROUP)
-    return np.ldexp(groups, scales.astype(np.int32)[..., None] - _BIAS).reshape(len(scales), -1)
+    widened: NDArray[np.float32] = np.ldexp(groups, scales.astype(np.int32)[..., None] - _BIAS)
+    return widened.reshape(len(scales), -1)
 
 
 def _stored(numbers: NDArray[np.float32]) -> Stored:

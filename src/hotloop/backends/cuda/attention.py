@@ -33,6 +33,7 @@ _TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
 _PROGRAMS_PER_SM = 2
 _TILE_PARTS = 16
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +127,19 @@ def _attend(
     pair = tile * tile_pairs + tl.arange(0, tile_pairs)
     end_row = tl.minimum(num_rows, tl.cdiv((tile + 1) * tile_pairs, group))  # after the tile's last
     end = tl.minimum(end, length - num_rows + end_row)
-    last = tl.minimum(end - 1, length - num_rows + pair // group)  # key that a row sees
+    own = length - num_rows + pair // group  # a row's own key, and the last that it sees
+    last = tl.minimum(end - 1, own)
+    begin = tl.maximum(begin, first_block(length - num_rows + tile * tile_pairs // group, window, block_size))
 
     d = tl.arange(0, dim_tile)[None, :]
-    is_dim = d < head_dim
-    is_pair = pair < num_rows * group
+    is_dim, is_pair = d < head_dim, pair < num_rows * group
     head = kv_head * group + pair % group
     row_head = (row_begin + pair // group).to(tl.int64) * num_heads + head
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_pair[:, None] & is_dim, other=0.0)
     queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
-    blocks = block_ids + tl.load(block_begins + sequence)
-    # The peak starts finite and so low that a real one makes whatever was summed under it vanish.
-    peak = tl.full([tile_pairs], -1e30, tl.float32)
-    total = tl.zeros([tile_pairs], tl.float32)
+    blocks, num_parts = block_ids + tl.load(block_begins + sequence), tl.load(split + 4)
+    peak, total = start_softmax(sinks, head, num_parts == 1)
     found = tl.zeros([tile_pairs, dim_tile], tl.float32)
-    num_parts = tl.load(split + 4)
-    if sinks is not None:
-        if num_parts == 1:
-            peak, total = from_sinks(sinks, head, is_pair)
-    if window is not None:
-        first_row = length - num_rows + tile * tile_pairs // group
-        begin = tl.maximum(begin, tl.maximum(first_row - window + 1, 0) // block_size * block_size)
     for start in range(begin, end, tile_tokens):
         key = start + tl.arange(0, tile_tokens)
         block = tl.load(blocks + key // block_size, mask=key < end, other=0).to(tl.int64)
@@ -156,12 +149,9 @@ def _attend(
         # tf32x3: what float32 needs to stay exact on tensor cores; other types know nothing of it
         logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= last[:, None], logit, -1e30)
-        if window is not None:
-            is_near = key[None, :] > (length - num_rows + pair // group - window)[:, None]
-            logit = tl.where(is_near, logit, -1e30)
+        logit = within(logit, key, own, window)
         new_peak = tl.maximum(peak, tl.max(logit, 1))
-        weight = tl.exp2(logit - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
+        weight, rescale = tl.exp2(logit - new_peak[:, None]), tl.exp2(peak - new_peak)
         v = tl.load(v_cache + at, mask=is_in, other=0.0).to(queries.dtype)
         if kv_scales is not None:  # changes no value: with it they go through shared memory as float16, not as bytes
             v = tl.where(is_in, v, 0.0)
@@ -181,10 +171,33 @@ def _attend(
 
 
 @triton.jit
-def from_sinks(sinks, head, is_row):
-    """The largest logit and the sum of weights before any key was seen, of rows with these heads."""
-    sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
-    return sink, tl.full(sink.shape, 1.0, tl.float32)
+def start_softmax(sinks, head, has_sink):
+    """The largest logit, and the sum of weights, before any key was seen, of rows with these heads.
+
+    The former is finite and so low that a real one makes whatever was summed under it vanish; or it is a sink's.
+    """
+    peak = tl.full(head.shape, -1e30, tl.float32)
+    total = tl.zeros(head.shape, tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * _LOG2_E
+        peak, total = tl.where(has_sink, sink, peak), tl.where(has_sink, 1.0, total)
+    return peak, total
+
+
+@triton.jit
+def first_block(own, window: tl.constexpr, block_size: tl.constexpr):
+    """The first key of the first block that a row with this key sees."""
+    if window is None:
+        return 0
+    return tl.maximum(own - window + 1, 0) // block_size * block_size
+
+
+@triton.jit
+def within(logit, key, own, window: tl.constexpr):
+    """Logits [rows, keys] of the keys in the window that ends with a row's own."""
+    if window is None:
+        return logit
+    return tl.where(key[None, :] > own[:, None] - window, logit, -1e30)
 
 
 @triton.jit
@@ -225,7 +238,7 @@ def _merge_parts(
     peak = -1e30
     total = 0.0
     if sinks is not None:
-        peak, total = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634, 1.0
+        peak, total = tl.load(sinks + head).to(tl.float32) * _LOG2_E, 1.0
     found = tl.zeros([dim_tile], tl.float32)
     for start in range(begin, end, tile_parts):
         part = start + tl.arange(0, tile_parts)

@@ -192,8 +192,8 @@ def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, rou
     tile_outs, num_warps = _FEW_MIXED if x.is_cuda else (64, 4)
     tile_in = min(32 * num_warps * _LANE, triton.next_power_of_2(spec.size))
     _few_mixed[(triton.cdiv(hidden_size, tile_outs), num_rows)](
-        hidden, *down, weights.down_bias, routed.ids, routed.scores, out, hidden_size, spec.size, spec.num_chosen, tile_outs, tile_in,
-        num_warps=num_warps, **overlap(x.device),
+        hidden, *down, weights.down_bias, routed.ids, routed.scores, out, hidden_size, spec.size, spec.num_chosen,
+        tile_outs, tile_in, num_warps=num_warps, **overlap(x.device),
     )  # fmt: skip
     return out
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.attention import _meet_keys, _weighed, from_sinks
+from hotloop.backends.cuda.attention import _meet_keys, _weighed, start_softmax, within
 
 TILE_ROWS = 64
 
@@ -78,11 +78,8 @@ def _prefill(
     num_whole = (past + tile * tile_rows + 1) // block_size
     end = past + tl.minimum(num_rows, (tile + 1) * tile_rows)
 
-    peak = tl.full([tile_rows], -1e30, tl.float32)
-    total = tl.zeros([tile_rows], tl.float32)
+    peak, total = start_softmax(sinks, tl.full([tile_rows], head, tl.int32), row < num_rows)
     found = tl.zeros([tile_rows, dim_tile], tl.float32)
-    if sinks is not None:
-        peak, total = from_sinks(sinks, tl.full([tile_rows], head, tl.int32), row < num_rows)
     if window is not None:  # all of it masked, from the first block that the tile's first row sees
         num_whole = tl.maximum(past + tile * tile_rows - window + 1, 0) // block_size
     block = tl.load(blocks).to(tl.int64)
@@ -99,8 +96,7 @@ def _prefill(
         k, v = tl.load(k_cache + at, mask=is_key, other=0.0), tl.load(v_cache + at, mask=is_key, other=0.0)
         logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= past + row[:, None], logit, -1e30)
-        if window is not None:
-            logit = tl.where(key[None, :] > past + row[:, None] - window, logit, -1e30)
+        logit = within(logit, key, past + row, window)
         peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
     value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
     tl.store(out + at_row, value.to(out.dtype.element_ty), mask=is_row)

@@ -99,7 +99,7 @@ def load_weights(
 def _drop_biases(weights: DeviceWeights) -> None:
     """Of what the ranks sum up: the first rank has them."""
     for layer in weights.layers:
-        for bias in (layer.o_bias, layer.experts and layer.experts.down_bias):
+        for bias in (layer.o_bias, layer.experts.down_bias if layer.experts else None):
             if bias is not None:
                 bias.zero_()
 
