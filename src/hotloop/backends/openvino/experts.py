@@ -224,7 +224,7 @@ def chosen_scores(spec: ExpertsSpec, logits: Array, bias: Array | None) -> Array
     added = np.float32(0) if bias is None else bias
     scores: Array
     if spec.is_sigmoid:
-        scores = 1 / (1 + np.exp(-logits))
+        scores = np.reciprocal(1 + np.exp(-logits))
         ranks = scores + added
     else:
         ranks = logits + added
