@@ -2,7 +2,7 @@
 
     python -m benchmarks.ledger_sums [--data RUNS.jsonl.gz] [--max-chars N] [--model MODEL] [--json]
 
-On are prefix reuse, drafts and forced tokens, foresight, reading ahead, early dispatch, parallel tools, a plan,
+On are prefix reuse, drafts and forced tokens, foresight, prefill ahead, early dispatch, parallel tools, a plan,
 branches, sub-agents, compaction; a tool fails and is tried again, runs are broken off, and a replica is killed once the
 router has found it well. A run's time is taken by who called it, its tokens are what its agent was told, and what the
 engines did is read off their metrics. The parts of every ledger must make up that time within 2%, and all tokens must
@@ -38,7 +38,7 @@ from hotloop.trace import names
 from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import StoreTracer, TraceStore
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 MAX_ERROR = 0.02
 WIDTH = 140
@@ -154,7 +154,7 @@ def _compare(ran: Sequence[Ran], path: Path, engine: dict[str, int]) -> Sums:
         roots[root.attributes[names.RUN_ID]] = root, build_ledger(spans)
     rows = [_row(each, *roots[each.run_id]) for each in ran]
     ledgers = [ledger for _, ledger in roots.values()]
-    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), TokenCounts())
+    did = sum((ledger.tokens + ledger.prefill_ahead + ledger.lost for ledger in ledgers), TokenCounts())
     return Sums(rows, {name: getattr(did, name) for name in METRICS}, engine, _see([*chain.from_iterable(traces)]))
 
 
@@ -168,7 +168,7 @@ def _see(spans: Sequence[Span]) -> dict[str, int]:
         "calls foreseen": kinds[names.FORESEEN],
         "of them used": sum(bool(each.get(names.WAS_USED)) for each in facts),
         "calls tried again": sum(each.get(names.NUM_TRIES, 0) > 1 for each in facts),
-        "prompts read ahead": sum(
+        "prompts prefilled ahead": sum(
             span.name == names.CHAT and bool(span.attributes.get(names.IS_PREFILL_ONLY)) for span in spans
         ),
         "replicas tried in vain": kinds[names.ATTEMPT],
@@ -176,7 +176,7 @@ def _see(spans: Sequence[Span]) -> dict[str, int]:
 
 
 def _row(ran: Ran, root: Span, ledger: RunLedger) -> Row:
-    told = Usage(**{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)})
+    told = ApiUsage(**{name: root.attributes[name] for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)})
     client, ours = ran.usage or told, ledger.tokens
     return Row(
         ran.name,

@@ -25,7 +25,7 @@ from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.tools.tool import FunctionTool, Traits
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.trace.tracer import Tracer
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 NUM_RECORDED = 5
 MAX_OUT = 48
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
     name: str
     run_id: str
     wall_s: float
-    usage: Usage | None
+    usage: ApiUsage | None
 
 
 async def watch(name: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:

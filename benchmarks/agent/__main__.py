@@ -30,7 +30,7 @@ from hotloop.cli.settings import Json, pick_names
 from hotloop.core.config import DEFAULT_MODEL
 from hotloop.core.errors import ConfigError
 
-PATTERNS = ("tools", "plan", "read-ahead", "foresight", "fleet")
+PATTERNS = ("tools", "plan", "prefill-ahead", "foresight", "fleet")
 _NEEDS_DATA = ("foresight", "fleet")
 
 
@@ -40,8 +40,8 @@ class AgentFlags:
 
     data: Path | None = None
     """Recorded transcripts with tool calls, .jsonl or .jsonl.gz; foresight and fleet need them."""
-    pattern: str = "tools,plan,read-ahead"
-    """What is measured, separated by commas: tools, plan, read-ahead, foresight, fleet."""
+    pattern: str = "tools,plan,prefill-ahead"
+    """What is measured, separated by commas: tools, plan, prefill-ahead, foresight, fleet."""
     agents: PositiveInt = 8
     """How many jobs of the fleet run at a time."""
     jobs: PositiveInt = 12
@@ -55,7 +55,7 @@ class AgentFlags:
     max_chars: PositiveInt = 26_000
     """Leave out transcripts with as many characters."""
     rounds: PositiveInt = 3
-    """How often read-ahead is tried, each way; the median counts."""
+    """How often prefill-ahead is tried, each way; the median counts."""
     ablation: bool = False
     """Whether the fleet is also run with one pattern off at a time, which takes many minutes."""
 
@@ -64,14 +64,14 @@ _DEFAULTS = AgentFlags()
 
 
 def agent(*, flags: Annotated[AgentFlags, Parameter(name="*")] = _DEFAULTS, as_json: Json = False) -> None:
-    """Run agents with and without what the runtime does to be fast: parallel tools, plans, read-ahead, foresight."""
+    """Run agents with and without what the runtime does to be fast: parallel tools, plans, prefill-ahead, foresight."""
     wanted = _parse_patterns(flags)
     rows: list[PatternRow] = []
     if "tools" in wanted:
         rows.append(asyncio.run(_measure_tools()))
     if "plan" in wanted:
         rows += asyncio.run(_measure_plan())
-    if "read-ahead" in wanted:
+    if "prefill-ahead" in wanted:
         rows.append(_measure_reading(flags))
     foresight = _measure_foresight(flags) if "foresight" in wanted else {}
     fleet = _measure_fleet(flags) if "fleet" in wanted else []
@@ -105,10 +105,10 @@ def _measure_reading(flags: AgentFlags) -> PatternRow:
     async def measure(url: str) -> tuple[float, float]:
         model = OpenAIModel(f"{url}/v1")
         times: dict[bool, list[float]] = {True: [], False: []}
-        await run_reading(model, can_read_ahead=False, seed=0)  # the first answer tells that it is a hotloop
+        await run_reading(model, can_prefill_ahead=False, seed=0)  # the first answer tells that it is a hotloop
         for number in range(flags.rounds):
             for is_on, seen in times.items():
-                run = await run_reading(model, can_read_ahead=is_on, seed=2 * number + 1 + is_on)
+                run = await run_reading(model, can_prefill_ahead=is_on, seed=2 * number + 1 + is_on)
                 seen.append(run.ttft_s)
         await model.close()
         return statistics.median(times[False]), statistics.median(times[True])
@@ -116,7 +116,7 @@ def _measure_reading(flags: AgentFlags) -> PatternRow:
     pull_model(DEFAULT_MODEL)
     with ChildServer() as server:
         without_s, with_s = asyncio.run(measure(server.url))
-    return PatternRow("read-ahead", "first word after three results 0.3 s apart", without_s, with_s)
+    return PatternRow("prefill-ahead", "first word after three results 0.3 s apart", without_s, with_s)
 
 
 def _measure_foresight(flags: AgentFlags) -> dict[str, float]:

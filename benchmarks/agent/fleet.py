@@ -19,7 +19,7 @@ from hotloop.agent.speculation import SpeculativeForesight
 from hotloop.agent.wire.openai import OpenAIModel
 from hotloop.bench.serving import NAIVE, ChildServer
 from hotloop.core.errors import HotloopError
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Patterns:
     is_early: bool = True
     is_parallel: bool = True
     has_foresight: bool = True
-    can_read_ahead: bool = True
+    can_prefill_ahead: bool = True
     flags: tuple[str, ...] = ()
     """Of the server."""
 
@@ -47,7 +47,7 @@ def ablation(num_agents: int) -> list[Patterns]:
         replace(whole, label="without early dispatch", is_early=False),
         replace(whole, label="without parallel tools", is_parallel=False),
         replace(whole, label="without foresight", has_foresight=False),
-        replace(whole, label="without read-ahead", can_read_ahead=False),
+        replace(whole, label="without prefill-ahead", can_prefill_ahead=False),
         replace(whole, label="without drafts", flags=("--no-drafts",)),
         Patterns(
             label="naive loop",
@@ -55,7 +55,7 @@ def ablation(num_agents: int) -> list[Patterns]:
             is_early=False,
             is_parallel=False,
             has_foresight=False,
-            can_read_ahead=False,
+            can_prefill_ahead=False,
             flags=NAIVE,
         ),
     ]
@@ -71,7 +71,7 @@ class FleetRun:
     """From the beginning of it all to the end of each job."""
     run_times_s: list[float] = field(default_factory=list)
     """From a job's own beginning."""
-    usage: Usage = field(default_factory=Usage)
+    usage: ApiUsage = field(default_factory=ApiUsage)
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -139,19 +139,19 @@ class _Fleet:
         await model.close()
         return result
 
-    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> Usage:
+    async def _run_job(self, job: AgentJob, server: OpenAIModel) -> ApiUsage:
         answers = [answer for episode in job.episodes for answer in episode.answers]
         agent = Agent(
             ReplayedModel(server, answers, max_tokens=self.max_tokens, is_late=not self.patterns.is_early),
             [RecordedTool(job, spec, self.latency) for spec in job.tools],
             job.system,
             foresight=self.foresight,
-            can_read_ahead=self.patterns.can_read_ahead,
+            can_prefill_ahead=self.patterns.can_prefill_ahead,
             limits=Limits(turns=100, concurrency=16 if self.patterns.is_parallel else 1),
             temperature=0.0,
         )
         conversation = Conversation()
-        usage = Usage()
+        usage = ApiUsage()
         for episode in job.episodes:
             usage += (await agent.run(episode.prompt, conversation=conversation)).spent.usage
         return usage

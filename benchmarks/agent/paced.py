@@ -17,9 +17,9 @@ _CHARS_A_TOKEN = 4
 
 
 class PacedModel(ScriptedModel):
-    """Gives its answers in order, token by token. It reads nothing, so nothing can be read ahead."""
+    """Gives its answers in order, token by token. There is no prefill, ahead or otherwise."""
 
-    can_read_ahead = False
+    can_prefill_ahead = False
 
     def __init__(self, answers: Sequence[Message], *, tokens_per_s: float = 60.0, ttft_s: float = 0.3) -> None:
         super().__init__([_parts(answer) for answer in answers])

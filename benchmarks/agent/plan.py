@@ -64,7 +64,7 @@ async def run_plan(
 ) -> PlanRun:
     """The task, done in one way. `make_model` makes a model that gives these answers, at whatever pace it has."""
     model = make_model(_answers(way))
-    agent: Agent[str] = Agent(model, make_tools(tool_s), "You work for a shop.", can_read_ahead=False)
+    agent: Agent[str] = Agent(model, make_tools(tool_s), "You work for a shop.", can_prefill_ahead=False)
     stream = agent.stream_plan if way == "plan" else agent.stream
     events: list[Event] = [event async for event in stream(_PROMPT)]
     await agent.close()

@@ -46,7 +46,7 @@ async def run_reading(
     num_tools: int = 3,
     apart_s: float = 0.3,
     result_words: int = 750,
-    can_read_ahead: bool,
+    can_prefill_ahead: bool,
     seed: int,
 ) -> ReadingRun:
     """One run of two turns; other seeds have other results, so that nothing is known from before."""
@@ -63,7 +63,7 @@ async def run_reading(
     agent = Agent(
         ReplayedModel(model, answers, max_tokens=32),
         [FunctionTool(look, traits=Traits(read_only=True))],
-        can_read_ahead=can_read_ahead,
+        can_prefill_ahead=can_prefill_ahead,
         temperature=0.0,
     )
     events: list[Event] = [event async for event in agent.stream(f"Look up {seed}.")]

@@ -21,7 +21,7 @@ _PIECE = 12  # characters of the record that are given out at a time
 class ReplayedModel:
     """One job's answers, in order, at the pace of `server`."""
 
-    can_read_ahead = True
+    can_prefill_ahead = True
 
     def __init__(self, server: Model, answers: Sequence[Message], *, max_tokens: int, is_late: bool = False) -> None:
         self.name = server.name
@@ -52,9 +52,9 @@ class ReplayedModel:
             yield event
         yield Ended("calls" if answer.tool_calls else "stop", usage=end.usage)
 
-    async def read(self, ask: Ask) -> None:
-        if self._server.can_read_ahead:
-            await self._server.read(replace(ask, choice="none"))
+    async def prefill(self, ask: Ask) -> None:
+        if self._server.can_prefill_ahead:
+            await self._server.prefill(replace(ask, choice="none"))
 
     async def close(self) -> None:
         await self._server.close()

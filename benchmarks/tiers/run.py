@@ -19,7 +19,7 @@ from hotloop.router.tiers.cascade import cascade
 from hotloop.router.tiers.config import Tier, TiersConfig, parse_tiers
 from hotloop.router.tiers.features import Features, look_at
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 LARGE, SMALL, RULES, CASCADE = "always large", "always small", "tiers, rules", "tiers, cascade"
 WAYS = (LARGE, SMALL, RULES, CASCADE)
@@ -70,7 +70,7 @@ class Asked:
     question: TierQuestion
     is_right: bool
     latency_s: float
-    spent: tuple[tuple[Tier, Usage], ...]
+    spent: tuple[tuple[Tier, ApiUsage], ...]
     choice: TierChoice
 
     @property
@@ -161,7 +161,7 @@ class _Asker:
         """None where no answer came."""
         began_at = time.perf_counter()
         body = {**question.body, "cache_salt": way}
-        spent: list[tuple[Tier, Usage]] = []
+        spent: list[tuple[Tier, ApiUsage]] = []
         choice = self._choose(way, body, question)
         answer = None
         route = self._config.route(way)

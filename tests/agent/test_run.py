@@ -32,7 +32,7 @@ from hotloop.core.stream import CallDelta, TextDelta
 from hotloop.core.stream import CallOpened as Opened
 from hotloop.wire.event import Ended
 from hotloop.wire.event import Event as WireEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 @tool(read_only=True)
@@ -238,7 +238,7 @@ async def test_a_cut_answer_is_told() -> None:
 
 async def test_a_call_that_was_cut_off_is_not_made() -> None:
     conversation = Conversation()
-    cut = Model(Opened(0, "c", "double"), CallDelta(0, '{"n": '), Ended("length", usage=Usage(num_output=9)))
+    cut = Model(Opened(0, "c", "double"), CallDelta(0, '{"n": '), Ended("length", usage=ApiUsage(num_output=9)))
     events = await listen(Agent(cut, [double]), conversation=conversation)
     assert end_of(events).end == "limit"
     assert not of(CallDispatched, events)

@@ -177,7 +177,7 @@ async def test_an_early_call_is_given_out_once():
 
 
 async def test_what_was_read_before_a_write_is_not_used():
-    """The model cancels an order and looks at it in one turn: what was read ahead may be what it was before."""
+    """The model cancels an order and looks at it in one turn: what was foreseen may be what it was before."""
     foresight, shop = SpeculativeForesight(taught()), Shop()
     early = foresight.open({tool.spec.name: tool for tool in shop.tools}, Surroundings(), lambda event: None)
     early.begin_turn(clerk(99, ORDERS)[:3], 1)

@@ -22,7 +22,7 @@ from hotloop.chat.compare import (
     hash_windows,
     token_array,
 )
-from hotloop.chat.prompt import Conversation, Prompt, Prompts
+from hotloop.chat.prompt import ChatInput, Prompt, Prompts
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def part(earlier: str, current: str) -> Parting:
 def chat(*messages: str, tools: tuple[str, ...] = (), system: str = RULES) -> Prompt:
     turns = [Message("user" if i % 2 == 0 else "assistant", text) for i, text in enumerate(messages)]
     shown = tuple(Tool(name, f"What {name} does.", {"type": "object"}) for name in tools)
-    return PROMPTS.chat(Conversation(messages=(Message("system", system), *turns), tools=shown))
+    return PROMPTS.chat(ChatInput(messages=(Message("system", system), *turns), tools=shown))
 
 
 def spot(earlier: Prompt, current: Prompt) -> Spot | None:
@@ -166,9 +166,7 @@ def test_a_message_that_got_shorter_or_longer() -> None:
 def test_a_message_that_was_left_out() -> None:
     """The template's own words before a message belong to it."""
     whole = chat("One", "Two", "Three")
-    cut = PROMPTS.chat(
-        Conversation(messages=(Message("system", RULES), Message("user", "One"), Message("user", "Three")))
-    )
+    cut = PROMPTS.chat(ChatInput(messages=(Message("system", RULES), Message("user", "One"), Message("user", "Three"))))
     assert spot(whole, cut) == Spot("message", 2, 0)
 
 

@@ -152,6 +152,8 @@ def test_a_fenced_opening_that_names_a_tool_binds(name: str) -> None:
             assert not language.accepts(write_fenced("weather", {"days": 1}, space, head))
             assert not language.accepts(write_fenced("now", {"days": 1}, space, head))
             assert not language.accepts(write_fenced("now", {}, space, head)[:-1])
+            assert language.accepts(write_fenced("now", {}, space, head).replace("{", "{" + space + "{", 1))
+            assert not language.accepts(write_fenced("now", {"days": 1}, space, head).replace("{", "{{", 1))
 
 
 @fenced_families

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chat.speaking import FORMATS, Heard, hear
 
+from hotloop.chat.stream import CallsOnly
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
 
@@ -38,7 +39,8 @@ def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
         ("hermes", f"Sure!\n{CALL}\n", "Sure!", F),
         ("hermes", f"Sure!\n\n{CALL}", "Sure!\n", F),
         ("hermes", f"\n\n{CALL}\n{CALL}  ", "", F * 2),
-        ("hermes", f"{CALL}\n so. ", "so. ", F),
+        ("hermes", f"{CALL}\n so. ", "", F),
+        ("hermes", f"Hm. {CALL}\n</tool_call>\n{CALL} <tool_call>", "Hm. ", F * 2),
         ("hermes", CALL.replace("\n", ""), "", F),
         ("hermes", CALL.removesuffix("\n</tool_call>"), "", F),
         ("hermes", CALL.removesuffix("l>"), "", F),
@@ -58,6 +60,15 @@ def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
         ("hermes", '<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', []),
         ("hermes", '\n<tool_call>{"name": "f", "arg', '\n<tool_call>{"name": "f", "arg', []),
+        ("hermes", '<tool_call>\n{{"name": "f", "arguments": {"a": 1}}}\n</tool_call>', "", F),
+        ("hermes", '<tool_call>\n{{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", F),
+        ("hermes", '<tool_call>\n{ {"name": "f", "arguments": { {"a": 1}}} }\n</tool_call>', "", [("f", '{ "a": 1}')]),
+        ("hermes", '<tool_call>\n{{"name": "f", "arguments": {{"a": 1}}}}\n</tool_call>', "", F),
+        ("hermes", '<tool_call>{{"arguments": {{"a": 1}}, "name": "f"}}</tool_call>', "", F),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {{"a": 1}}}\n</tool_call>', "", F),
+        ("hermes", '<tool_call>\n{{"name": "f"}}\n{{"name": "g"}}\n</tool_call>', "", [("f", "{}"), ("g", "{}")]),
+        ("hermes", '<tool_call>{{{"name": "f"}}}', None, []),
+        ("llama3", '{{"name": "f", "parameters": {"a": 1}}}', "", F),
         ("llama3", '{"name": "f", "parameters": {"a": 1}}', "", F),
         ("llama3", ' {"type": "function", "name": "f", "parameters": {"a": 1}} ', "", F),
         ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", F),
@@ -94,18 +105,19 @@ def test_an_answer(name: str, answer: str, text: str | None, calls: list[tuple[s
     [
         (FENCED, "", G),
         (FENCED.replace("json", ""), "", G),
+        (f"```json\n{{{PRETTY}}}\n```", "", G),
         (FENCED.replace("arguments", "parameters"), "", G),
         ('```json{"name":"f","arguments":{"a": 1}}```', "", F),
         ('```\t{\r\n"name" : "f" , "arguments" : {"a": 1} } ```\n', "", F),
-        (f"Sure:\n{FENCED}\nThis calls f.", "Sure:\nThis calls f.", G),
+        (f"Sure:\n{FENCED}\nThis calls f.", "Sure:", G),
         (f"{FENCED}\n{FENCED}\n\n{FENCED}", "", G * 3),
         (f"```json\n{PRETTY}\n{PRETTY}\n```", "", G * 2),
-        (f"`{FENCED}`", "`\n`", G),
+        (f"`{FENCED}`", "`", G),
         (FENCED.replace('"f"', '"fg"'), "", [("fg", G[0][1])]),
         (FENCED.removesuffix("```"), "", G),
         (FENCED.removesuffix("`"), "", G),
         (FENCED.removesuffix("\n}\n```"), "", G),
-        (FENCED.removesuffix("\n```") + " or so", "or so", G),
+        (FENCED.removesuffix("\n```") + " or so", "", G),
         (FENCED.replace("```", "x", 1) + " {", None, []),
         (FENCED.replace('"f"', '"g"'), None, []),
         (FENCED.replace('"f"', '"Alice"').replace("arguments", "friends"), None, []),
@@ -135,10 +147,12 @@ def test_a_fenced_object_that_names_a_tool_is_a_call(
     [
         (PRETTY, "", G),
         (f"\n {PRETTY}\n", "", G),
+        ("{" + PRETTY + "}", "", G),
+        ("{" + PRETTY + "}\n</tool_call>", "", G),
         (f"{PRETTY}\n{PRETTY}", "", G * 2),
         (f"{PRETTY}\n{FENCED}\n{CALL}", "", [*G, *G, *F]),
-        (f"{PRETTY}, or not", ", or not", G),
-        (f'{PRETTY}\n{{"name": "g"}}', '{"name": "g"}', G),
+        (f"{PRETTY}, or not\n</tool_call>", "", G),
+        (f'{PRETTY}\n{{"name": "g"}}', "", G),
         (f"- {PRETTY}", None, []),
         (PRETTY.replace('"f"', '"Alice"'), None, []),
         ('{"name": "Alice", "age": 3} ', None, []),
@@ -183,6 +197,33 @@ def test_a_call_that_is_cut_off_is_opened_and_never_closed() -> None:
     assert (heard.calls, heard.closed, heard.text) == ([("f", '{"a": "x')], [], "")
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "text"),
+    [
+        ("hermes", 'Hm.\n<tool_call>\n{"name": "f", "arg', "Hm."),
+        ("hermes", "Hm. <tool_call>", "Hm. "),
+        ("hermes", "Hm. <tool_", "Hm. <tool_"),
+        ("hermes", 'Hm.\n```json\n{"name": "f"', 'Hm.\n```json\n{"name": "f"'),
+        ("mistral", "Hm. [TOOL_CALLS]get_", "Hm. "),
+        ("qwen3_coder", "Hm. <tool_call>\n<function=f>\n<para", "Hm. "),
+    ],
+)
+def test_half_a_call_in_an_answer_that_was_cut_is_not_text(name: str, answer: str, text: str) -> None:
+    def settle(*, is_cut: bool) -> str:
+        parser = FORMATS[name][0].parser(TOOLS)
+        return Heard().hear(parser.push(answer) + parser.finish(is_cut=is_cut)).text
+
+    assert (settle(is_cut=True).rstrip(), settle(is_cut=False)) == (text.rstrip(), answer)
+
+
+@pytest.mark.parametrize("answer", ['<tool_call>\n{"name": "f", "arg', "<tool_", "{", "prose"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_answer_that_must_be_calls_has_no_text(answer: str, is_cut: bool) -> None:
+    parser = CallsOnly(FORMATS["hermes"][0].parser(TOOLS))
+    assert parser.push(answer) + parser.finish(is_cut=is_cut) == []
+    assert hear(CallsOnly(FORMATS["hermes"][0].parser(TOOLS)), CALL, answer).calls == F
+
+
 def test_arguments_come_as_they_are_written() -> None:
     parser = FORMATS["hermes"][0].parser()
     events: list[StreamEvent] = []
@@ -199,7 +240,7 @@ def test_every_call_has_its_own_id() -> None:
     assert all(re.fullmatch("call_[0-9a-f]{24}", call_id) for call_id in heard.ids)
 
 
-WORDS = '<tool_call> </tool_call> [TOOL_CALLS] <|python_tag|> [ARGS] [CALL_ID] }} null "name" "parameters"'
+WORDS = '{{ <tool_call> </tool_call> [TOOL_CALLS] <|python_tag|> [ARGS] [CALL_ID] }} null "name" "parameters"'
 FENCES = '``` ```json "f", "arguments":'
 PIECES = st.sampled_from(
     [

@@ -9,7 +9,7 @@ from tests.engine.tiny import TOKENIZER, byte_tokenizer
 from tests.server.serving import CHATML
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.prompt import Conversation, PromptRules, Prompts
+from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
@@ -19,7 +19,7 @@ TEMPLATE = ChatTemplate(CHATML, bos_token="", eos_token="<|im_end|>")
 
 
 def test_a_conversation_ends_where_the_answer_begins() -> None:
-    conversation = Conversation(messages=(Message("user", "hi"),))
+    conversation = ChatInput(messages=(Message("user", "hi"),))
     prompt = Prompts(TEMPLATE, TOKENIZER).chat(conversation)
     assert prompt.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert TOKENIZER.decode(prompt.token_ids, keep_special=True) == prompt.text
@@ -27,13 +27,13 @@ def test_a_conversation_ends_where_the_answer_begins() -> None:
 
 
 def test_a_conversation_can_end_with_its_last_message() -> None:
-    conversation = Conversation(messages=(Message("user", "hi"),), is_answer_next=False)
+    conversation = ChatInput(messages=(Message("user", "hi"),), is_answer_next=False)
     assert Prompts(TEMPLATE, TOKENIZER).chat(conversation).text == "<|im_start|>user\nhi<|im_end|>\n"
 
 
 def test_tools_and_extra_variables_reach_a_template_that_knows_them() -> None:
     template = ChatTemplate("{{ tools[0].function.name }} {{ mood }}", bos_token="", eos_token="")
-    conversation = Conversation(messages=(Message("user"),), tools=(Tool("search"),), extra={"mood": "calm"})
+    conversation = ChatInput(messages=(Message("user"),), tools=(Tool("search"),), extra={"mood": "calm"})
     assert Prompts(template, TOKENIZER).chat(conversation).text == "search calm"
 
 
@@ -56,7 +56,7 @@ def test_what_the_model_wrote_is_what_it_reads_next(source: str, name: str, answ
     template = ChatTemplate(source, bos_token="", eos_token="<|im_end|>")
     tool_format = choose_format(template, TOKENIZER)
     assert tool_format.name == name
-    asked = Conversation(messages=(Message("system", "Be kind."), Message("user", "hi")), tools=(Tool("f"),))
+    asked = ChatInput(messages=(Message("system", "Be kind."), Message("user", "hi")), tools=(Tool("f"),))
     heard = hear(tool_format.parser(asked.tools), *answer)
     calls = tuple(ToolCall(call_id, *call) for call_id, call in zip(heard.ids, heard.calls, strict=True))
     turns = (Message("assistant", heard.text, tool_calls=calls), Message("tool", "1", tool_call_id="x"))
@@ -68,13 +68,13 @@ def test_what_the_model_wrote_is_what_it_reads_next(source: str, name: str, answ
 
 def test_a_model_without_a_template_cannot_chat() -> None:
     with pytest.raises(RequestError, match="no chat template"):
-        Prompts(None, TOKENIZER).chat(Conversation(messages=(Message("user", "hi"),)))
+        Prompts(None, TOKENIZER).chat(ChatInput(messages=(Message("user", "hi"),)))
 
 
 def test_a_template_may_refuse() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", bos_token="", eos_token="")
     with pytest.raises(RequestError, match="roles must alternate"):
-        Prompts(template, TOKENIZER).chat(Conversation(messages=(Message("user", "hi"),)))
+        Prompts(template, TOKENIZER).chat(ChatInput(messages=(Message("user", "hi"),)))
 
 
 @pytest.mark.parametrize(("wants_bos", "has_bos", "num_tokens"), [(True, True, 3), (True, False, 2), (False, True, 2)])
@@ -107,12 +107,12 @@ def test_what_was_done_to_a_conversation_is_told() -> None:
     template = ChatTemplate(REFUSING, bos_token="", eos_token="<|im_end|>")
     prompts = Prompts(template, TOKENIZER, choose_format(template, TOKENIZER))
     earlier = Message("system", "Current time: 09:59\nBe kind.")
-    prompts.chat(Conversation(messages=(earlier, *TIMELY[1:])))
-    prompt = prompts.chat(Conversation(messages=TIMELY, tools=SHUFFLED))
+    prompts.chat(ChatInput(messages=(earlier, *TIMELY[1:])))
+    prompt = prompts.chat(ChatInput(messages=TIMELY, tools=SHUFFLED))
     assert [change.partition(":")[0] for change in prompt.changes] == ["messages[0]", "messages", "tools"]
     assert "system\nBe kind.<|im_end|>" in prompt.text
     assert "hi\n\n<system>\nCurrent time: 10:00\n</system>\n\n<system>\nBe brief.\n</system><|im_end|>" in prompt.text
-    assert not prompts.chat(Conversation(messages=TIMELY[1:2], tools=prompts.order(SHUFFLED))).changes
+    assert not prompts.chat(ChatInput(messages=TIMELY[1:2], tools=prompts.order(SHUFFLED))).changes
 
 
 def test_nothing_need_be_done_to_it() -> None:
@@ -120,13 +120,13 @@ def test_nothing_need_be_done_to_it() -> None:
         exact_turns=False, canonical_tools=False, move_nonces=False, word_late_system=False, memory_tokens=1
     )
     prompts = Prompts(TEMPLATE, TOKENIZER, rules=rules)
-    prompt = prompts.chat(Conversation(messages=TIMELY, tools=SHUFFLED))
+    prompt = prompts.chat(ChatInput(messages=TIMELY, tools=SHUFFLED))
     assert prompt.text == TEMPLATE.render(TIMELY, tools=SHUFFLED)
     assert prompt.changes == ()
     assert prompts.order(SHUFFLED) == SHUFFLED
     template = ChatTemplate(REFUSING, bos_token="", eos_token="<|im_end|>")
     with pytest.raises(RequestError, match="no"):
-        Prompts(template, TOKENIZER, rules=rules).chat(Conversation(messages=TIMELY))
+        Prompts(template, TOKENIZER, rules=rules).chat(ChatInput(messages=TIMELY))
 
 
 def test_a_call_that_is_reworded_on_its_way_comes_back_in_its_tokens() -> None:
@@ -134,7 +134,7 @@ def test_a_call_that_is_reworded_on_its_way_comes_back_in_its_tokens() -> None:
     template = ChatTemplate(WITH_CALLS, bos_token="", eos_token="<|im_end|>")
     tool_format = choose_format(template, tokenizer)
     prompts = Prompts(template, tokenizer, tool_format)
-    asked = Conversation(messages=(Message("user", "hello"),), tools=(Tool("f"),))
+    asked = ChatInput(messages=(Message("user", "hello"),), tools=(Tool("f"),))
     before = prompts.chat(asked)
     answer = spell(
         tokenizer, "h", "ello\n", "<tool_call>", '\n{"name": "f", "argu', 'ments": {"a": "hel', 'lo"}}\n</tool_call>'
@@ -158,7 +158,7 @@ def test_calls_are_read_as_they_were_written_unless_the_template_minds(has_resul
         WITH_CALLS.replace("{{ '<|im_start|>'", picky + "{{ '<|im_start|>'"), bos_token="", eos_token="<|im_end|>"
     )
     prompts = Prompts(template, TOKENIZER, choose_format(template, TOKENIZER))
-    asked = Conversation(messages=(Message("user", "hi"),), tools=(Tool("f"),))
+    asked = ChatInput(messages=(Message("user", "hi"),), tools=(Tool("f"),))
     answer = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
     heard = hear(prompts.parser(asked.tools), answer)
     turn = Message("assistant", "", tool_calls=(ToolCall(heard.ids[0], "f", "{}"),))

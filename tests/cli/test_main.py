@@ -29,7 +29,8 @@ def test_help_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "chat", "run", "predict", "simulate", "size", "pull", "models", "bench", "demo", "version"]
+    "command",
+    ["serve", "chat", "run", "predict", "simulate", "size", "pull", "rm", "models", "bench", "demo", "version"],
 )
 def test_every_command_is_there_and_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     assert run([command, "--help"]) == 0

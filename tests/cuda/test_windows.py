@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotloop.backends.cuda import attention
 from hotloop.backends.cuda.attention import Workspace, decode_attention
 from hotloop.backends.cuda.prefill import prefill_attention
 from hotloop.backends.cuda.splits import Splitting
@@ -29,7 +30,9 @@ def defined(
 @pytest.mark.parametrize(("past", "num_rows"), [(0, 5), (95, 3), (190, 2)])
 @pytest.mark.parametrize("window", [None, 8, 24, 100])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_attention_within_a_window(device: str, past: int, num_rows: int, window: int | None, has_sinks: bool) -> None:
+def test_attention_within_a_window(
+    device: str, past: int, num_rows: int, window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     length = past + num_rows
     num_blocks = -(-length // BLOCK)
     k, v = torch.randn(2, num_blocks * BLOCK, KV_HEADS, HEAD_DIM, device=device)
@@ -47,12 +50,13 @@ def test_attention_within_a_window(device: str, past: int, num_rows: int, window
         q, *caches, *place, out, num_sequences=1, max_rows=num_rows, scale=SCALE, window=window, sinks=sinks
     )
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
-    for num_programs in (1, 4):  # whole, and split where most parts lie before the window
+    for num_programs, max_whole in ((1, 1), (4, 1), (4, 1024)):  # one part, several of which most are empty, a window
+        monkeypatch.setattr(attention, "MAX_WHOLE_WINDOW", max_whole)
         plan = Splitting(BLOCK, num_programs, 4096).plan(np.array([length], np.int32), np.array([num_rows], np.int32))
         out = torch.zeros_like(q)
         decode_attention(
             q, *caches, *place, ints(plan.splits.reshape(-1)), ints(plan.part_begins), out,
-            Workspace.allocate(64, HEADS, HEAD_DIM, device), max_rows=num_rows, usual_rows=1, scale=SCALE,
-            window=window, sinks=sinks,
+            Workspace.allocate(64, HEADS, HEAD_DIM, device), max_rows=num_rows, usual_rows=1,
+            scale=SCALE, window=window, sinks=sinks,
         )  # fmt: skip
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)

@@ -93,7 +93,7 @@ async def test_calls_that_break_their_schema_are_found():
         async with Deployment(server.url) as deployment:
             target = await meet(deployment)
             for called in await probe_calls(target):
-                assert (called.num_asked, called.num_calls, called.num_valid) == (4, 4, 0)
+                assert (called.num_demanded, called.num_calls, called.num_valid) == (4, 4, 0)
                 assert "purple" in called.example
 
 

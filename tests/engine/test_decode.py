@@ -24,7 +24,7 @@ from hotloop.backends.host import HostChosen
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, json_schema
 from hotloop.core.request import FinishReason, SamplingParams
-from hotloop.engine.decode import Decoder
+from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.engine import Completion, Engine
 from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.step import Slice
@@ -173,11 +173,21 @@ def test_a_part_there_is_no_room_for_is_not_begun() -> None:
             assert re.fullmatch("[a-c]{6}(; [a-c]{6})*", answer(engine, sampling, grammar).text)
 
 
+def test_a_part_whose_choice_does_not_fit_ends_the_answer() -> None:
+    grammar = Grammar("lark", 'start: item ("; " item)*\nitem: "x: " ("ab" | "much longer than that")')
+    with make_engine() as engine:
+        for max_tokens in range(6, 60):
+            sampling = SamplingParams(temperature=1, seed=max_tokens, max_tokens=max_tokens, logit_bias={EOS_ID: -100})
+            done = answer(engine, sampling, grammar)
+            assert re.fullmatch("(x: (ab|much longer than that)(; |$))+(x: )?", done.text) or not done.text.count(";")
+            assert done.finish_reason == FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_matcher_that_fails_fails_its_request_and_no_step(temperature: float) -> None:
     request = make_request([1, 2, 3], sampling=SamplingParams(temperature=temperature), grammar=GRAMMAR)
     matcher = Grammars(TOKENIZER, VOCAB_SIZE).matcher(Grammar("regex", "[a-z]+"))
-    decoder = Decoder([EOS_ID], can_force=True)
+    decoder = TokenDecoder([EOS_ID], can_force=True)
     decoder.open(request, matcher)
     matcher.error = "too many states"
     part = Slice(request, 0, 3, wants_token=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from hotloop.fleet.tickets import Outline, Tickets, Trip
 from hotloop.router.placement.placement import Placement
-from hotloop.router.placement.policy import Placing, ReplicaChoice, View
+from hotloop.router.placement.policy import Placing, ReplicaChoice, ReplicaView
 from hotloop.router.summary import AnswerSummary
 
 KEY = bytes(range(64))
@@ -15,7 +15,7 @@ class Watched:
     """Tickets over a placement whose views a test can see; the policy chooses the name that was given first."""
 
     def __init__(self, *names: str) -> None:
-        self.views: dict[str, View] = {}
+        self.views: dict[str, ReplicaView] = {}
         placement = Placement(self._choose, block_tokens=128)
         self.tickets = Tickets(placement)
         for name in names:
@@ -31,7 +31,7 @@ class Watched:
     def num_running(self, name: str) -> int:
         return self.views[name].num_running
 
-    def _choose(self, views: Sequence[View], placing: Placing) -> ReplicaChoice:
+    def _choose(self, views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
         self.views |= {view.name: view for view in views}
         return ReplicaChoice(views[0].name, "first")
 

@@ -6,7 +6,7 @@ import pytest
 from tests.lint.stories import TOOLS, assistant, call, result, user
 
 from hotloop.lint.parts import parse_answer, parse_stream, parts_of
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 def short(parts):
@@ -127,7 +127,7 @@ def test_a_streamed_message_is_the_answer_it_would_have_been():
     ]
     answer = parse_stream(sse(*events), "messages")
     assert [(part.kind, part.text) for part in answer.parts] == [("text", "Hi"), ("call", '{"a": 1}')]
-    assert answer.usage == Usage(7, 2, 4)
+    assert answer.usage == ApiUsage(7, 2, 4)
 
 
 def test_a_streamed_response_ends_in_the_whole_one():

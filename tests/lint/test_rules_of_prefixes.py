@@ -24,7 +24,7 @@ from hotloop.lint.conversations import sort_into_runs
 from hotloop.lint.engine import lint
 from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 def with_system(body, text):
@@ -220,7 +220,7 @@ def with_usage(numbers):
     """Prompt, cached and output tokens of each request."""
     made = exchanges(bodies())
     return [
-        replace(each, answer=replace(each.answer, usage=Usage(*usage)))
+        replace(each, answer=replace(each.answer, usage=ApiUsage(*usage)))
         for each, usage in zip(made, numbers, strict=True)
     ]
 

@@ -19,7 +19,7 @@ from hotloop.lint.finding import Severity
 from hotloop.lint.meter import Meter
 from hotloop.lint.parts import parse_answer
 from hotloop.lint.requests import LintedRequest
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 RIGHT = {
     "time, one line": "HL002",
@@ -75,7 +75,7 @@ def hold(breaks):
             num_lost += max(0, len(before[run]) - num_cached)
         seen.append(whole)
         before[run] = whole
-        parsed = replace(parse_answer(answer, "chat"), usage=Usage(len(prompt), None, len(whole) - len(prompt)))
+        parsed = replace(parse_answer(answer, "chat"), usage=ApiUsage(len(prompt), None, len(whole) - len(prompt)))
         exchanges.append(LintedRequest(body=broken, api="chat", answer=parsed, run=run))
     return exchanges, num_lost
 

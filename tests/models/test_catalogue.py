@@ -5,7 +5,7 @@ import pytest
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import home, list_models
+from hotloop.models.catalogue import Reference, home, list_models, parse_reference
 from hotloop.models.model import load_model, pull
 
 SPEC = tiny_spec("qwen2", num_layers=1)
@@ -104,3 +104,22 @@ def test_an_unknown_name_says_what_there_is(empty_home: Path, action: Callable[[
         ModelError, match="there is no model 'gpt-9': neither a file or folder, nor one of smollm2-135m"
     ):
         action("gpt-9")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("Qwen/Qwen3-4B", Reference("Qwen/Qwen3-4B")),
+        ("Qwen/Qwen3-4B@v1.0", Reference("Qwen/Qwen3-4B", "v1.0")),
+        ("a/b@refs/pr/1:Q4_K_M", Reference("a/b", "refs/pr/1", "Q4_K_M")),
+        ("a/b:sub/x-Q8_0.gguf", Reference("a/b", None, "sub/x-Q8_0.gguf")),
+        ("models/mine.gguf", None),
+        ("./models/mine", None),
+        ("/models/mine", None),
+        ("a/b/c", None),
+        ("gpt-9", None),
+    ],
+)
+def test_what_a_reference_is(text: str, reference: Reference | None) -> None:
+    assert parse_reference(text) == reference
+    assert reference is None or str(reference) == text

@@ -36,6 +36,15 @@ def test_tools_are_none_when_there_are_none() -> None:
     assert json.loads(render(source, tools=[WEATHER])) == [{"type": "function", "function": function}]
 
 
+def test_an_example_of_a_call_has_single_braces() -> None:
+    """As models imitate it. Braces of expressions, and what a caller has written, stay."""
+    example = r"{{\"name\": <function-name>, \"arguments\": <args-json-object>}}"
+    turn = Message("user", example.replace("\\", ""))
+    said = render('{{- "So:\\n' + example + '\\n" }}{{ {"a": {}} | tojson }}{{ messages[0].content }}', turn)
+    single = '{"name": <function-name>, "arguments": <args-json-object>}'
+    assert said == f'So:\n{single}\n{{"a": {{}}}}{{{single}}}'
+
+
 def test_json_is_not_escaped_for_html_or_ascii() -> None:
     assert render("{{ messages[0].content | tojson }}", Message("user", "<è & 'x'>")) == "\"<è & 'x'>\""
     assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}").startswith('{\n "a": [')

@@ -2,7 +2,7 @@
 
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
-from hotloop.server.explain.inquiry import NOTHING_ASKED
+from hotloop.server.explain.inquiry import NO_INQUIRY
 from hotloop.server.job import Job
 from hotloop.server.tenants import Caller
 
@@ -14,7 +14,7 @@ def make_job(calling: Calling | None = None, logprobs: int | None = None) -> Job
         prompts=[],
         sampling=SamplingParams(logprobs=logprobs),
         grammar=None,
-        inquiry=NOTHING_ASKED,
+        inquiry=NO_INQUIRY,
         caller=Caller("", ""),
         calling=calling or Calling(),
     )

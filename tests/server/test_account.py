@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hotloop.chat.compare import compare, token_array
 from hotloop.core.retention import Eviction
-from hotloop.server.account import Account, account_for
+from hotloop.server.account import PromptAccount, account_for
 
 BLOCK = 4
 GONE = Eviction(1.0, "somebody-0")
@@ -13,14 +13,16 @@ GONE = Eviction(1.0, "somebody-0")
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
-def account(prompt: list[int], earlier: list[int] | None, num_cached: int, eviction: Eviction | None = None) -> Account:
+def account(
+    prompt: list[int], earlier: list[int] | None, num_cached: int, eviction: Eviction | None = None
+) -> PromptAccount:
     comparison = None
     if earlier is not None:
         comparison = compare(token_array(prompt), token_array(earlier), lambda token_id: bytes([97 + token_id]))
     return account_for(comparison, num_prompt=len(prompt), num_cached=num_cached, block_size=BLOCK, eviction=eviction)
 
 
-def causes(account: Account) -> dict[str, int]:
+def causes(account: PromptAccount) -> dict[str, int]:
     return {cause.reason: cause.num_tokens for cause in account.causes}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.message import Message, ToolCall
-from hotloop.server.turns import CacheHint, Transcript, parse_transcript
+from hotloop.server.turns import CacheHint, HintedMessages, parse_transcript
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.policy import Notes
 
@@ -21,7 +21,7 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
 
 
-def parse(*messages: tuple[str, Any], **fields: Any) -> Transcript:
+def parse(*messages: tuple[str, Any], **fields: Any) -> HintedMessages:
     turns = [{"role": role, "content": content} for role, content in messages]
     return parse_transcript(parse_request({"model": "m", "max_tokens": 1, "messages": turns, **fields}, Notes()))
 
@@ -95,6 +95,7 @@ def test_thinking_is_dropped_and_its_turn_is_not() -> None:
 def test_breakpoints_know_where_they_are() -> None:
     tools = [{"name": name, "input_schema": {}} for name in "fgh"]
     tools[1] |= HOUR
+    tools.insert(0, {"type": "web_search_20250305", "name": "s"})
     turns = parse(
         ("user", [text("one", **FIVE), text("two")]),
         ("assistant", [text("three"), {"type": "tool_use", "id": "t", "name": "f", "input": {}, **FIVE}]),

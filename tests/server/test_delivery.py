@@ -86,7 +86,7 @@ class Watched(PlainText):
         self.heard.append(text)
         return super().push(text)
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         self.heard.append("end")
         return []
 

@@ -9,15 +9,15 @@ from hotloop.core.message import Message, Thought
 from hotloop.core.request import Priority
 from hotloop.core.session import name_session
 from hotloop.server.calling import Calling
-from hotloop.server.jobs import make_conversation
+from hotloop.server.jobs import make_chat_input
 from hotloop.server.options import Options, parse_options, parse_priority, parse_sampling
 from hotloop.server.turns import parse_transcript, parse_turns
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 
-def read(**fields: Any) -> tuple[Request, Options]:
+def read(**fields: Any) -> tuple[ApiRequest, Options]:
     request = parse_request({"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}, Notes())
     return request, parse_options(request, Options)
 
@@ -101,7 +101,7 @@ def test_what_a_model_thought_is_not_dropped(name: str) -> None:
 
 def template_variables(**fields: Any) -> Mapping[str, Any]:
     request, options = read(**fields)
-    return make_conversation(request, options, Calling(), parse_transcript(request)).extra
+    return make_chat_input(request, options, Calling(), parse_transcript(request)).extra
 
 
 @pytest.mark.parametrize("kind", ["enabled", "adaptive", "between_tools", "disabled"])

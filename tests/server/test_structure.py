@@ -21,7 +21,7 @@ from hotloop.models.template import ChatTemplate
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
 from hotloop.server.structure import Constraint, constrain, either, parse_constraint
-from hotloop.wire.request import Request, Shape
+from hotloop.wire.request import ApiRequest, OutputShape
 
 REGEX = r"[a-c]{3}-[0-9]{2}"
 CHOICES = ["yes", 'say "no"', "back\\slash\n", "\x7f€ %json {}", "a|b"]
@@ -50,8 +50,9 @@ def ask_both(serving: Serving, **fields: Any) -> list[str]:
         {"structured_outputs": {"json": json.dumps(WEATHER)}},
         {"guided_json": WEATHER},
         {"guided_json": json.dumps(WEATHER)},
+        {"response_format": {"type": "json_object", "schema": WEATHER}},
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_json_schema(serving: Serving, fields: dict[str, Any]) -> None:
     for text in ask_both(serving, **fields):
@@ -179,7 +180,7 @@ def test_tools_go_with_json_only(serving: Serving, fields: dict[str, Any]) -> No
 
 def test_json_does_not_go_with_calls_that_look_the_same() -> None:
     template = ChatTemplate("{{ tools }}", bos_token="", eos_token="")
-    asked = constraint(Shape())
+    asked = constraint(OutputShape())
     calling = Calling((Tool("f"),), (Tool("f"),), ToolChoice())
     with pytest.raises(RequestError, match="response_format cannot be given together with tools"):
         constrain(asked, calling, choose_format(template, TOKENIZER, "llama3"), TOKENIZER)
@@ -199,8 +200,8 @@ def test_calls_or_json_in_every_format(name: ToolFormatName) -> None:
     assert not matcher.advance(TOKENIZER.encode("x")[0])
 
 
-def constraint(shape: Shape | None = None, **fields: Any) -> Constraint | None:
-    return parse_constraint(Request(api="chat", model="m", turns=(), shape=shape), Options(**fields))
+def constraint(shape: OutputShape | None = None, **fields: Any) -> Constraint | None:
+    return parse_constraint(ApiRequest(api="chat", model="m", turns=(), shape=shape), Options(**fields))
 
 
 def test_equal_choices_are_the_same_shape() -> None:

@@ -1,7 +1,7 @@
 """Twelve agents with everything on, through a router to two servers: every run's account is whole, and the tokens of
 all accounts are those that the engines counted, to the last one.
 
-On are foresight, reading ahead, early dispatch, parallel tools, plans, branches, sub-agents, compaction, drafts and
+On are foresight, prefill ahead, early dispatch, parallel tools, plans, branches, sub-agents, compaction, drafts and
 forced tokens; a tool that fails is tried again, runs are broken off, and a replica dies. Nothing here asserts how long
 anything took, only that the parts make up the whole and that the whole lies within what the caller saw.
 """
@@ -34,7 +34,7 @@ from hotloop.trace.ledger import RunLedger, TokenCounts, build_ledger
 from hotloop.trace.span import Span
 from hotloop.trace.store import RunSummary, StoreTracer, TraceStore
 from hotloop.trace.tracer import Tracer
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 WORDS = "Everything there is to know about it, in many words. " * 10
 ORDERS = ["W099A0", "W099A1", "W099A2"]
@@ -74,14 +74,14 @@ def says(prompt: str) -> str:
 
 
 class WatchedModel(OpenAIModel):
-    """Tells when something was read ahead."""
+    """Tells when something was prefilled ahead."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.has_read = asyncio.Event()
 
-    async def read(self, ask: Ask) -> None:
-        await super().read(ask)
+    async def prefill(self, ask: Ask) -> None:
+        await super().prefill(ask)
         self.has_read.set()
 
 
@@ -124,7 +124,7 @@ class Ran:
     role: str
     run_id: str
     seconds: float
-    usage: Usage | None
+    usage: ApiUsage | None
 
 
 async def watch(role: str, events: AsyncGenerator[Event, None], until: type[Event] = RunEnded) -> Ran:
@@ -279,10 +279,10 @@ def test_every_client_was_told_what_its_ledger_has(played: Played) -> None:
 
 def test_all_that_the_engines_did_is_in_the_ledgers(played: Played) -> None:
     ledgers = [ledger for _, ledger, _ in played.ledgers()]
-    did = sum((ledger.tokens + ledger.read_ahead + ledger.lost for ledger in ledgers), TokenCounts())
+    did = sum((ledger.tokens + ledger.prefill_ahead + ledger.lost for ledger in ledgers), TokenCounts())
     assert {name: getattr(did, ours) for name, ours in COUNTS.items()} == played.counted
     assert any(ledger.lost.prompt for ledger in ledgers), "what was broken off"
-    assert any(ledger.read_ahead.prompt for ledger in ledgers)
+    assert any(ledger.prefill_ahead.prompt for ledger in ledgers)
 
 
 def test_an_answer_is_called_the_same_by_all_who_saw_it(played: Played) -> None:

@@ -115,7 +115,7 @@ def test_what_ran_before_it_was_asked_for_counts_from_then_on():
     assert told.tools[0].was_foreseen
 
 
-def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
+def test_what_is_prefilled_ahead_is_hidden_behind_tools_and_counted_apart():
     run = span(names.RUN, 0, 90, end="done")
     turn = span(names.TURN, 0, 90, run)
     chat = span(names.CHAT, 0, 30, turn, model="m")
@@ -124,16 +124,16 @@ def test_what_is_read_ahead_is_hidden_behind_tools_and_counted_apart():
     spans = [run, turn, chat, *a_request(0, 30, chat), tool, reading, *a_request(36, 78, reading, is_prefill_only=True)]
     ledger = build_ledger(spans)
     assert parts_ms(ledger)["tools"] == 30
-    assert parts_ms(ledger)["read_ahead"] == 20
+    assert parts_ms(ledger)["prefill_ahead"] == 20
     assert parts_ms(ledger)["runtime"] == 10
-    assert (ledger.tokens.prompt, ledger.read_ahead.prompt) == (100, 100)
+    assert (ledger.tokens.prompt, ledger.prefill_ahead.prompt) == (100, 100)
 
 
 def test_a_plain_client_has_turns_and_a_life_of_its_own():
     ledger = build_ledger([*a_request(0, 40), *a_request(100, 150), *a_request(90, 95, is_prefill_only=True)[:1]])
     assert len(ledger.turns) == 2
     assert parts_ms(ledger)["client"] == 55
-    assert parts_ms(ledger)["read_ahead"] == 5
+    assert parts_ms(ledger)["prefill_ahead"] == 5
     assert ledger.turns[0].first_token_s == pytest.approx(0.015)
     assert ledger.tokens.prompt == 200
 

@@ -7,6 +7,7 @@ What never changes comes first in every prompt (instructions, tools in one order
 """
 
 import asyncio
+import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -64,13 +65,17 @@ class Agent(Generic[T]):
         approve: Approve | None = None,
         foresight: SpeculativeForesight | None = None,
         compaction: Compaction | None = None,
-        can_read_ahead: bool = True,
+        can_prefill_ahead: bool = True,
         max_tokens: int | None = None,
         temperature: float | None = None,
         extra: Mapping[str, Any] | None = None,
         name: str = "",
         tracer: Tracer | None = None,
+        can_read_ahead: bool | None = None,
     ) -> None:
+        if can_read_ahead is not None:
+            warnings.warn("can_read_ahead is now can_prefill_ahead", DeprecationWarning, stacklevel=2)
+            can_prefill_ahead = can_read_ahead
         self.instructions = instructions
         self.output = output
         self.address = model if isinstance(model, str) else ""
@@ -84,7 +89,7 @@ class Agent(Generic[T]):
             approve=approve,
             foresight=foresight,
             compaction=compaction,
-            can_read_ahead=can_read_ahead,
+            can_prefill_ahead=can_prefill_ahead,
             max_tokens=max_tokens,
             temperature=temperature,
             extra=dict(extra or {}),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hotloop.agent.model import Ask, Model, PartialAnswer
 from hotloop.core.errors import ConfigError
 from hotloop.core.message import Message
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 _TASK = (
     "Write a summary of the conversation so far, for yourself to go on from: what was asked, what was found out "
@@ -38,11 +38,11 @@ class Compaction:
         if self.window_tokens < 1 or not 0 < self.fill <= 1 or self.num_kept < 0:
             raise ConfigError("compaction: window_tokens must be above 0, fill between 0 and 1, num_kept not negative")
 
-    async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], Usage]:
+    async def shrink(self, model: Model, ask: Ask) -> tuple[tuple[Message, ...], ApiUsage]:
         """The messages of a prompt, fewer if there is a middle to leave out, and what the summary cost."""
         begin, end = self._middle(ask.messages)
         if end - begin < 2:
-            return ask.messages, Usage()
+            return ask.messages, ApiUsage()
         wanted = replace(  # with its tools, or else nothing of the prompt would be known
             ask,
             messages=(*ask.messages[:end], Message("user", _TASK)),
@@ -62,8 +62,8 @@ class Compaction:
     def _middle(self, messages: tuple[Message, ...]) -> tuple[int, int]:
         """From behind the user's first words to before the last messages, not within a call and its results."""
         begin = next((i + 1 for i, message in enumerate(messages) if message.role == "user"), len(messages))
-        is_asked = bool(messages) and messages[-1].role == "user"  # what is to be answered now stays
-        end = max(begin, len(messages) - max(self.num_kept, int(is_asked)))
+        is_question_last = bool(messages) and messages[-1].role == "user"  # what is to be answered now stays
+        end = max(begin, len(messages) - max(self.num_kept, int(is_question_last)))
         while end > begin and messages[end:] and messages[end].role == "tool":
             end -= 1
         return begin, end

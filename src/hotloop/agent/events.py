@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hotloop.agent.limits import Spent
 from hotloop.core.errors import HotloopError
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Compacted(Event):
     turn: int
     num_messages_before: int
     num_messages_after: int
-    usage: Usage
+    usage: ApiUsage
     """What the summary cost; beside it, all that changed has to be read anew."""
 
 
@@ -107,7 +107,7 @@ class TurnFinished(Event):
     """The model's answer is whole and the results of its calls are here."""
 
     turn: int
-    usage: Usage
+    usage: ApiUsage
     num_calls: int
 
 

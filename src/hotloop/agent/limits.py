@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.core.errors import ConfigError, HotloopError
 from hotloop.core.prices import Prices
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 class LimitReached(HotloopError):
@@ -38,7 +38,7 @@ class Limits:
                 raise ConfigError(f"{name} must be above zero, not {value}")
 
 
-def price(usage: Usage, prices: Prices) -> float:
+def price(usage: ApiUsage, prices: Prices) -> float:
     return prices.cost(usage.num_prompt, usage.num_cached or 0, usage.num_output)
 
 
@@ -46,7 +46,7 @@ def price(usage: Usage, prices: Prices) -> float:
 class Spent:
     num_turns: int = 0
     num_calls: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: ApiUsage = field(default_factory=ApiUsage)
     money: float = 0.0
     began_at: float = field(default_factory=time.monotonic)
 
@@ -92,7 +92,7 @@ class Run:
     def cancel(self) -> None:
         self._is_cancelled.set()
 
-    def charge(self, usage: Usage, money: float) -> None:
+    def charge(self, usage: ApiUsage, money: float) -> None:
         """Something was used up, and so it was for whoever called."""
         self.spent.usage += usage
         self.spent.money += money

@@ -44,15 +44,15 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     @property
-    def can_read_ahead(self) -> bool:
-        """Whether `read` saves the next turn anything."""
+    def can_prefill_ahead(self) -> bool:
+        """Whether `prefill` saves the next turn anything."""
         ...
 
     def stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """The answer. Closing the iterator stops the model."""
         ...
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         """Have the model prefill a prompt that will go on, and answer nothing."""
         ...
 
@@ -70,11 +70,11 @@ class WrappedModel:
         return self._model.name
 
     @property
-    def can_read_ahead(self) -> bool:
-        return self._model.can_read_ahead
+    def can_prefill_ahead(self) -> bool:
+        return self._model.can_prefill_ahead
 
-    async def read(self, ask: Ask) -> None:
-        await self._model.read(ask)
+    async def prefill(self, ask: Ask) -> None:
+        await self._model.prefill(ask)
 
     async def close(self) -> None:
         await self._model.close()

@@ -129,7 +129,7 @@ class ReplayModel:
     """Says what the tape has."""
 
     name = "replay"
-    can_read_ahead = False
+    can_prefill_ahead = False
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -146,7 +146,7 @@ class ReplayModel:
         if failure:
             raise HotloopError(failure.message)
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         pass
 
     async def close(self) -> None:

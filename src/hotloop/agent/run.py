@@ -27,7 +27,7 @@ from hotloop.core.message import Message
 from hotloop.core.prices import Prices
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire import event as wire
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class RunSettings:
     approve: Approve | None = None
     foresight: SpeculativeForesight | None = None
     compaction: Compaction | None = None
-    can_read_ahead: bool = True
+    can_prefill_ahead: bool = True
     max_tokens: int | None = None
     temperature: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -170,8 +170,8 @@ class RunLoop:
     async def _end_turn(self, turn: int, said: Message | None, pending: Sequence[Pending]) -> None:
         """Wait for the calls; then what was said and their results are in the conversation."""
         if said and pending:
-            if self._settings.can_read_ahead:
-                await read_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
+            if self._settings.can_prefill_ahead:
+                await prefill_ahead(self._settings.model, pending, lambda results: self._ask(said, *results))
             await asyncio.wait([each.task for each in pending])
         if said:
             self.conversation.add(said, *(each.message for each in pending))
@@ -229,13 +229,13 @@ class RunLoop:
             trace=self._trace.context,
         )
 
-    def _charge(self, usage: Usage, calls: Sequence[Pending] = ()) -> None:
+    def _charge(self, usage: ApiUsage, calls: Sequence[Pending] = ()) -> None:
         known = [each for each in calls if each.call.name in self._tools]
         cost = sum(self._tools[each.call.name].traits.cost * each.num_tries for each in known)
         self._run.charge(usage, price(usage, self._settings.prices) + cost)
 
 
-async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
+async def prefill_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tuple[Message, ...]], Ask]) -> None:
     """Have the model prefill results while others are still on their way: the next turn has only the last to prefill.
 
     results   1 .............. 2 .............. 3
@@ -246,7 +246,7 @@ async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tu
     """
     num_read = 0
     for i, each in enumerate(pending):
-        if not model.can_read_ahead:
+        if not model.can_prefill_ahead:
             return
         await asyncio.wait({each.task})
         num_done = next((j for j in range(i, len(pending)) if not pending[j].task.done()), len(pending))
@@ -259,7 +259,7 @@ async def read_ahead(model: Model, pending: Sequence[Pending], ask: Callable[[tu
 
 async def _read_until(model: Model, ask: Ask, last: "asyncio.Task[object] | None") -> None:
     """Have a prompt prefilled; once the last result is here, the real turn does it better."""
-    reading = asyncio.create_task(model.read(ask))
+    reading = asyncio.create_task(model.prefill(ask))
     try:
         await asyncio.wait({reading, last} if last else {reading}, return_when=asyncio.FIRST_COMPLETED)
     finally:

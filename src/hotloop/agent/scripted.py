@@ -15,7 +15,7 @@ from hotloop.agent.model import Ask
 from hotloop.core.errors import RequestError
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.event import Ended, Event
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 _PIECE = 8  # characters of arguments that come at a time
 
@@ -36,7 +36,7 @@ class ScriptedModel:
     """Says its lines. `asks` has what it was asked, in order."""
 
     name = "scripted"
-    can_read_ahead = True
+    can_prefill_ahead = True
 
     def __init__(self, script: Script, *, pace_s: float = 0.0) -> None:
         self.asks: list[Ask] = []
@@ -54,9 +54,9 @@ class ScriptedModel:
             yield event
         num_prompt = sum(len(message.content) for message in ask.messages) // 4
         has_calls = any(isinstance(part, ScriptedCall) for part in parts)
-        yield Ended("calls" if has_calls else "stop", usage=Usage(num_prompt, num_output=num_output))
+        yield Ended("calls" if has_calls else "stop", usage=ApiUsage(num_prompt, num_output=num_output))
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         self.reads.append(ask)
 
     async def close(self) -> None:

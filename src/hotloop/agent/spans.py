@@ -30,7 +30,7 @@ from hotloop.trace.tracer import Tracer
 from hotloop.wire import event as wire
 from hotloop.wire.arguments import read_arguments
 from hotloop.wire.field import Json
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 SERVICE = "agent"
 _BROKEN_OFF = "broken off"
@@ -208,10 +208,10 @@ class TracedModel(WrappedModel):
                             chat.facts.setdefault(names.FIRST_TOKEN_NS, self._trace.clock.now_ns())
                     yield event
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         with self._chat(ask) as chat:
             chat.facts[names.IS_PREFILL_ONLY] = True
-            await self._model.read(replace(ask, trace=chat.context))
+            await self._model.prefill(replace(ask, trace=chat.context))
 
     @contextmanager
     def _chat(self, ask: Ask) -> Iterator[_Open]:
@@ -231,7 +231,7 @@ class TracedModel(WrappedModel):
             self._trace.tell(names.CHAT, chat, ask.trace.span_id, time.monotonic())
 
 
-def _render_usage(usage: Usage) -> Json:
+def _render_usage(usage: ApiUsage) -> Json:
     return {
         names.NUM_PROMPT: usage.num_prompt,
         names.NUM_CACHED: usage.num_cached or 0,

@@ -50,14 +50,14 @@ class Budget:
     def __init__(self, max_share: float, max_money: float) -> None:
         self._max_share = max_share
         self._max_money = max_money
-        self._num_asked = 0.0
+        self._num_called = 0.0
         self._num_wasted = 0.0
         self._num_open = 0
         self._money = 0.0
 
     def take(self, cost: float) -> bool:
         """Whether one more call may be risked; it is then counted as lost until `give_back` or `lose`."""
-        room = self._max_share * self._num_asked + _FREE_WASTE
+        room = self._max_share * self._num_called + _FREE_WASTE
         if self._num_wasted + self._num_open + 1 > room or self._money + cost > self._max_money:
             return False
         self._num_open += 1
@@ -72,8 +72,8 @@ class Budget:
         self._num_open -= 1
         self._num_wasted += 1
 
-    def end_turn(self, num_asked: int) -> None:
-        self._num_asked = self._num_asked * _FADE + num_asked
+    def end_turn(self, num_called: int) -> None:
+        self._num_called = self._num_called * _FADE + num_called
         self._num_wasted *= _FADE
 
 
@@ -147,7 +147,7 @@ class RunForesight:
         self._history = History()
         self._num_known = 0
         self._answer = PartialAnswer()
-        self._asked = self._history  # with the calls of this turn
+        self._called = self._history  # with the calls of this turn
         self._has_written = False
         self._early: list[EarlyCall] = []
         self._running: set[asyncio.Task[Outcome]] = set()
@@ -156,17 +156,17 @@ class RunForesight:
         """The model is about to answer these messages: start what it will probably ask for."""
         self._history.follow(messages)
         self._num_known = len(messages)
-        self._asked, self._answer, self._has_written = self._history, PartialAnswer(), False
+        self._called, self._answer, self._has_written = self._history, PartialAnswer(), False
         if self._foresight.enabled:
             self._start(self._predictor.predict(self._history), turn)
 
     def hear(self, event: Event, turn: int) -> None:
         """The model says more; once it has named a tool, its arguments may be easy to guess."""
         if call := self._answer.push(event):
-            self._asked = self._asked.after(call)
+            self._called = self._called.after(call)
             self._has_written |= not self._is_read_only(call.name)
         elif isinstance(event, CallOpened) and self._foresight.enabled and self._may_run(event.name):
-            self._start(self._predictor.predict(self._asked, named=event.name)[:1], turn)
+            self._start(self._predictor.predict(self._called, named=event.name)[:1], turn)
 
     def claim(self, call: ToolCall) -> EarlyCall | None:
         """The model asked for this. If it runs already, its outcome is the answer; it is given out once."""

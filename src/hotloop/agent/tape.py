@@ -21,7 +21,7 @@ from hotloop.core.files import named_errors
 from hotloop.core.message import Message, Thought, Tool, ToolCall
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.event import Begun, Ended, Event, ThoughtClosed, ThoughtDelta
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 VERSION = 2
 
@@ -118,12 +118,12 @@ class TapeWriter:
             file.write(b"".join(map(_encode, lines)))
 
     def write_answer(self, ask: Ask, events: Iterable[tuple[float, Event]], failure: Failure | None) -> None:
-        asked = _digest_ask(ask)
-        said = dict(zip(asked.messages, ask.messages, strict=True))
+        digest = _digest_ask(ask)
+        said = dict(zip(digest.messages, ask.messages, strict=True))
         new = [MessageLine(key, message) for key, message in said.items() if key not in self._said]
         self._said |= said.keys()
         rendered = [_render_event(*event) for event in events if not isinstance(event[1], Begun | ThoughtDelta)]
-        self.write(*new, AnswerLine(asked, rendered, failure))
+        self.write(*new, AnswerLine(digest, rendered, failure))
 
 
 class Tape:
@@ -150,10 +150,10 @@ class Tape:
         """Whether somebody was asked; if nobody was there then, nobody is now."""
 
     def answer(self, ask: Ask) -> AnswerLine:
-        asked = _digest_ask(ask)
-        answers = self._answers[_digest(asked)]
+        digest = _digest_ask(ask)
+        answers = self._answers[_digest(digest)]
         if not answers:
-            raise RunDeparted(self._explain(ask, asked))
+            raise RunDeparted(self._explain(ask, digest))
         return answers.popleft()
 
     def outcome(self, name: str, arguments: str) -> OutcomeLine:
@@ -165,15 +165,15 @@ class Tape:
             raise HotloopError(str(verdict.verdict))
         return verdict.verdict
 
-    def _explain(self, ask: Ask, asked: AskDigest) -> str:
+    def _explain(self, ask: Ask, digest: AskDigest) -> str:
         """Where what is asked differs from what comes nearest to it on the tape."""
         left = [answer.asked for answers in self._answers.values() for answer in answers]
         if not left:
             return "the tape is at its end, and the run asks for more"
-        nearest = max(left, key=lambda other: _num_shared(other.messages, asked.messages))
-        i = _num_shared(nearest.messages, asked.messages)
-        if i == len(nearest.messages) == len(asked.messages):
-            names = [name for name, each in asked.settings.items() if nearest.settings.get(name) != each]
+        nearest = max(left, key=lambda other: _num_shared(other.messages, digest.messages))
+        i = _num_shared(nearest.messages, digest.messages)
+        if i == len(nearest.messages) == len(digest.messages):
+            names = [name for name, each in digest.settings.items() if nearest.settings.get(name) != each]
             return f"the run departs from its tape: {', '.join(names)} are not what was recorded"
         was = self._said.get(nearest.messages[i]) if i < len(nearest.messages) else None
         now = ask.messages[i] if i < len(ask.messages) else None
@@ -207,7 +207,7 @@ def parse_event(line: list[Any]) -> tuple[float, Event]:
         at_s, kind, *fields = line
         if kind == "answered":
             reason, *counts = fields
-            return float(at_s), Ended(reason, usage=Usage(*counts))
+            return float(at_s), Ended(reason, usage=ApiUsage(*counts))
         value = _KINDS[kind](*fields)
         return float(at_s), ThoughtClosed(value) if kind == "thought" else value
     except (ValueError, TypeError, KeyError):

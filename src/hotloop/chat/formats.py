@@ -1,8 +1,8 @@
 """How each family of models writes tool calls, and which family a model belongs to.
 
 Each grammar lets the model write prose until the family's opening, unless a call is required; from the opening on it
-must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on. Each
-parser reads what its grammar lets pass, and much that it does not.
+must write calls, and after them nothing. Only behind a call that a tool's name alone gives away may prose go on, which
+nobody is told. Each parser reads what its grammar lets pass, and much that it does not.
 """
 
 import hashlib

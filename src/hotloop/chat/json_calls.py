@@ -1,7 +1,8 @@
 """Calls written as JSON objects: `{"name": ..., "arguments": {...}}`, one or several, between a family's own words.
 
 Lenient where no grammar held the model: keys in any order, `parameters` for `arguments`, arguments quoted as a string,
-keys nobody asked for, a closing word that never comes. Within the arguments only strings and brackets are told apart.
+keys nobody asked for, a closing word that never comes, braces doubled as some templates have them. Within the arguments
+only strings and brackets are told apart.
 """
 
 import json
@@ -39,13 +40,14 @@ class JsonMarks(NamedTuple):
 class JsonCallParser(MarkedParser):
     def __init__(self, marks: JsonMarks, tools: Sequence[Tool] = ()) -> None:
         self._names = tuple(json.dumps(tool.name) for tool in tools if marks.has_fences)
-        super().__init__(marks.opening, *([FENCE] if self._names else []))
+        super().__init__(marks.opening, loose=(FENCE,) if self._names else ())
         self._marks = marks
         self._closing = marks.closing
         self._must_name: tuple[str, ...] = ()  # the tools of which an object must name one, to be a call
         self._object: _CallObject | None = None
         self._value = Nesting()
         self._tail = ""
+        self._is_doubled = False  # whether one brace more may close the call that was read last
         if marks.is_bare or self._names:
             self.state = self._start
 
@@ -107,6 +109,7 @@ class JsonCallParser(MarkedParser):
         is_taken = self._object.push(char)
         self.raw = "" if self._object.is_called else self.raw + char
         if self._object.is_over:
+            self._is_doubled = self._object.is_doubled
             self._object = None
             self._tail, self.state = "", self._after
             if not is_taken:
@@ -117,6 +120,9 @@ class JsonCallParser(MarkedParser):
 
     def _after(self, char: str) -> None:
         """Behind a call: another one, the closing word, or prose again."""
+        if char == "}" and self._is_doubled and not self._tail:
+            self._is_doubled = False
+            return
         tail = (self._tail + char).lstrip()
         joiner = self._marks.joiner
         if not tail or tail == joiner:
@@ -152,6 +158,7 @@ class JsonCallParser(MarkedParser):
 
 class _CallObject:
     """One call's object, from behind its first brace. It is called once its name is known and its arguments began.
+    A second brace behind its first one, or behind that of its arguments, is passed over.
 
     Read token by token: a string, a value in brackets, a bare value, or one of `,:}]`. With `is_bare` the first key
     must be `name`, or `type` with the value `function`; with `names` it must be `name`, with one of these as its value,
@@ -161,6 +168,9 @@ class _CallObject:
     def __init__(self, answer: EventCollector, *, is_bare: bool, names: Sequence[str]) -> None:
         self.is_called = False
         self.is_over = False
+        self.is_doubled = False  # whether its braces are
+        self._may_double = True  # whether the brace of an object was the last to come
+        self._is_second_due = False  # whether the arguments have a second brace to close
         self._answer = answer
         self._is_bare = is_bare
         self._names = names
@@ -190,6 +200,8 @@ class _CallObject:
             self._answer.close_call()
 
     def _read(self, char: str) -> bool:
+        if self._passes_over(char):
+            return True
         was_open = self._nesting.is_open
         if not was_open and char in _SPACE + ",:}]":
             return self._end_token() and (char in _SPACE or self._take(char))
@@ -200,13 +212,27 @@ class _CallObject:
             self._answer.arguments(char)
         else:
             self._text += char
-            if char == "{" and not was_open and self._is_arguments and self._name is not None:
+        if char == "{" and not was_open and self._is_arguments:
+            self._may_double = True
+            if self._name is not None:
                 self._is_streaming = True
                 self._call("{")
         if was_open and not self._nesting.is_open:
             return self._end_token()
         options = self._options
         return options is None or any(option.startswith(self._text) for option in options)
+
+    def _passes_over(self, char: str) -> bool:
+        """Whether this is the second of two braces that stand for one."""
+        if char in _SPACE:
+            return False
+        may_double, self._may_double = self._may_double, False
+        if may_double and char == "{":
+            self._is_second_due, self.is_doubled = bool(self._member), self.is_doubled or not self._member
+            return True
+        is_due = self._is_second_due and not self._nesting.is_open
+        self._is_second_due = self._is_second_due and not is_due
+        return is_due and char == "}"
 
     def _can_go_on(self, char: str) -> bool:
         """Whether a token may begin, or a bare value go on, with this character."""

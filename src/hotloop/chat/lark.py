@@ -20,10 +20,11 @@ _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
 FENCE = "```"
 # A call that opens without a family's own word: a JSON object that names a tool of the request, in a fence or alone.
+# Its brace may be doubled, as some templates show it; the second closing one is among the text that may follow.
 _NAMED_CALL = (
     r"SPACE: /[ \t\r\n]*/",
     'FENCE: "```" "json"? SPACE',
-    r'NAME: "{" SPACE "\"name\"" SPACE ":" SPACE "\""',
+    r'NAME: "{" SPACE ("{" SPACE)? "\"name\"" SPACE ":" SPACE "\""',
     r'ARGUMENTS: "\"" SPACE "," SPACE ("\"arguments\"" | "\"parameters\"") SPACE ":"',
 )
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties"}

@@ -15,7 +15,7 @@ from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.formats import ToolFormat, Tools, Turns
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, CallsOnly
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
@@ -46,11 +46,13 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ChatInput:
     messages: Turns
     tools: Tools = ()
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
+    begun: str = ""
+    """What the answer begins with, if it is next: the model goes on from there."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
 
@@ -88,7 +90,7 @@ class Prompts:
             self._rules.word_late_system and template is not None and not keeps_system_turns(template)
         )
 
-    def chat(self, conversation: Conversation, *, scope: str = "") -> Prompt:
+    def chat(self, conversation: ChatInput, *, scope: str = "") -> Prompt:
         """The conversation in the model's own words. Raises RequestError where there is no template, or it refuses.
 
         The format words tools and calls where the template does not; without one the template is left to it.
@@ -125,10 +127,12 @@ class Prompts:
         """The tools as prompt and grammar should have them."""
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
-    def parser(self, tools: Sequence[Tool]) -> CallParser:
+    def parser(self, tools: Sequence[Tool], *, must_call: bool = False) -> CallParser:
         """The format's parser for an answer; what it finds is known again when it comes back."""
         assert self._format
         parser = self._format.parser(tools)
+        if must_call:
+            parser = CallsOnly(parser)
         return self._calls.watch(parser) if self._rules.exact_turns else parser
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
@@ -147,7 +151,7 @@ class Prompts:
 
     def _word_verbatim(self, messages: Turns, tools: Tools, reword: Reword) -> tuple[Turns, str, tuple[str, ...]]:
         """The text, with answers in their own words unless the template minds that; and from which messages."""
-        alone = Conversation(messages=(), is_answer_next=False)
+        alone = ChatInput(messages=(), is_answer_next=False)
         verbatim, changes = self._calls.verbatim(
             messages, lambda message: self._word(alone, (Message("user", "."), message), ())
         )
@@ -158,16 +162,17 @@ class Prompts:
                 raise
             return messages, reword(messages, tools), ()
 
-    def _word(self, conversation: Conversation, messages: Turns, tools: Tools) -> str:
+    def _word(self, conversation: ChatInput, messages: Turns, tools: Tools) -> str:
         if self._template is None:
             raise RequestError("this model has no chat template: use /v1/completions", param="messages")
         if self._words_late_system:
             messages = word_system_turns(messages)
         if self._format:
             messages, tools = self._format.prepare(messages, tools)
-        return self._template.render(
+        worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
+        return worded + conversation.begun
 
 
 def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:

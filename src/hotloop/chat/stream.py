@@ -1,7 +1,8 @@
 """An answer's text as it comes, told apart into prose and tool calls.
 
 Invariant: how the text is cut into pushes changes nothing but how the deltas are cut. Prose is given out as soon as it
-cannot be the beginning of a call; a call that turns out not to be one becomes prose again.
+cannot be the beginning of a call; a call that turns out not to be one becomes prose again. Text behind a call is not
+told: what a small model writes there is the format's own words once more, or what it thinks the tool will say.
 """
 
 import secrets
@@ -23,40 +24,62 @@ class CallParser(Protocol):
 
     def push(self, text: str) -> list[StreamEvent]: ...
 
-    def finish(self) -> list[StreamEvent]:
-        """What was held back: half a call that never became one is text again."""
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        """What was held back: half a call that never became one is text again, unless the answer was cut in it."""
         ...
 
 
+class CallsOnly:
+    """The parser of an answer that must be calls: what else there is of it is half a call, and not told."""
+
+    def __init__(self, parser: CallParser) -> None:
+        self._parser = parser
+
+    @property
+    def num_calls(self) -> int:
+        return self._parser.num_calls
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return _without_text(self._parser.push(text))
+
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        return _without_text(self._parser.finish(is_cut=is_cut))
+
+
+def _without_text(events: list[StreamEvent]) -> list[StreamEvent]:
+    return [event for event in events if not isinstance(event, TextDelta)]
+
+
 class EventCollector:
-    """Collects events. Owns the rule of whitespace: between and after calls it is not content."""
+    """Collects events. Owns the rule of text: none follows a call, and whitespace before one is not content."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self.is_calling = False
-        self._is_prose = False  # whether there was text since the last call
-        self._has_prose = False  # or ever
+        self._has_prose = False
         self._space = ""
         self._pieces: list[str] = []
         self._events: list[StreamEvent] = []
 
     def text(self, text: str) -> None:
+        if self.num_calls:
+            return
         for char in text:
             if char.isspace():
                 self._space += char
             else:
-                self._write(self._lead() + char)
+                self._write(self._space + char)
                 self._space = ""
 
     def open_call(self, name: str) -> None:
         # One newline before a call belongs to the format: templates write it there themselves.
-        if self._is_prose:
+        if self._has_prose:
             self._write(self._space.removesuffix("\n"))
         self._space = ""
         self._flush()
         self._events.append(CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", name))
         self.num_calls += 1
-        self.is_calling, self._is_prose = True, False
+        self.is_calling, self._has_prose = True, False
 
     def arguments(self, text: str) -> None:
         self._pieces.append(text)
@@ -72,8 +95,7 @@ class EventCollector:
         self.is_calling = False
 
     def end(self) -> None:
-        if self._is_prose or not self.num_calls:
-            self._write(self._space)
+        self._write(self._space)
         self._space = ""
 
     def take(self) -> list[StreamEvent]:
@@ -84,13 +106,7 @@ class EventCollector:
     def _write(self, text: str) -> None:
         if text:
             self._pieces.append(text)
-            self._is_prose = self._has_prose = True
-
-    def _lead(self) -> str:
-        """The space before the next word of text."""
-        if self._is_prose or not self.num_calls:
-            return self._space
-        return "\n" if self._has_prose else ""
+            self._has_prose = True
 
     def _flush(self) -> None:
         text = "".join(self._pieces)
@@ -103,14 +119,15 @@ class MarkedParser(ABC):
     """Prose until one of the openings; from there a family's own states, one character at a time.
 
     A state is a method that takes the next character. A family begins in `opened`; it keeps in `self.raw` what it has
-    read and not yet given out, and hands it to `give_back` if that was no call.
+    read and not yet given out, and hands it to `give_back` if that was no call. `loose` openings are prose as well.
     """
 
-    def __init__(self, *openings: str) -> None:
+    def __init__(self, *openings: str, loose: tuple[str, ...] = ()) -> None:
         self.answer = EventCollector()
         self.raw = ""
         self.state: Callable[[str], None] = self.prose
-        self._openings = openings
+        self._openings = openings + loose
+        self._sure_openings = openings
         self._candidate = ""
         self._queue: deque[str] = deque()
         self._num_replayable = _MAX_REPLAY
@@ -125,9 +142,10 @@ class MarkedParser(ABC):
             self.state(self._queue.popleft())
         return self.answer.take()
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         self.cut()
-        self.answer.text(self._candidate + self.raw)
+        is_half_a_call = is_cut and self.raw.startswith(self._sure_openings)
+        self.answer.text(self._candidate + ("" if is_half_a_call else self.raw))
         self._candidate = self.raw = ""
         self.answer.end()
         return self.answer.take()

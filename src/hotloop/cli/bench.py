@@ -122,7 +122,7 @@ def tools(
     *,
     url: Annotated[str | None, Parameter(help="A running server; without it one is started.")] = None,
     flags: Annotated[ToolsFlags, Parameter(name="*")] = ToolsFlags(),
-    asked: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),
+    options: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),
     api_key: ApiKey = None,
     as_json: Json = False,
 ) -> None:
@@ -132,11 +132,11 @@ def tools(
     from hotloop.bench.tools_report import figures_of_all, tools_json
 
     is_valid = SchemaCheck()
-    lessons, parts = _load_questions(flags, asked.seed)
+    lessons, parts = _load_questions(flags, options.seed)
     with lend_server(url, flags.model, ("--precision", flags.precision)) as address:
         # A model that we serve may be a file, and its name on the server another.
         client = ChatClient(address, model=flags.model if url else None, api_key=api_key)
-        measured = asyncio.run(_measure_tools(client, lessons, parts, asked))
+        measured = asyncio.run(_measure_tools(client, lessons, parts, options))
     columns = figures_of_all(measured, is_valid)
     errors = [error for part in measured.values() for error in part.errors]
     show(tools_json(columns), table_of_figures(columns), as_json, errors)
@@ -161,17 +161,17 @@ def _load_questions(flags: ToolsFlags, seed: int) -> tuple[list[ToolQuestion], d
 
 
 async def _measure_tools(
-    client: "ChatClient", lessons: list[ToolQuestion], parts: dict[str, list[ToolQuestion]], asked: AskOptions
+    client: "ChatClient", lessons: list[ToolQuestion], parts: dict[str, list[ToolQuestion]], options: AskOptions
 ) -> "dict[str, Measured]":
     from hotloop.bench.tools import learn, measure
 
     measured: dict[str, Measured] = {}
     async with client:
-        await learn(client, lessons, asked)
+        await learn(client, lessons, options)
         with progress() as bar:
             tasks = {name: bar.add_task(name, total=len(questions)) for name, questions in parts.items()}
             for name, questions in parts.items():
-                measured[name] = await measure(client, questions, asked, partial(bar.advance, tasks[name]))
+                measured[name] = await measure(client, questions, options, partial(bar.advance, tasks[name]))
     return measured
 
 

@@ -85,12 +85,12 @@ def answer_by_server(client: "ChatClient", sampling: SamplingParams) -> Answer:
 
 def answer_by_engine(engine: "Engine", sampling: SamplingParams) -> Answer:
     from hotloop.bench.client import Delta
-    from hotloop.chat.prompt import Conversation, Prompts
+    from hotloop.chat.prompt import ChatInput, Prompts
 
     prompts = Prompts(engine.template, engine.tokenizer)
 
     async def answer(messages: tuple[Message, ...]) -> AsyncGenerator[Delta, None]:
-        prompt = prompts.chat(Conversation(messages=messages))
+        prompt = prompts.chat(ChatInput(messages=messages))
         output_ids: list[int] = []
         async with aclosing(engine.stream(prompt.token_ids, sampling, session_id="chat")) as events:
             try:

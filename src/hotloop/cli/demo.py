@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hotloop.bench.questions import AskOptions
 from hotloop.bench.workflows import CATEGORY, generate_workflows
-from hotloop.cli.loading import pull_model
+from hotloop.cli.loading import pull_missing
 from hotloop.cli.models import ModelName
 from hotloop.cli.output import shorten
 from hotloop.core.config import DEFAULT_MODEL
@@ -55,7 +55,7 @@ def demo(
     from hotloop.bench.workload import generate_jobs
 
     exit_on_sigterm()
-    pull_model(model)
+    pull_missing(model)
     jobs = generate_jobs(num_jobs=agents, num_turns=turns, num_output=_OUTPUT_TOKENS, system_chars=_SYSTEM_CHARS)
     console = Console(highlight=False)
     console.print(

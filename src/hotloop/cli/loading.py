@@ -36,14 +36,16 @@ def pull_model(name: str) -> "Entry":
 
 def pull_missing(name: str) -> None:
     """Pull a model that can be fetched by its name, if it is not here."""
-    from hotloop.models.catalogue import list_models
+    from hotloop.models.catalogue import needs_pull
 
-    if any(entry.name == name and not entry.is_pulled for entry in list_models()):
+    if needs_pull(name):
         pull_model(name)
 
 
 def load_engine(model: ModelConfig, engine: EngineConfig) -> "Engine":
-    pull_missing(model.model)
+    for name in (model.model, engine.draft_model):
+        if name and model.load_format != "dummy":
+            pull_missing(name)
     with console.status(f"loading {model.model} ..."):
         from hotloop.engine.engine import Engine
 

@@ -18,7 +18,7 @@ from hotloop.cli.bench import bench
 from hotloop.cli.chat import chat
 from hotloop.cli.demo import demo
 from hotloop.cli.exits import run_app
-from hotloop.cli.models import models, pull, version
+from hotloop.cli.models import models, pull, rm, version
 from hotloop.cli.serving.fleet import fleet
 from hotloop.cli.serving.serve import route, serve
 from hotloop.cli.serving.simulate import simulate
@@ -40,8 +40,9 @@ app.command(serve, config=Sources())
 app.command(chat, config=Sources())
 app.command(route, config=Sources())
 app.command(run_agent, name="run", config=Sources(only=TraceConfig))
-for command in (simulate, size, lint, doctor, pull, models, demo, version):
+for command in (simulate, size, lint, doctor, pull, rm, demo, version):
     app.command(command)
+app.command(models)
 app.command(bench)
 app.command(predict)
 app.command(fleet)

@@ -1,12 +1,16 @@
-"""`hotloop models`, `hotloop pull` and `hotloop version`: what is here to run."""
+"""`hotloop models`, `hotloop pull`, `hotloop rm` and `hotloop version`: what is here to run."""
 
 import platform
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+from rich.console import Group
 from rich.filesize import decimal
+from rich.table import Table
 
-from hotloop.cli.loading import pull_model
+from hotloop.cli.loading import console, pull_model
 from hotloop.cli.output import make_table, show
 from hotloop.cli.settings import Json
 from hotloop.core.config import DEFAULT_MODEL
@@ -14,11 +18,22 @@ from hotloop.core.version import __version__
 
 if TYPE_CHECKING:
     from hotloop.models.catalogue import Entry
+    from hotloop.models.model import Model
+    from hotloop.size.picks import Choice
 
-ModelName = Annotated[str, Parameter(help="A name `hotloop models` lists, a GGUF file, or a Hugging Face folder.")]
+models = App(name="models", help="List the models that can be loaded by name; show one; find one for this machine.")
+
+ModelName = Annotated[
+    str,
+    Parameter(
+        help="A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."
+    ),
+]
+_GIB = 1 << 30
 
 
-def models(*, as_json: Json = False) -> None:
+@models.default
+def ls(*, as_json: Json = False) -> None:
     """List the models that can be loaded by name."""
     from hotloop.models.catalogue import list_models
 
@@ -31,10 +46,92 @@ def models(*, as_json: Json = False) -> None:
     show([_describe(entry) for entry in entries], table, as_json)
 
 
+@models.command(name="show")
+def show_model(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
+    """Show what was recognised of a model: family, precision, size, context, and how it writes tool calls."""
+    from hotloop.chat.formats import choose_format
+    from hotloop.models.layout import tensor_places
+    from hotloop.models.model import load_model
+
+    loaded = load_model(model)
+    values: dict[str, Any] = {
+        "name": loaded.name,
+        "path": str(loaded.path),
+        "kind": "huggingface" if loaded.path.is_dir() else "gguf",
+        "family": loaded.spec.family,
+        "num_parameters": sum(prod(place.shape) for place in tensor_places(loaded.spec)),
+        "precision": _precision(loaded),
+        "size_bytes": loaded.size_bytes,
+        "max_context": loaded.spec.max_context,
+        "has_chat_template": loaded.template is not None,
+        "tool_format": choose_format(loaded.template, loaded.tokenizer).name,
+        "notes": list(loaded.notes),
+    }
+    show(values, "\n".join(f"{name:12}{text}" for name, text in _words(values).items()), as_json)
+
+
+@models.command
+def recommend(
+    *,
+    gpu: str = "this",
+    sessions: PositiveInt = 4,
+    context: PositiveInt = 8192,
+    min_speed: NonNegativeFloat = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Name good models that this machine has memory for, and the strongest of them that is quick enough.
+
+    Parameters
+    ----------
+    gpu
+        A GPU `hotloop size` knows, such as h100, instead of this machine, whose speed is measured for some seconds.
+    sessions
+        Agents at once.
+    context
+        Tokens of a turn's prompt.
+    min_speed
+        Tokens/s that each of them must see.
+    """
+    from hotloop.size.hardware import find_gpu
+    from hotloop.size.load import Load
+    from hotloop.size.machine import measure_machine
+    from hotloop.size.picks import best, choose
+
+    if gpu == "this":
+        with console.status("measuring this machine ..."):
+            hardware = measure_machine()
+    else:
+        hardware = find_gpu(gpu)
+    choices = choose(hardware, Load(sessions=sessions, context=context))
+    winner = best(choices, min_speed)
+    memory = f"{hardware.name}, {hardware.memory_bytes / _GIB:.1f} GiB: {sessions} sessions of {context:,} tokens\n"
+    if winner:
+        verdict = f"> is the strongest with {min_speed:g} tokens/s for each: {winner.command}"
+    elif choices:
+        verdict = f"none of these has {min_speed:g} tokens/s for each: fewer --sessions may, or take less (--min-speed)"
+    else:
+        verdict = f"none of the table fits; {DEFAULT_MODEL} may"
+    shown = Group(memory, _choices_table(choices, winner), f"\n{verdict}\nestimates: see docs/models.md")
+    show([_as_json(each, each is winner) for each in choices], shown, as_json)
+
+
 def pull(model: ModelName = DEFAULT_MODEL, /, *, as_json: Json = False) -> None:
-    """Download a model, or make one on this machine known by its name."""
+    """Download a model, or make one on this machine known by its name.
+
+    From a hub: org/name, org/name@revision, or org/name:Q4_K_M for one of many GGUF files.
+    """
     entry = pull_model(model)
     show(_describe(entry), f"{entry.name} is at {entry.path}", as_json)
+
+
+def rm(model: Annotated[str, Parameter(help="A name `hotloop models` lists.")], /, *, as_json: Json = False) -> None:
+    """Forget a model, and delete what was downloaded of it; a file of your own stays where it is."""
+    from hotloop.models.model import remove
+
+    entry, freed_bytes = remove(model)
+    kept = f"; {entry.path} stays" if entry.is_pulled else ""
+    line = f"{entry.name} is removed, {decimal(freed_bytes)} are free again{kept}"
+    show({"name": entry.name, "freed_bytes": freed_bytes}, line, as_json)
 
 
 def version(*, as_json: Json = False) -> None:
@@ -46,5 +143,62 @@ def version(*, as_json: Json = False) -> None:
 
 
 def _describe(entry: "Entry") -> dict[str, Any]:
-    names = ("name", "kind", "family", "max_context", "size_bytes", "is_pulled")
+    names = ("name", "kind", "family", "max_context", "size_bytes", "is_pulled", "commit")
     return {name: getattr(entry, name) for name in names} | {"path": str(entry.path)}
+
+
+def _precision(model: "Model") -> dict[str, float]:
+    """What share of the weights is stored as what; but for those that a GGUF file may hold in another order, which
+    would be read to be put right.
+    """
+    from hotloop.models.layout import tensor_places
+    from hotloop.models.spec import Stored
+
+    counts: dict[str, int] = {}
+    for place in tensor_places(model.spec):
+        if len(place.shape) < 2 or place.name.endswith((".q", ".k")):
+            continue
+        stored = model.weights.stored(place.name)
+        kind = stored.kind if isinstance(stored, Stored) else f"int4 ({stored.spec.method})"
+        counts[kind] = counts.get(kind, 0) + prod(place.shape)
+    total = sum(counts.values())
+    return {kind: round(num / total, 3) for kind, num in sorted(counts.items(), key=lambda item: -item[1])}
+
+
+def _words(values: dict[str, Any]) -> dict[str, str]:
+    has_template = "a chat template" if values["has_chat_template"] else "no chat template"
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in values["precision"].items())
+    return {
+        "name": values["name"],
+        "where": values["path"],
+        "family": f"{values['family']}, {values['num_parameters'] / 1e9:.2f} billion parameters",
+        "precision": shares,
+        "size": decimal(values["size_bytes"]),
+        "context": f"{values['max_context']:,} tokens",
+        "tool calls": f"{values['tool_format']} ({has_template})",
+    } | ({"note": "; ".join(values["notes"])} if values["notes"] else {})
+
+
+def _choices_table(choices: "list[Choice]", winner: "Choice | None") -> Table:
+    titles = ("MODEL", "WEIGHTS", "GIB", "TOK/S", "GOOD FOR")
+    table = make_table(*titles, words=("MODEL", "WEIGHTS", "GOOD FOR"))
+    for each in choices:
+        assert each.estimate.feel
+        mark = "> " if each is winner else "  "
+        rate = f"{each.estimate.feel.tokens_s_user:,.1f}"
+        gib = f"{each.needed_bytes / _GIB:.1f}"
+        table.add_row(mark + each.pick.model, each.weights, gib, rate, each.pick.good_for)
+    return table
+
+
+def _as_json(choice: "Choice", is_best: bool) -> dict[str, Any]:
+    assert choice.estimate.feel
+    return {
+        "model": choice.pick.model,
+        "weights": choice.weights,
+        "needed_bytes": choice.needed_bytes,
+        "tokens_s_user": choice.estimate.feel.tokens_s_user,
+        "good_for": choice.pick.good_for,
+        "command": choice.command,
+        "is_best": is_best,
+    }

@@ -21,7 +21,7 @@ Explanations = Literal["words", "causes", "off"]
 PolicyName = Literal["prefix", "session", "least_load", "round_robin", "random"]
 
 
-MAX_DRAFTED_CERTAIN = 24
+MAX_DRAFTED_FORCED = 24
 """Most tokens of one draft that a grammar forces, beside those that are guessed."""
 
 
@@ -30,7 +30,7 @@ class ModelConfig:
     """Which model, and how its weights are held."""
 
     model: str = DEFAULT_MODEL
-    """A name `hotloop models` lists, a GGUF file, or a Hugging Face folder."""
+    """A name `hotloop models` lists, a hub id such as Qwen/Qwen3-4B, a GGUF file, or a Hugging Face folder."""
     weights: WeightFormat = "int8"
     """How weights are held on a CPU; with AMX a small model's int8 weights are held in bf16 as well, to prefill prompts
     faster, and on ARM int8 and int4 save memory with precision `fast` only, bf16 never. On a GPU they are held in bf16,
@@ -96,7 +96,7 @@ class EngineConfig:
     drafts: bool = True
     """Whether likely continuations are guessed from earlier prompts and answers, and verified in one step."""
     draft_model: str | None = None
-    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, or a path."""
+    """A smaller model of the same vocabulary that guesses as well: a name `hotloop models` lists, a hub id, a path."""
     max_draft_tokens: int = 8
     """Most tokens guessed for one request in one step; fewer while guesses fail or the batch is full."""
     draft_history_tokens: int = 1_000_000

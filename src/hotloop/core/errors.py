@@ -40,8 +40,8 @@ class PromptTooLong(RequestError):
     """Prompt and answer do not fit the context; both numbers are in the message."""
 
     def __init__(self, num_prompt: int, max_context: int, num_output: int = 0) -> None:
-        asked = f"{num_prompt} prompt tokens" + (f" and {num_output} to generate" if num_output else "")
-        super().__init__(f"{asked} do not fit: the context holds {max_context} tokens", param="messages")
+        wanted = f"{num_prompt} prompt tokens" + (f" and {num_output} to generate" if num_output else "")
+        super().__init__(f"{wanted} do not fit: the context holds {max_context} tokens", param="messages")
 
 
 class UnknownModel(RequestError):

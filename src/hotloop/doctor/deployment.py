@@ -31,8 +31,7 @@ from hotloop.doctor.timer import (
 from hotloop.router.kinds import KINDS
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
-from hotloop.wire.policy import Notes
-from hotloop.wire.policy import Target as WireTarget
+from hotloop.wire.policy import Notes, RenderTarget
 
 Json = dict[str, Any]
 ChatMessages = Sequence[Mapping[str, Any]]
@@ -207,7 +206,7 @@ class Deployment:
         spoken = FORMATS[self.api]
         if self.api == "messages":
             marked = {**body, "messages": _mark_last(body["messages"])}
-            body = spoken.render(FORMATS["chat"].parse(marked, Notes()), WireTarget())
+            body = spoken.render(FORMATS["chat"].parse(marked, Notes()), RenderTarget())
         request = self._http.build_request("POST", f"{self.url}{spoken.path}", json=body, headers=self._auth())
         response = await self._http.send(request, stream=True)
         self.headers = response.headers

@@ -101,7 +101,7 @@ class Batched(NamedTuple):
 class Called(NamedTuple):
     """Calls of a strict tool whose schema does not allow what the user asks for."""
 
-    num_asked: int
+    num_demanded: int
     num_calls: int
     num_valid: int
     example: str = ""

@@ -135,8 +135,8 @@ def judge_calls(demanded: Called, offered: Called) -> Judged:
     """A call that agents get is one the model chose to make; a call that is demanded is the easier case."""
     if demanded.refusal:
         return Judged(FAILURE, f"a demanded call is not taken: {demanded.refusal}", advice.NO_CALLS)
-    if demanded.num_calls < demanded.num_asked:
-        return Judged(FAILURE, f"{demanded.num_asked} calls demanded, {demanded.num_calls} came")
+    if demanded.num_calls < demanded.num_demanded:
+        return Judged(FAILURE, f"{demanded.num_demanded} calls demanded, {demanded.num_calls} came")
     measured = (
         f"{demanded.num_valid} of {demanded.num_calls} demanded calls kept to a schema that the user's words break"
     )
@@ -159,8 +159,8 @@ def judge_turns(turned: Turned, rounds: Sequence[Repeated]) -> Judged:
     )
     if any(each.num_common < _MIN_KEPT * each.num_before for each in turned.kept):
         return Judged(FAILURE, kept)
-    is_hit_told = (_cached_share(rounds) or 0.0) >= _MIN_HIT
-    if is_hit_told and turned.second.num_cached is not None and turned.first.num_prompt:
+    has_hit = (_cached_share(rounds) or 0.0) >= _MIN_HIT
+    if has_hit and turned.second.num_cached is not None and turned.first.num_prompt:
         cached = f"{turned.second.num_cached:,} cached, where the turn before had {turned.first.num_prompt:,} tokens"
         is_hit = turned.second.num_cached >= _MIN_TURN_HIT * turned.first.num_prompt
         measured = "; ".join(filter(None, (cached, kept)))

@@ -20,7 +20,7 @@ from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
 from hotloop.wire.reader import Reader, name_call
 from hotloop.wire.sse import EventReader, ServerEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 _TOGETHER_S = 0.001  # a buffer that is let go at once still takes a moment to be parsed
 _MAX_BYTES = 8 * 2**20  # of a page or an answer: far more than anything that is asked for here
@@ -71,7 +71,7 @@ class AnswerTimer:
         else:
             self._read_whole()
             self._arrivals_s.append(now - self.began_at)
-        answer, usage = gather(self._received), self._reader.usage or Usage()
+        answer, usage = gather(self._received), self._reader.usage or ApiUsage()
         has_usage = self._reader.usage is not None
         return TimedAnswer(
             text=answer.text,

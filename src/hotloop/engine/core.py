@@ -17,7 +17,7 @@ from hotloop.core.errors import BackendError, HotloopError
 from hotloop.core.request import FinishReason, Request, TokenEvent, Usage
 from hotloop.engine.batch import make_batch
 from hotloop.engine.changes import Change
-from hotloop.engine.decode import Decoder, Sampled
+from hotloop.engine.decode import Sampled, TokenDecoder
 from hotloop.engine.disk.store import KvStore
 from hotloop.engine.disk.tier import DiskTier, Post
 from hotloop.engine.drafting.drafter import Drafter
@@ -87,7 +87,7 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._backend = backend
         eos_ids = (token_id for token_id in tokenizer.eos_ids if token_id < backend.vocab_size)
-        self._decoder = Decoder(eos_ids, can_force=config.forced_tokens)
+        self._decoder = TokenDecoder(eos_ids, can_force=config.forced_tokens)
         most = config.max_draft_tokens
         self._drafter = drafter
         self._speculator = Speculator(drafter, self._decoder, max_draft_tokens=most) if drafter else None

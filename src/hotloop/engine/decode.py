@@ -39,9 +39,10 @@ class Guide:
     forced: deque[int] = field(default_factory=deque)
     look_at: int = _FAR  # tokens left, from which on it is seen whether the answer can still be completed
     is_cut: bool = False  # whether the answer ends as it does for lack of room
+    was_complete: bool = False  # whether the answer could have ended before: what came since was the model's choice
 
 
-class Decoder:
+class TokenDecoder:
     def __init__(self, eos_ids: Iterable[int], *, can_force: bool) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._can_force = can_force
@@ -118,10 +119,12 @@ class Decoder:
         """Let the matcher take a sampled token, unless the answer could then not be completed in the room there is.
 
         Then the first token of the shortest ending is taken instead, if that closes something: an answer may be cut
-        short, but nothing else is put in its place. Whether there is room is seen at places that depend on the tokens
-        alone.
+        short, but nothing else is put in its place. Where nothing closes, and the answer could have ended before, it
+        ends: what was begun since, such as one call more, would not be whole. Whether there is room is seen at places
+        that depend on the tokens alone.
         """
         num_left = request.max_tokens - request.num_output
+        guide.was_complete = guide.was_complete or guide.matcher.is_complete
         self._advance(guide, token_id, num_left)
         is_large = len(guide.forced) >= _LARGE and num_left <= _FAR
         if num_left > guide.look_at and not is_large:
@@ -130,6 +133,7 @@ class Decoder:
         if num_spare >= 0:
             guide.look_at = num_left - num_spare // 2 if num_spare > _NEAR else num_left
             return token_id
+        is_too_long = guide.was_complete and guide.matcher.ending(_FAR) is not None
         guide.matcher.rollback(1 + len(guide.forced))
         guide.forced.clear()
         ending = guide.matcher.ending(num_left)
@@ -137,6 +141,9 @@ class Decoder:
         if closing_id is not None and guide.matcher.closes(closing_id):
             guide.is_cut |= token_id != closing_id
             token_id = closing_id
+        elif closing_id is not None and is_too_long:
+            guide.is_cut = True
+            return guide.matcher.eos_id
         elif closing_id is None:  # there was not room enough before, or the ending is unknown
             guide.look_at = num_left // 2
         self._advance(guide, token_id, num_left)

@@ -70,18 +70,18 @@ class Snapshotter:
         self._stats = stats
         self._totals = Usage(0, 0, 0)
         self._lock = threading.Lock()
-        self._asked: Future[EngineSnapshot] | None = None
+        self._pending: Future[EngineSnapshot] | None = None
 
     def ask(self, post: Callable[[Callable[[], None]], None]) -> Future[EngineSnapshot]:
         """The next snapshot, or the last if it is fresh; callers share it. `post` has it taken between two steps."""
         with self._lock:
-            asked = self._asked
-            if asked and not (asked.done() and (asked.exception() or time.monotonic() - asked.result().at_s > FRESH_S)):
-                return asked
-            asked = self._asked = Future()
-            asked.set_running_or_notify_cancel()  # one caller that gives up does not cancel it for others
-        post(lambda: self._answer(asked))
-        return asked
+            pending = self._pending
+            if pending and (not pending.done() or _is_fresh(pending)):
+                return pending
+            pending = self._pending = Future()
+            pending.set_running_or_notify_cancel()  # one caller that gives up does not cancel it for others
+        post(lambda: self._answer(pending))
+        return pending
 
     def take(self) -> EngineSnapshot:
         """To be called between two steps."""
@@ -91,15 +91,15 @@ class Snapshotter:
         self._totals = Usage._make(map(max, self._totals, counted))
         return EngineSnapshot(time.monotonic(), self._stats(), self._totals, requests, count_blocks(scheduler))
 
-    def _answer(self, asked: Future[EngineSnapshot]) -> None:
+    def _answer(self, pending: Future[EngineSnapshot]) -> None:
         try:
-            asked.set_result(self.take())
+            pending.set_result(self.take())
         except Exception as error:  # a failed snapshot must not stop the engine
-            asked.set_exception(error)
+            pending.set_exception(error)
 
 
 def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
-    """May be asked on any thread."""
+    """May be pending on any thread."""
     scheduler = core.scheduler
     waiting = [request.priority for request in list(scheduler.waiting.values())]
     return EngineStats(
@@ -135,6 +135,10 @@ def count_blocks(scheduler: Scheduler) -> dict[str | None, BlockCount]:
         own = takewhile(lambda block_id: not scheduler.pool.is_kept[block_id], reversed(request.block_ids))
         used[request.session_id] += sum(1 for _ in own)
     return {session: BlockCount(used[session], kept[session]) for session in used.keys() | kept.keys()}
+
+
+def _is_fresh(taken: Future[EngineSnapshot]) -> bool:
+    return not taken.exception() and time.monotonic() - taken.result().at_s <= FRESH_S
 
 
 def _so_far(request: Request) -> Usage:

@@ -14,7 +14,7 @@ from hotloop.core.errors import EngineClosed
 from hotloop.engine.engine import Engine
 from hotloop.fleet.asgi import ask_app
 from hotloop.fleet.config import HotloopConfig, RayConfig, VllmConfig
-from hotloop.models.catalogue import list_models
+from hotloop.models.catalogue import needs_pull
 from hotloop.models.model import pull
 from hotloop.router.upstream.open_upstream import open_upstream
 from hotloop.router.upstream.wire import Timeouts, UpstreamRequest, UpstreamResponse
@@ -105,7 +105,7 @@ class VllmResident:
 def open_hotloop(config: HotloopConfig) -> HotloopResident:
     """A model that can be fetched by its name is, if it is not here."""
     model = config.model
-    if any(entry.name == model.model and not entry.is_pulled for entry in list_models()):
+    if model.load_format != "dummy" and needs_pull(model.model):
         pull(model.model)
     engine = Engine.load(
         model.model,

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from hotloop.router.placement.placement import Placement, Prompt, Ticket
+from hotloop.router.placement.placement import Placement, PromptDigest, Ticket
 from hotloop.router.placement.policy import ReplicaChoice
 from hotloop.router.summary import AnswerSummary
 from hotloop.router.upstream.wire import Headers
@@ -38,7 +38,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline(Prompt):
+class Outline(PromptDigest):
     """A prompt to place. The default is one that any replica answers alike."""
 
     owner: str = ""

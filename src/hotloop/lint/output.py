@@ -125,6 +125,7 @@ def _requests_by_index(report: LintReport) -> dict[int, LintedRequest]:
 def _finding_json(finding: Finding, requests: dict[int, LintedRequest]) -> Json:
     place, *others = (_place_json(place, requests) for place in finding.places)
     names = {"name": _NAMES[finding.rule], "severity": finding.severity.label}
+    names["mend"] = finding.fix  # the old name; it goes with the next version
     return asdict(finding) | names | {"place": place, "others": others}
 
 

@@ -21,9 +21,9 @@ from hotloop.wire.event import Event, gather
 from hotloop.wire.formats import FORMATS
 from hotloop.wire.part import Api
 from hotloop.wire.reader import name_call
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.sse import EventReader
-from hotloop.wire.usage import Usage, read_usage
+from hotloop.wire.usage import ApiUsage, read_usage
 
 Json = dict[str, Any]
 Kind = Literal["system", "tool", "text", "thinking", "call", "result"]
@@ -212,7 +212,7 @@ def _thought(item: Json) -> str:
 @dataclass(frozen=True, slots=True)
 class LintedAnswer:
     parts: tuple[Part, ...] = ()
-    usage: Usage | None = None
+    usage: ApiUsage | None = None
     id: str = ""
 
 
@@ -232,7 +232,7 @@ def parse_stream(data: bytes, api: Api) -> LintedAnswer:
         events += reader.finish()
     except RemoteError:
         pass  # it broke off
-    body = FORMATS[api].writer(Request(api=api, model="", turns=()), {"model": ""}).whole(events)
+    body = FORMATS[api].writer(ApiRequest(api=api, model="", turns=()), {"model": ""}).whole(events)
     return replace(parse_answer(body, api), usage=reader.usage, id=gather(events).id)
 
 

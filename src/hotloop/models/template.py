@@ -5,6 +5,7 @@ the request's error. Knows nothing of tokens.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -18,6 +19,9 @@ from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.bounds import BoundedEnvironment, join_bounded, printed_size, spend_chars, start_budget
 
 _MAX_DEPTH = 1000  # of nested JSON, before Python gives up
+# How a call looks, `{{"name": <function-name>, ...}}`, as if the braces were to be escaped: models imitate that. It is
+# no expression, so it can only stand in a string.
+_DOUBLED_BRACES = re.compile(r'\{(\{\\?"name\\?": <[\w-]+>, \\?"arguments\\?": <[\w-]+>\})\}')
 
 
 class ChatTemplate:
@@ -27,7 +31,7 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
-            self._template = _environment().from_string(source)
+            self._template = _environment().from_string(_DOUBLED_BRACES.sub(r"\1", source))
         except TemplateSyntaxError as error:
             raise ModelError(f"the chat template is wrong at line {error.lineno}: {error.message}") from None
         except (TemplateError, RecursionError) as error:

@@ -6,9 +6,10 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +31,9 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.upstream.wire import Headers, UpstreamRequest, fetch
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
 
 log = logging.getLogger("hotloop.router")
 
@@ -46,7 +48,7 @@ _ID_HEADER = REQUEST_ID_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ClientCall:
     """One call by a client. Everything sent to it carries its request id."""
 
     request_id: str
@@ -119,7 +121,7 @@ class RouterApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
-        caller = Caller(request_id, headers, receive, send)
+        caller = ClientCall(request_id, headers, receive, send)
         api = PATHS.get(scope["path"])
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
@@ -131,7 +133,7 @@ class RouterApp:
             log.exception("request %s failed", request_id)
             await self._refuse(RouteError(500, "internal_error", "the router failed; its log says how"), api, caller)
 
-    async def _dispatch(self, scope: Scope, caller: Caller, api: Api | None) -> None:
+    async def _dispatch(self, scope: Scope, caller: ClientCall, api: Api | None) -> None:
         method, path = scope["method"], scope["path"]
         if api:
             if method != "POST":
@@ -143,16 +145,16 @@ class RouterApp:
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
         elif path.startswith(tuple(OWNED)):
-            await self._ask_owner(method, path, scope["query_string"], caller)
+            await caller.do_unless_gone(self._ask_owner(method, path, scope["query_string"], caller))
         elif method == "GET" and path == "/metrics":
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
         elif method == "GET":
-            status, value = self._show(path)
+            status, value = self._show(path, caller.headers)
             await caller.send_whole(status, [(b"content-type", JSON)], msgspec.json.encode(value))
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
 
-    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: Caller) -> None:
+    async def _answer(self, request: RoutedRequest, span: RouteSpan, caller: ClientCall) -> None:
         if not self._tiered.is_route(request.model):
             await self._relay(request, span, caller)
             return
@@ -165,7 +167,7 @@ class RouterApp:
         span.end(summarize(read_id(answer), answer))
 
     async def _relay(
-        self, request: RoutedRequest, span: RouteSpan, caller: Caller, tier: TierChoice | None = None
+        self, request: RoutedRequest, span: RouteSpan, caller: ClientCall, tier: TierChoice | None = None
     ) -> None:
         begun_at = time.monotonic()
         begun = await self._proxy.begin(request, span)
@@ -188,19 +190,34 @@ class RouterApp:
         finally:
             await self._proxy.finish(begun)
 
-    async def _ask_owner(self, method: str, path: str, query: bytes, caller: Caller) -> None:
+    async def _ask_owner(self, method: str, path: str, query: bytes, caller: ClientCall) -> None:
         """GET, DELETE or cancel something that one replica knows of; if it is not known which, each is asked."""
         prefix = next(each for each in OWNED if path.startswith(each))
         target = path + (f"?{query.decode('latin-1')}" if query else "")
         for replica in self.fleet.possible_owners(path.removeprefix(prefix).partition("/")[0]):
-            request = UpstreamRequest(method, target, replica.headers(caller.headers))
-            status, headers, body = await fetch(replica.upstream, request, self._max_body)
-            if status != 404:
-                await caller.send_whole(status, kept_headers(headers), body)
-                return
+            response = await replica.upstream.send(UpstreamRequest(method, target, replica.headers(caller.headers)))
+            try:
+                if response.status != 404:
+                    await self._hand_on(response, caller)
+                    return
+            finally:
+                await response.aclose()
         raise RouteError(404, OWNED[prefix], f"nobody here knows {path.removeprefix(prefix)!r:.200}, or no longer")
 
-    def _show(self, path: str) -> tuple[int, Any]:
+    async def _hand_on(self, response: UpstreamResponse, caller: ClientCall) -> None:
+        """A stream piece by piece. One that breaks off ends early: its client can come back for the rest."""
+        headers = kept_headers(response.headers)
+        if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            await caller.send_whole(response.status, headers, await read_body(response, self._max_body))
+            return
+        head = [*headers, caller.id_header]
+        await caller.send({"type": "http.response.start", "status": response.status, "headers": head})
+        with contextlib.suppress(UpstreamFailed):
+            async for piece in response:
+                await caller.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await caller.send({"type": "http.response.body", "body": b""})
+
+    def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
         if path == "/health":
             return 200, {"status": "ok"}
         if path == "/ready":
@@ -209,14 +226,14 @@ class RouterApp:
         if path == "/router/replicas":
             return 200, self._show_replicas()
         models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}
-        cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": "hotloop"} for name in sorted(models)}
+        for_anthropic = VERSION_HEADER.encode() in headers
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [*cards.values()]}
+            return 200, render_models([*map(ServedModel, sorted(models))], for_anthropic=for_anthropic)
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
-            if name not in cards:
+            if name not in models:
                 raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}")
-            return 200, cards[name]
+            return 200, render_model(ServedModel(name), for_anthropic=for_anthropic)
         raise RouteError(404, "unknown_url", f"there is no GET {path:.200} here")
 
     def _show_replicas(self) -> dict[str, Any]:
@@ -238,7 +255,7 @@ class RouterApp:
         ]
         return {"policy": self.fleet.config.router.policy, "waiting": len(self.fleet.room), "replicas": shown}
 
-    async def _refuse(self, error: HotloopError, api: Api | None, caller: Caller) -> None:
+    async def _refuse(self, error: HotloopError, api: Api | None, caller: ClientCall) -> None:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
         if isinstance(error, BadAnswer) and error.is_for_client:

@@ -56,7 +56,7 @@ class TranslatedEnd(HotloopError):
 
 
 @dataclass(slots=True)
-class Begun:
+class ProxiedAnswer:
     """An answer that has begun: from here on there is no other. Give it back with `Proxy.finish`."""
 
     place: Place
@@ -78,7 +78,7 @@ class Proxy:
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
 
-    async def begin(self, request: RoutedRequest, span: RouteSpan) -> Begun:
+    async def begin(self, request: RoutedRequest, span: RouteSpan) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
         known = await self.fleet.find_known(request)
@@ -102,7 +102,7 @@ class Proxy:
                 begun.num_tried = len(tried)
                 return begun
 
-    async def finish(self, begun: Begun) -> None:
+    async def finish(self, begun: ProxiedAnswer) -> None:
         try:
             await begun.body.aclose()
             await begun.response.aclose()
@@ -111,7 +111,7 @@ class Proxy:
 
     async def _begin_at(
         self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], tried: list[str]
-    ) -> Begun:
+    ) -> ProxiedAnswer:
         """There; or, if that takes long, at a second replica as well: the first to succeed, or the last failure. What
         the other had begun is given back."""
         after_s = self.fleet.config.router.hedge_after_s
@@ -134,10 +134,10 @@ class Proxy:
             for task in tasks:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Begun):
+                if isinstance(result, ProxiedAnswer):
                     await self.finish(result)
 
-    async def _attempt(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> Begun:
+    async def _attempt(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> ProxiedAnswer:
         """Ask one replica, up to the first byte of its answer. If that fails its place is given back."""
         has_begun = False
         try:
@@ -156,7 +156,7 @@ class Proxy:
             if not has_begun:
                 self.fleet.give_back(place)
 
-    async def _send(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> Begun:
+    async def _send(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> ProxiedAnswer:
         replica = place.replica
         sent, translation = compose(request, replica, headers)
         response = await replica.upstream.send(sent)
@@ -170,21 +170,21 @@ class Proxy:
             await response.aclose()
             raise
 
-    async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
+    async def _hold(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
         status = response.status
         body = await read_body(response, MAX_ERROR_BYTES if status >= 400 else self.max_held_bytes)
         if translation:
             status, body = translation.answer(status, body)
         if response.status in RETRIED or response.status in REFUSED:
             raise BadAnswer(response, status, body)
-        return Begun(place, response, status, _single(body), is_whole=True)
+        return ProxiedAnswer(place, response, status, _single(body), is_whole=True)
 
-    async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> Begun:
+    async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
         chunks = aiter(response)
         body = whole_events(chunks, await anext(chunks, b""))
         if translation:
             body = _translated(body, translation)
-        return Begun(place, response, response.status, body, is_whole=False)
+        return ProxiedAnswer(place, response, response.status, body, is_whole=False)
 
 
 def compose(
@@ -243,7 +243,7 @@ def is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def relay(begun: Begun, api: Api, headers: Headers, request_id: str, send: Send) -> AnswerSummary:
+async def relay(begun: ProxiedAnswer, api: Api, headers: Headers, request_id: str, send: Send) -> AnswerSummary:
     """Send all of an answer. A stream that breaks off ends in an error event."""
     kept = kept_headers(begun.response.headers)
     head: dict[str, Any] = {"type": "http.response.start", "status": begun.status, "headers": [*kept, *headers]}

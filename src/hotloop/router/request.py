@@ -18,9 +18,9 @@ from msgspec import Raw
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
-from hotloop.router.kinds import COUNT_TOKENS, PATHS, Api
+from hotloop.router.kinds import PATHS, QUESTIONS, Api
 from hotloop.router.placement.index import HASH_BYTES
-from hotloop.router.placement.placement import Prompt
+from hotloop.router.placement.placement import PromptDigest
 
 BLOCK_BYTES = 512
 BYTES_PER_TOKEN = 4
@@ -61,7 +61,7 @@ _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedRequest(Prompt):
+class RoutedRequest(PromptDigest):
     """One request. `raw` is what the client sent, to the byte."""
 
     target: str
@@ -80,7 +80,7 @@ class RoutedRequest(Prompt):
     @property
     def is_question(self) -> bool:
         """Whether it only asks about a prompt, which is never translated."""
-        return self.target == COUNT_TOKENS
+        return self.target in QUESTIONS
 
     def read_body(self) -> dict[str, Any]:
         body: dict[str, Any] = msgspec.json.decode(self.raw)

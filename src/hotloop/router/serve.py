@@ -2,7 +2,7 @@
 
 first signal    the listener closes, what runs may finish within the drain timeout
 second signal   what still runs is ended at once
-SIGHUP          the file is read again: replicas come and go, no stream is dropped
+SIGHUP          the file is reloaded: replicas come and go, no stream is dropped
 """
 
 import asyncio
@@ -29,21 +29,21 @@ class RouterServer(ApiServer):
         *,
         tracer: Tracer | None = None,
         page: Callable[[RouterApp], Application] | None = None,
-        read_again: Callable[[], FleetConfig] | None = None,
+        read_config: Callable[[], FleetConfig] | None = None,
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         self.app = RouterApp(config, tracer)
-        self._read_again = read_again
+        self._read_config = read_config
         self._on_ready = on_ready
         router, shown = config.router, page(self.app) if page else None
         super().__init__(self.app, shown, host=router.host, port=router.port, grace_s=router.drain_timeout_s)
 
     def reload(self) -> None:
         """Read the file again; one that cannot be read changes nothing."""
-        if not self._read_again:
+        if not self._read_config:
             return
         try:
-            self.app.reload(self._read_again())
+            self.app.reload(self._read_config())
         except ConfigError as error:
             log.error("the fleet stays as it is: %s", error)
 
@@ -52,7 +52,7 @@ class RouterServer(ApiServer):
         self.app.fleet.start()
         await super().startup(sockets)
         self.app.recorder.service = f"router:{sockets[0].getsockname()[1]}"
-        if self._read_again:
+        if self._read_config:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         self._on_ready(url_of(sockets[0]))
 

@@ -19,7 +19,7 @@ from hotloop.router.tiers.cascade import Cascaded, cascade, render_stream
 from hotloop.router.tiers.config import Tier, TiersConfig
 from hotloop.router.tiers.features import TASK_HEADER, look_at
 from hotloop.router.tiers.tiers import Reply, Saved, TierChoice, Tiers
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 class TieredRequests:
@@ -63,9 +63,9 @@ class TieredRequests:
 
     def learn(self, request: RoutedRequest, choice: TierChoice, summary: AnswerSummary, latency_s: float) -> None:
         """An answer that was not judged has come to its end. A stream without usage is counted by estimate."""
-        usage = Usage(request.num_tokens, 0, request.num_output)
+        usage = ApiUsage(request.num_tokens, 0, request.num_output)
         if summary.num_prompt is not None and summary.num_output is not None:
-            usage = Usage(summary.num_prompt, summary.num_cached, summary.num_output)
+            usage = ApiUsage(summary.num_prompt, summary.num_cached, summary.num_output)
         self._tiers.learn(request.session, choice.tier, usage, time.monotonic())
         self.saved.record(choice.tier, usage, latency_s)
 

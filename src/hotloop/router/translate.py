@@ -17,7 +17,8 @@ from hotloop.wire.event import Event
 from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api as Format
-from hotloop.wire.policy import Target, check_portable
+from hotloop.wire.policy import RenderTarget, check_portable
+from hotloop.wire.readable import Reading
 from hotloop.wire.reader import Reader
 from hotloop.wire.sse import EventReader, ServerEvent
 
@@ -40,19 +41,23 @@ def translate(api: Api, spoken: frozenset[Api], body: Mapping[str, Any], *, is_s
     fields it does not know. Raises RequestError for a body that is wrong, or says what the replica's API cannot."""
     assert api != "completions" and can_translate(api, spoken)
     far = next(way for way in _WAYS[api] if way in spoken)
-    return Translation(api, far, body, Target(is_strict=is_strict))
+    return Translation(api, far, body, RenderTarget(is_strict=is_strict))
 
 
 class Translation:
     """One request. `near` is the client's API, `far` the replica's."""
 
-    def __init__(self, near: Format, far: Format, body: Mapping[str, Any], target: Target) -> None:
+    def __init__(self, near: Format, far: Format, body: Mapping[str, Any], target: RenderTarget) -> None:
         self._near, self._far = FORMATS[near], FORMATS[far]
         self._given = body
         request = self._near.parse(body, target.notes)
         check_portable(request)
         fields = {name: value for name, value in request.fields.items() if name not in _ROUTED}
-        self._request = replace(request, fields=fields)
+        reading = Reading(is_for_other_api=True)
+        reading.check(request.turns)
+        self._request = replace(request, fields=fields, turns=reading.read(request.turns))
+        for change in reading.changes:
+            target.notes.add(change)
         self._body = self._far.render(self._request, target)
         self._call_word = "toolu" if near == "messages" else "call"
         self.notes = target.notes.all

@@ -28,7 +28,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PromptAccount:
     num_prompt: int
     num_cached: int
     causes: tuple[Cause, ...] = ()
@@ -49,11 +49,11 @@ class Account:
 
 def account_for(
     comparison: Comparison | None, num_prompt: int, num_cached: int, block_size: int, eviction: Eviction | None = None
-) -> Account:
+) -> PromptAccount:
     """`comparison` is with the earlier prompt that is most like this one, if there is one."""
     if comparison is None:
         num_new = num_prompt - num_cached
-        return Account(num_prompt, num_cached, (Cause("cold", num_new),) if num_new else ())
+        return PromptAccount(num_prompt, num_cached, (Cause("cold", num_new),) if num_new else ())
     num_common, parting = comparison.num_common, comparison.parting
     num_keepable = min(num_common, num_prompt - 1) // block_size * block_size
     num_lost = max(num_keepable - num_cached, 0)
@@ -61,4 +61,4 @@ def account_for(
     block = Cause("block", max(num_common - max(num_keepable, num_cached), 0))
     recomputed = Cause(parting.change if parting else "diverged", comparison.num_recomputed(num_cached), parting)
     causes = [cause for cause in (recomputed, lost, block) if cause.num_tokens or cause.parting]
-    return Account(num_prompt, num_cached, tuple(causes))
+    return PromptAccount(num_prompt, num_cached, tuple(causes))

@@ -37,7 +37,7 @@ class PlainText:
     def push(self, text: str) -> list[StreamEvent]:
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         return []
 
 
@@ -65,7 +65,7 @@ def parse_piece(parser: CallParser, event: TokenEvent) -> Piece:
     _, _, text, usage, logprobs, reason, stop_match, _ = event
     parts = parser.push(text)
     if reason:
-        parts += parser.finish()
+        parts += parser.finish(is_cut=reason is FinishReason.LENGTH)
     return Piece(text, tuple(parts), parser.num_calls, usage, logprobs, reason, stop_match)
 
 

@@ -71,23 +71,23 @@ class ThreadUnsupported(RequestError):
     """The client wants the conversation kept here. Told so by this code, it sends all of it with every turn."""
 
 
-class Kind(NamedTuple):
+class ErrorKind(NamedTuple):
     status: int
     type: str
     code: str
 
 
-_KINDS: dict[type[HotloopError], Kind] = {
-    PromptTooLong: Kind(400, "invalid_request_error", "context_length_exceeded"),
-    UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
-    UnknownPrevious: Kind(404, "invalid_request_error", "previous_response_not_found"),
-    UnknownResponse: Kind(404, "invalid_request_error", "response_not_found"),
-    UnknownExplanation: Kind(404, "invalid_request_error", "explanation_not_found"),
-    RequestError: Kind(400, "invalid_request_error", "invalid_value"),
-    Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded"),
-    EngineClosed: Kind(503, "server_error", "shutting_down"),
-    BackendError: Kind(500, "server_error", "backend_error"),
-    HotloopError: Kind(500, "server_error", "internal_error"),
+_KINDS: dict[type[HotloopError], ErrorKind] = {
+    PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
+    UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    UnknownPrevious: ErrorKind(404, "invalid_request_error", "previous_response_not_found"),
+    UnknownResponse: ErrorKind(404, "invalid_request_error", "response_not_found"),
+    UnknownExplanation: ErrorKind(404, "invalid_request_error", "explanation_not_found"),
+    RequestError: ErrorKind(400, "invalid_request_error", "invalid_value"),
+    Overloaded: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
+    EngineClosed: ErrorKind(503, "server_error", "shutting_down"),
+    BackendError: ErrorKind(500, "server_error", "backend_error"),
+    HotloopError: ErrorKind(500, "server_error", "internal_error"),
 }
 
 _HTTP_KINDS: dict[int, tuple[str, str]] = {
@@ -100,10 +100,10 @@ _HTTP_KINDS: dict[int, tuple[str, str]] = {
 }
 
 
-def kind_of(error: HotloopError) -> Kind:
+def kind_of(error: HotloopError) -> ErrorKind:
     """The row of the table that fits best: the error's own class, or its nearest ancestor's."""
     if isinstance(error, HttpError):
-        return Kind(error.status, *_HTTP_KINDS.get(error.status, ("invalid_request_error", "http_error")))
+        return ErrorKind(error.status, *_HTTP_KINDS.get(error.status, ("invalid_request_error", "http_error")))
     return next(_KINDS[ancestor] for ancestor in type(error).__mro__ if ancestor in _KINDS)
 
 

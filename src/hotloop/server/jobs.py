@@ -3,13 +3,14 @@
 Tokenizing a long history and compiling a schema take a while, so jobs are made off the event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hotloop.chat.prompt import Conversation, Prompt
+from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser
 from hotloop.core.errors import RequestError
+from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
 from hotloop.server.delivery import PlainText, Silence
@@ -19,12 +20,12 @@ from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
 from hotloop.server.structure import answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
-from hotloop.server.turns import Transcript, find_pins, parse_transcript
-from hotloop.wire.request import Request
+from hotloop.server.turns import HintedMessages, find_pins, parse_transcript
+from hotloop.wire.request import ApiRequest
 
 
 def make_job(
-    request: Request,
+    request: ApiRequest,
     options: Options,
     service: Service,
     caller: Caller,
@@ -35,8 +36,11 @@ def make_job(
     """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
-    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
+    if grammar and conversation.begun:
+        grammar = replace(grammar, begun=conversation.begun)
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
+    prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -52,7 +56,7 @@ def make_job(
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     parser: Callable[[], CallParser] = Silence if is_silent else PlainText
     if calling.is_possible and not is_silent:
-        parser = partial(service.prompts.parser, calling.allowed)
+        parser = partial(service.prompts.parser, calling.allowed, must_call=calling.is_required)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
@@ -73,27 +77,42 @@ def make_job(
     )
 
 
-def make_prompt(request: Request, options: Options, service: Service, scope: str, *, is_silent: bool = False) -> Prompt:
+def make_prompt(
+    request: ApiRequest, options: Options, service: Service, scope: str, *, is_silent: bool = False
+) -> Prompt:
     """The prompt alone, for those who only ask how long it is."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
-    conversation = make_conversation(request, options, calling, transcript, is_silent=is_silent)
+    conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
     return service.prompts.chat(conversation, scope=scope)
 
 
-def make_conversation(
-    request: Request, options: Options, calling: Calling, transcript: Transcript, *, is_silent: bool = False
-) -> Conversation:
+def make_chat_input(
+    request: ApiRequest, options: Options, calling: Calling, transcript: HintedMessages, *, is_silent: bool = False
+) -> ChatInput:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
     messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
-    return Conversation(
-        messages=messages,
+    is_continued = request.is_continued
+    return ChatInput(
+        messages=messages[:-1] if is_continued else messages,
         tools=calling.tools,
-        is_answer_next=messages[-1].role != "assistant" if request.api == "messages" else not is_silent,
+        is_answer_next=is_continued or request.api == "messages" or not is_silent,
+        begun=_parse_beginning(messages, request.turns_param) if is_continued else "",
         extra={**({"enable_thinking": False} if is_off else {}), **(options.chat_template_kwargs or {})},
     )
 
 
-def _fit(request: Request, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
+def _parse_beginning(messages: Sequence[Message], param: str) -> str:
+    """The last message, as the beginning of the answer."""
+    *before, last = messages
+    if not before:
+        raise RequestError(f"{param}: there is nothing to answer", param=param)
+    if last.tool_calls or last.thoughts:
+        what = "calls" if last.tool_calls else "thinking"
+        raise RequestError(f"{param}: the last turn has {what}, and cannot be continued", param=param)
+    return last.content
+
+
+def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
     """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
     the words of this refusal: they make the conversation shorter and try again."""
     num_prompt, max_context = len(prompt.token_ids), service.engine.max_context

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from hotloop.core.errors import HotloopError, RequestError
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened
 from hotloop.server.delivery import Piece
@@ -22,13 +22,13 @@ from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, parse_options, refuse_if
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
-from hotloop.wire import usage as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
 from hotloop.wire.messages.parse import parse_request
 from hotloop.wire.messages.writer import MessagesWriter
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.sse import write_event
+from hotloop.wire.usage import ApiUsage
 
 
 class Diagnostics(msgspec.Struct, kw_only=True):
@@ -63,16 +63,13 @@ async def count_tokens(http: HttpRequest) -> Response:
     return JsonResponse({"input_tokens": num_tokens})
 
 
-def _make_job(body: Json, http: HttpRequest) -> tuple[Request, Job]:
+def _make_job(body: Json, http: HttpRequest) -> tuple[ApiRequest, Job]:
     service = Service.of(http)
     request = parse_request(body)
     options = parse_options(request, MessageOptions)
     if options.thread is not None:
         reason = "thread: no conversation is kept here: send all of it, without thread"
         raise ThreadUnsupported(reason, param="thread")
-    if request.turns[-1].role == "assistant":
-        reason = "messages: the last turn is the assistant's, and cannot be continued here"
-        raise RequestError(reason, param="messages")
     refuse_if(("n", options.num_choices != 1, "must be 1: a message is one answer"))
     caller = service.caller(http, request, options)
     return request, make_job(request, options, service, caller, is_silent=request.max_tokens == 0)
@@ -89,7 +86,7 @@ def _count_tokens(body: Json, http: HttpRequest) -> int:
 class MessageStream(MessagesWriter):
     """One message, whole or as a stream. Nothing here waits or knows a socket."""
 
-    def __init__(self, answer_id: str, model: str, request: Request, job: Job) -> None:
+    def __init__(self, answer_id: str, model: str, request: ApiRequest, job: Job) -> None:
         super().__init__(model)
         self.id = answer_id
         self._request = request
@@ -137,7 +134,7 @@ class MessageStream(MessagesWriter):
             return Ended("stop", str(piece.stop_match), counts)
         return Ended("calls" if piece.num_calls else "stop", None, counts)
 
-    def _usage(self, usage: Usage) -> wire.Usage:
+    def _usage(self, usage: Usage) -> ApiUsage:
         """Each token of the prompt is counted once: cached, put there because asked, or neither."""
         num_kept = max((pin.num_tokens for pin in self._job.pins), default=0)
         return answer_usage([usage], self._job.inquiry, num_kept=num_kept, is_silent=self._job.is_silent)

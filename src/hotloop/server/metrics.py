@@ -19,7 +19,7 @@ from hotloop.core.request import Priority, Request
 from hotloop.core.version import __version__
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
-from hotloop.server.account import Account
+from hotloop.server.account import PromptAccount
 from hotloop.trace.tracer import NullTracer, Tracer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series
@@ -122,7 +122,7 @@ class Metrics:
         if request.first_token_at is not None:
             self._first_token.observe(request.first_token_at - request.arrived_at)
 
-    def count_prompt(self, account: Account) -> None:
+    def count_prompt(self, account: PromptAccount) -> None:
         """A prompt was prefilled; of several choices, by the first."""
         self._explained.labels("cached").inc(account.num_cached)
         self._explained.labels("new").inc(account.num_new)

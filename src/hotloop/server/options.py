@@ -1,4 +1,4 @@
-"""What a request says that only this server reads, beside what every API has in `wire.Request`.
+"""What a request says that only this server reads, beside what every API has in `ApiRequest`.
 
 A field of the wrong type is refused by name; an unknown one is ignored, since clients send many. `null` always means
 "not given". Ranges that the core checks are not repeated here.
@@ -15,11 +15,13 @@ from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority, SamplingParams
 from hotloop.core.session import PRIORITY_HEADER
 from hotloop.wire.field import Json
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_N = 128
+MAX_TEMPERATURE = 2
+"""As at OpenAI; the engine itself takes more."""
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 10_000
 
@@ -99,12 +101,20 @@ class Options(msgspec.Struct, kw_only=True):
     def retention_s(self) -> int | None:
         """For how long the prompt is to be kept, if the request says so. The newer field wins."""
         options = self.prompt_cache_options or CacheOptions()
-        asked = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
-        return _RETENTIONS_S[asked] if asked else None
+        named = None if options.mode == "explicit" else options.ttl or self.prompt_cache_retention
+        return _RETENTIONS_S[named] if named else None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OptionsKind = TypeVar("OptionsKind", bound=Options)
+
+# What would change the answer, and cannot be done here.
+_REFUSED = {
+    "audio": "is not supported: answers are text",
+    "ebnf": "is not supported: give a grammar in Lark as grammar, a regex, or a JSON schema",
+    "mcp_servers": "is not supported: no MCP server is called from here; offer its tools as tools",
+    "web_search_options": "is not supported: nothing here searches the web; offer a tool that does",
+}
 
 # Sampling parameters that have the same name on the wire and in the engine.
 _SAMPLING = (
@@ -113,14 +123,19 @@ _SAMPLING = (
 )
 
 
-def parse_options(request: Request, kind: type[OptionsKind]) -> OptionsKind:
-    refuse_if(("stream_options", request.has_usage and not request.is_stream, "needs stream: true"))
+def parse_options(request: ApiRequest, kind: type[OptionsKind]) -> OptionsKind:
+    given = {**request.own, **request.fields}
+    refuse_if(
+        ("stream_options", request.has_usage and not request.is_stream, "needs stream: true"),
+        ("modalities", given.get("modalities") not in (None, [], ["text"]), "can be text only"),
+        *((name, given.get(name) not in (None, []), reason) for name, reason in _REFUSED.items()),
+    )
     cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
-    return convert({**request.own, **request.fields, **cache}, kind)
+    return convert({**given, **cache}, kind)
 
 
 def parse_sampling(
-    request: Request,
+    request: ApiRequest,
     options: Options,
     vocab_size: int,
     *,
@@ -130,6 +145,7 @@ def parse_sampling(
 ) -> SamplingParams:
     """What APIs spell differently is handed in."""
     _check_stop(request)
+    refuse_if(("temperature", (request.temperature or 0) > MAX_TEMPERATURE, f"must be at most {MAX_TEMPERATURE}"))
     _check_tokens("logit_bias", options.logit_bias or (), vocab_size)
     _check_tokens("stop_token_ids", options.stop_token_ids or (), vocab_size)
     given = {name: getattr(options, name) for name in _SAMPLING}
@@ -153,7 +169,7 @@ def refuse_if(*refusals: tuple[str, object, str]) -> None:
             raise RequestError(f"{param} {reason}", param=param)
 
 
-def parse_priority(request: Request, options: Options, headers: Mapping[str, str]) -> Priority:
+def parse_priority(request: ApiRequest, options: Options, headers: Mapping[str, str]) -> Priority:
     """The body's own word first, then the header, then OpenAI's flex tier, which asks for cheap and slow."""
     name = options.priority or headers.get(PRIORITY_HEADER)
     if name:
@@ -164,7 +180,7 @@ def parse_priority(request: Request, options: Options, headers: Mapping[str, str
     return Priority.BACKGROUND if request.service_tier == "flex" else Priority.INTERACTIVE
 
 
-def _check_stop(request: Request) -> None:
+def _check_stop(request: ApiRequest) -> None:
     param = "stop_sequences" if request.api == "messages" else "stop"
     if len(request.stop) > MAX_STOPS:
         raise RequestError(f"{param}: at most {MAX_STOPS} are taken", param=param)

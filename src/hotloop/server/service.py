@@ -23,7 +23,7 @@ from hotloop.server.spans import RequestRecorder
 from hotloop.server.tenants import Caller, name_owner, name_scope
 from hotloop.trace.tracer import Tracer
 from hotloop.wire.field import Field, Json, read_text
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 
 class Service:
@@ -80,7 +80,7 @@ class Service:
     def scope(self, headers: Mapping[str, str], cache_salt: str | None = None) -> str:
         return name_scope(headers, cache_salt, self._isolation)
 
-    def caller(self, http: HttpRequest, request: Request, options: Options) -> Caller:
+    def caller(self, http: HttpRequest, request: ApiRequest, options: Options) -> Caller:
         return Caller(
             name_owner(http.headers),
             self.scope(http.headers, options.cache_salt),

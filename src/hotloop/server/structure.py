@@ -17,7 +17,7 @@ from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.options import Options
 from hotloop.server.service import Service
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 
 _SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format.schema"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
@@ -33,7 +33,7 @@ class Constraint:
     grammar: Grammar
 
 
-def parse_constraint(request: Request, options: Options) -> Constraint | None:
+def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None:
     """The one thing the answer must look like; None if it is free. Raises RequestError if there are two."""
     fields = list(_structure_fields(request, options))
     if not fields:
@@ -45,13 +45,13 @@ def parse_constraint(request: Request, options: Options) -> Constraint | None:
         return Constraint(param, _parse_grammar(kind, value))
 
 
-def answer_grammar(asked: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
-    """What the answer must look like; `asked` is what the request wants of one that is not a call. Compiled on this
+def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
+    """What the answer must look like; `wanted` is what the request demands of one that is not a call. Compiled on this
     thread, so that the engine finds it done. Raises RequestError that names the one tool at fault."""
     tool_format, tokenizer = service.tool_format, service.engine.tokenizer
     try:
         ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
-        constraint = constrain(asked, ordered, tool_format, tokenizer)
+        constraint = constrain(wanted, ordered, tool_format, tokenizer)
         if constraint:
             with _blaming(constraint.param):
                 service.engine.grammars.prepare(constraint.grammar)
@@ -66,21 +66,21 @@ def answer_grammar(asked: Constraint | None, calling: Calling, service: Service)
 
 
 def constrain(
-    asked: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
+    wanted: Constraint | None, calling: Calling, tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> Constraint | None:
     if not calling.is_possible:
-        return asked
-    if asked is None or calling.is_certain:
+        return wanted
+    if wanted is None or calling.is_required:
         with _blaming("tools"):
             grammar = tool_format.grammar(calling.allowed, calling.choice, tokenizer)
         return Constraint("tools", grammar) if grammar else None
-    if asked.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
-        reason = f"{asked.param} cannot be given together with tools, unless tool_choice is 'none'"
-        raise RequestError(reason, param=asked.param)
+    if wanted.grammar.kind != "json_schema" or tool_format.name in _UNMARKED:
+        reason = f"{wanted.param} cannot be given together with tools, unless tool_choice is 'none'"
+        raise RequestError(reason, param=wanted.param)
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(asked.param, either(calls, asked.grammar))
+    return Constraint(wanted.param, either(calls, wanted.grammar))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
@@ -97,7 +97,7 @@ def _blaming(param: str) -> Iterator[None]:
         raise RequestError(f"{param}: {error}", param=param) from None
 
 
-def _structure_fields(request: Request, options: Options) -> Iterator[tuple[str, str, Any]]:
+def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         kind = "json_object" if request.shape.schema is None else "json"

@@ -1,4 +1,4 @@
-"""What is asked of the hardware. Light to import: the command line makes its flags from it."""
+"""What is load of the hardware. Light to import: the command line makes its flags from it."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -32,5 +32,5 @@ class Load:
         if self.tokens_in > self.context:
             raise ConfigError(f"a turn of {self.tokens_in} new tokens does not fit a context of {self.context}")
         if self.context + self.tokens_out > max_context:
-            asked = f"{self.context} tokens of context and {self.tokens_out} of answer"
-            raise ConfigError(f"{asked} are more than the model's {max_context}")
+            load = f"{self.context} tokens of context and {self.tokens_out} of answer"
+            raise ConfigError(f"{load} are more than the model's {max_context}")

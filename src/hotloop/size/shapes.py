@@ -6,19 +6,38 @@ from hotloop.models.spec import Family, ModelSpec
 
 
 def _shape(
-    family: Family, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int, context: int = 131_072
+    family: Family,
+    layers: int,
+    hidden: int,
+    mlp: int,
+    heads: int,
+    kv_heads: int,
+    vocab: int,
+    context: int = 131_072,
+    *,
+    head_dim: int = 128,
+    is_tied: bool = False,
 ) -> ModelSpec:
-    return ModelSpec(family, layers, hidden, mlp, heads, kv_heads, 128, vocab, context, 1e-5, 500_000.0)
+    return ModelSpec(
+        family, layers, hidden, mlp, heads, kv_heads, head_dim, vocab, context, 1e-5, 500_000.0, has_tied_head=is_tied
+    )
 
 
 SHAPES = {
     "llama-3.1-8b": _shape("llama", 32, 4096, 14336, 32, 8, 128_256),
     "llama-3.1-70b": _shape("llama", 80, 8192, 28672, 64, 8, 128_256),
     "mistral-7b": _shape("llama", 32, 4096, 14336, 32, 8, 32_768, 32_768),
+    "qwen2.5-0.5b": _shape("qwen2", 24, 896, 4864, 14, 2, 151_936, 32_768, head_dim=64, is_tied=True),
+    "qwen2.5-1.5b": _shape("qwen2", 28, 1536, 8960, 12, 2, 151_936, 32_768, is_tied=True),
     "qwen2.5-7b": _shape("qwen2", 28, 3584, 18944, 28, 4, 152_064),
+    "qwen2.5-14b": _shape("qwen2", 48, 5120, 13824, 40, 8, 152_064),
     "qwen2.5-32b": _shape("qwen2", 64, 5120, 27648, 40, 8, 152_064),
     "qwen2.5-72b": _shape("qwen2", 80, 8192, 29568, 64, 8, 152_064),
+    "qwen3-0.6b": _shape("qwen3", 28, 1024, 3072, 16, 8, 151_936, 40_960, is_tied=True),
+    "qwen3-1.7b": _shape("qwen3", 28, 2048, 6144, 16, 8, 151_936, 40_960, is_tied=True),
+    "qwen3-4b": _shape("qwen3", 36, 2560, 9728, 32, 8, 151_936, 262_144, is_tied=True),
     "qwen3-8b": _shape("qwen3", 36, 4096, 12288, 32, 8, 151_936),
+    "qwen3-14b": _shape("qwen3", 40, 5120, 17408, 40, 8, 151_936),
     "qwen3-32b": _shape("qwen3", 64, 5120, 25600, 64, 8, 151_936),
 }
 

@@ -84,7 +84,7 @@ class Account:
     wall_s: float
     parts: Mapping[TimePart, float]
     tokens: TokenCounts
-    read_ahead: TokenCounts  # what was read ahead, on top of what was asked
+    prefill_ahead: TokenCounts  # what was prefilled before it was needed, on top of `tokens`
     lost: TokenCounts  # for answers that failed, were broken off, or came second
     money: float
     error: str
@@ -204,7 +204,7 @@ def _tool(node: SpanNode, segments: Sequence[Segment]) -> ToolLedger:
 def _account(calls: Iterable[SpanNode], segments: Sequence[Segment], begin: int, end: int) -> dict[str, Any]:
     """What turns and runs have in common, but for money and errors."""
     times = {"start_ns": begin, "end_ns": end, "wall_s": (end - begin) / 1e9, "parts": _add_up(segments)}
-    return times | dict(zip(("tokens", "read_ahead", "lost"), _count_tokens(calls), strict=True))
+    return times | dict(zip(("tokens", "prefill_ahead", "lost"), _count_tokens(calls), strict=True))
 
 
 def _count_tokens(calls: Iterable[SpanNode]) -> tuple[TokenCounts, TokenCounts, TokenCounts]:

@@ -35,7 +35,7 @@ class TimePart(StrEnum):
     NETWORK = "network"  # between client, router and server, and what a replica that failed has cost
     TOOLS = "tools"
     FORESEEN = "foreseen"  # a tool that the model has not asked for yet, and nothing else
-    READ_AHEAD = "read_ahead"  # the model reads what it will need, and nothing else happens
+    PREFILL_AHEAD = "prefill_ahead"  # the model reads what it will need, and nothing else happens
     RUNTIME = "runtime"  # the run itself: nothing else is busy
     CLIENT = "client"  # a client of which nothing is known but that it is not asking
 
@@ -125,7 +125,7 @@ def split(segment: Segment) -> Iterator[tuple[TimePart, int]]:
     if node is None:
         yield TimePart.CLIENT, segment.end - segment.begin
     elif node.is_prefill_only:
-        yield TimePart.READ_AHEAD, segment.end - segment.begin
+        yield TimePart.PREFILL_AHEAD, segment.end - segment.begin
     elif node.name in (names.PREFILL, names.DECODE):
         yield from _by_tokens(segment, node)
     else:

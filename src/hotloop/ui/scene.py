@@ -42,7 +42,7 @@ class _Scene:
         ledger = self._ledger
         run = next((root for root in self._roots if root.name == names.RUN), None)
         return {
-            **_pick(ledger, "session", "agent", "error", "services", "money", "tokens", "read_ahead", "lost"),
+            **_pick(ledger, "session", "agent", "error", "services", "money", "tokens", "prefill_ahead", "lost"),
             "id": ledger.trace_id,
             "prompt": _content(run, names.CONTENT_PROMPT) if run else None,
             "start_ms": ledger.start_ns / 1e6,
@@ -70,7 +70,7 @@ class _Scene:
         run = self._nodes.get(turn.run_span_id)
         return {
             **_pick(turn, "model", "replica", "reason", "priority", "finish_reason", "money", "error"),
-            **_pick(turn, "tokens", "read_ahead", "lost"),
+            **_pick(turn, "tokens", "prefill_ahead", "lost"),
             "id": turn.span_id,
             "turn": turn.index,
             "depth": _depth(node),
@@ -102,7 +102,7 @@ class _Scene:
                 if length_ns > 0:
                     pieces.append((part.value, self._ms(at), self._ms(at + length_ns)))
                 at += length_ns
-        label = "read ahead" if call.is_prefill_only else "model"
+        label = "prefill ahead" if call.is_prefill_only else "model"
         return self._row(call, "chat", label, call.begin, call.end) | {"pieces": pieces}
 
     def _draw_tool(self, tool: ToolLedger, node: SpanNode) -> Json:

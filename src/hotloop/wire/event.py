@@ -13,7 +13,7 @@ from typing import Literal
 from hotloop.core.message import Thought
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, TextDelta
 from hotloop.wire.part import Call, Text
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 EndReason = Literal["stop", "calls", "length", "window", "refusal"]
 """`length` is the limit that was asked for, `window` the model's own."""
@@ -25,7 +25,7 @@ class Begun:
 
     id: str = ""
     model: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: ApiUsage = field(default_factory=ApiUsage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Ended:
     reason: EndReason = "stop"
     stop: str | None = None
     """The stop string that ended it, if the server tells."""
-    usage: Usage = field(default_factory=Usage)
+    usage: ApiUsage = field(default_factory=ApiUsage)
 
 
 Event = Begun | TextDelta | ThoughtDelta | ThoughtClosed | CallOpened | CallDelta | CallClosed | Ended

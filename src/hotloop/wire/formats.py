@@ -17,9 +17,9 @@ from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.messages.render import render_request as render_messages
 from hotloop.wire.messages.writer import MessagesWriter
 from hotloop.wire.part import Api
-from hotloop.wire.policy import Notes, Target
+from hotloop.wire.policy import Notes, RenderTarget
 from hotloop.wire.reader import NameCall, Reader
-from hotloop.wire.request import Request
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request as parse_responses
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
@@ -39,10 +39,10 @@ class Writer(Protocol):
 @dataclass(frozen=True, slots=True)
 class Format:
     path: str
-    parse: Callable[[Mapping[str, Any], Notes], Request]
-    render: Callable[[Request, Target], Json]
+    parse: Callable[[Mapping[str, Any], Notes], ApiRequest]
+    render: Callable[[ApiRequest, RenderTarget], Json]
     reader: Callable[[NameCall], Reader]
-    writer: Callable[[Request, Mapping[str, Any]], Writer]
+    writer: Callable[[ApiRequest, Mapping[str, Any]], Writer]
     render_failure: Callable[[RemoteError], tuple[int, Json]]
 
 
@@ -52,7 +52,7 @@ FORMATS: Mapping[Api, Format] = {
         parse_chat,
         render_chat,
         ChatReader,
-        lambda request, body: ChatWriter(request.model, has_usage=request.has_usage),
+        lambda request, body: ChatWriter(request.model, has_usage=request.has_usage, is_legacy=request.is_legacy),
         render_chat_failure,
     ),
     "responses": Format(

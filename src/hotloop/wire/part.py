@@ -88,7 +88,7 @@ class Opaque(_Markable, frozen=True, eq=False):
     """Whether it is a note of a model or a hosted tool to itself, which others can do without."""
 
 
-class Result(_Markable, frozen=True, eq=False):
+class ToolResult(_Markable, frozen=True, eq=False):
     """What a tool returned. It stands in a turn of the user."""
 
     call_id: str
@@ -106,7 +106,7 @@ class Result(_Markable, frozen=True, eq=False):
         return f"Error: {text}" if is_silent else text
 
 
-Part = Text | Image | File | Thought | Call | Result | Opaque
+Part = Text | Image | File | Thought | Call | ToolResult | Opaque
 
 
 class Turn(_Placed, frozen=True, eq=False):

@@ -10,22 +10,24 @@ from typing import Literal
 from hotloop.core.errors import RequestError
 from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.request import ApiRequest, ApiTool
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
+
+NOT_CONTINUED = "the last turn is the assistant's: it is answered, not continued"
 
 _MAX_CHARS = 160
 _MAX_NOTES = 16
 # Fields that no other API has a word for, and that a request does not do without.
 _NOT_PORTABLE = {
-    "functions": "is too old to be carried to this replica: use tools",
-    "function_call": "is too old to be carried to this replica: use tools",
     "n": "this replica gives one answer at a time",
     "thread": "no conversation is kept here: send all of it, without thread",
     "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
     "conversation": "the replica keeps no conversations: send the whole of it as input",
     "prompt": "the replica keeps no prompts: send the instructions themselves",
     "background": "the replica answers at once or not at all",
+    "mcp_servers": "the replica calls no MCP servers: offer their tools",
+    "web_search_options": "the replica does not search the web",
 }
 _UNSAFE = re.compile(r"[^ -~]")
 
@@ -51,7 +53,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RenderTarget:
     notes: Notes = field(default_factory=Notes)
     is_strict: bool = False
     """Whether it refuses fields it does not know, as hosted APIs do and engines do not."""
@@ -80,19 +82,19 @@ class Target:
         self.lose_mark(part.mark)
 
 
-def check_portable(request: Request) -> None:
+def check_portable(request: ApiRequest) -> None:
     """Raises RequestError for what no other API can say."""
     for name, reason in _NOT_PORTABLE.items():
         value = request.own.get(name)
-        if value not in (None, "", False) and (name, value) != ("n", 1):
+        if value not in (None, "", False, []) and (name, value) != ("n", 1):
             raise RequestError(f"{name}: {reason}", param=name)
 
 
-def offer_tools(request: Request, target: Target) -> list[Tool]:
+def offer_tools(request: ApiRequest, target: RenderTarget) -> list[ApiTool]:
     """The tools as plain functions, for another API. Raises RequestError if one must be called that is not there."""
-    choice, tools = request.choice, list[Tool]()
+    choice, tools = request.choice, list[ApiTool]()
     for tool in request.tools:
-        if isinstance(tool, Tool):
+        if isinstance(tool, ApiTool):
             tools.append(tool.as_function())
         elif tool.is_private:
             target.notes.add(f"tool of type {tool.kind} left out: the replica has no built-in tools")

@@ -20,7 +20,7 @@ from hotloop.wire.arguments import answer_stem
 from hotloop.wire.errors import bad_answer
 from hotloop.wire.event import Begun, Ended, EndReason, Event
 from hotloop.wire.sse import ServerEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 NameCall = Callable[[str, int], str]
 """An id for a call that comes without one, from what is left of the answer's id without its prefix, and a number."""
@@ -87,7 +87,7 @@ class Reader(ABC):
     def __init__(self, name_call: NameCall = name_call) -> None:
         self.is_over = False
         """Whether the last word has been said."""
-        self.usage: Usage | None = None
+        self.usage: ApiUsage | None = None
         self._has_begun = False
         self._stem = ""
         self._name_call = name_call
@@ -110,7 +110,7 @@ class Reader(ABC):
             self._has_begun = True
             answer_id, model = (value if isinstance(value, str) else "" for value in (answer_id, model))
             self._stem = answer_stem(answer_id)
-            yield Begun(answer_id, model, self.usage or Usage())
+            yield Begun(answer_id, model, self.usage or ApiUsage())
 
     def _begin_call(self, call_id: str | None, name: str = "") -> OpenCall:
         """`call_id` is what the server calls it, if it does."""
@@ -140,7 +140,7 @@ class Reader(ABC):
                 yield from call.close()
         if reason == "stop" and stop is None and self._calls:
             reason = "calls"
-        yield Ended(reason, stop, self.usage or Usage())
+        yield Ended(reason, stop, self.usage or ApiUsage())
 
 
 def decode(decoder: "msgspec.json.Decoder[Shape]", data: bytes | str) -> Shape:

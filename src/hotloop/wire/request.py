@@ -19,7 +19,7 @@ TEXT_INPUT: Json = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ApiTool:
     """A function, or a custom tool, which takes plain text that may follow a grammar (`form`)."""
 
     name: str
@@ -36,14 +36,14 @@ class Tool:
     def flat_name(self) -> str:
         return flat_name(self.name, self.namespace)
 
-    def as_function(self) -> "Tool":
+    def as_function(self) -> "ApiTool":
         """The same tool for an API that has functions only, and no namespaces."""
         if not self.is_custom:
-            return Tool(self.flat_name, self.description, self.schema, self.is_strict, mark=self.mark, at=self.at)
+            return ApiTool(self.flat_name, self.description, self.schema, self.is_strict, mark=self.mark, at=self.at)
         description = self.description or ""
         if self.form and (definition := self.form.get("definition")):
             description += f"\nThe input follows this {self.form.get('syntax') or ''} grammar:\n{definition}"
-        return Tool(self.flat_name, description.strip(), TEXT_INPUT, mark=self.mark, at=self.at)
+        return ApiTool(self.flat_name, description.strip(), TEXT_INPUT, mark=self.mark, at=self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OutputShape:
     """The answer is JSON: of a schema, or any object. `about` is what else is said: name, strict, description."""
 
     schema: Json | None = None
@@ -77,15 +77,17 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ApiRequest:
     """One request. Values that APIs spell differently are in OpenAI's words."""
 
     api: Api
     model: str
     turns: tuple[Turn, ...]
-    tools: tuple[Tool | Opaque, ...] = ()
+    tools: tuple[ApiTool | Opaque, ...] = ()
     choice: Choice = field(default_factory=Choice)
-    shape: Shape | None = None
+    is_legacy: bool = False
+    """Whether tools were offered in OpenAI's older words, `functions`: the answer has one `function_call`."""
+    shape: OutputShape | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -99,14 +101,21 @@ class Request:
     user: str | None = None
     service_tier: str | None = None
     cache: Cache = field(default_factory=Cache)
+    continues_last: bool = False
     own: Mapping[str, object] = field(default_factory=dict)
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are not known here, as they came."""
 
-    def with_rest(self, body: Body, own: Set[str]) -> "Request":
+    def with_rest(self, body: Body, own: Set[str]) -> "ApiRequest":
         """With what was not read of the body; `own` are the names that mean something to its own API only."""
         own_fields, unknown = body.split_rest(own)
         return replace(self, own={**self.own, **own_fields}, fields=unknown)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the last turn is the beginning of the answer. In Anthropic's messages it is if it is the
+        assistant's; a chat has to say so."""
+        return self.continues_last or (self.api == "messages" and self.turns[-1].role == "assistant")
 
     @property
     def turns_param(self) -> str:

@@ -12,7 +12,7 @@ from hotloop.wire.field import Json, present
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ApiUsage:
     num_prompt: int = 0
     """All of the prompt: cached, written to the cache, and neither."""
     num_cached: int | None = None
@@ -23,8 +23,8 @@ class Usage:
     hotloop: Any = None
     """What a hotloop server tells beyond the API."""
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
+    def __add__(self, other: "ApiUsage") -> "ApiUsage":
+        return ApiUsage(
             self.num_prompt + other.num_prompt,
             (self.num_cached or 0) + (other.num_cached or 0),
             self.num_output + other.num_output,
@@ -75,7 +75,7 @@ class Usage:
         return {details: {name: self.num_thought}} if self.num_thought else {}
 
 
-def read_usage(given: object) -> Usage | None:
+def read_usage(given: object) -> ApiUsage | None:
     """The usage of an answer of any API; None if it tells nothing. What has the wrong type was not told."""
     usage, counts = _mapping(given), _counts(given)
     is_chat = not counts.keys().isdisjoint(("prompt_tokens", "completion_tokens"))
@@ -90,7 +90,7 @@ def read_usage(given: object) -> Usage | None:
         num_prompt += (num_cached or 0) + num_written
     num_thought = of_output.get("reasoning_tokens") or of_output.get("thinking_tokens") or 0
     num_output = counts.get(f"{output}_tokens", 0)
-    return Usage(num_prompt, num_cached, num_output, num_written, num_thought, usage.get("hotloop"))
+    return ApiUsage(num_prompt, num_cached, num_output, num_written, num_thought, usage.get("hotloop"))
 
 
 def merge_usage(earlier: Json, later: object) -> Json:

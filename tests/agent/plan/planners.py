@@ -15,7 +15,7 @@ from hotloop.agent.tools.tool import ToolError, tool
 from hotloop.core.stream import TextDelta
 from hotloop.wire.event import Ended, EndReason
 from hotloop.wire.event import Event as WireEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 def plan(*steps: tuple[str, str, dict[str, Any]]) -> str:
@@ -56,8 +56,8 @@ class Planner(ScriptedModel):
         self.has_read = asyncio.Event()
         self._written, self._end, self._piece = written, end, piece
 
-    async def read(self, ask: Ask) -> None:
-        await super().read(ask)
+    async def prefill(self, ask: Ask) -> None:
+        await super().prefill(ask)
         self.has_read.set()
 
     async def stream(self, ask: Ask) -> AsyncGenerator[WireEvent, None]:
@@ -69,7 +69,7 @@ class Planner(ScriptedModel):
         for i in range(0, len(self._written), self._piece):
             await asyncio.sleep(0)
             yield TextDelta(self._written[i : i + self._piece])
-        yield Ended(self._end, usage=Usage(num_prompt=100, num_output=10))
+        yield Ended(self._end, usage=ApiUsage(num_prompt=100, num_output=10))
 
 
 class Dictated(ScriptedModel):

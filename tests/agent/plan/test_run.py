@@ -288,7 +288,7 @@ async def test_the_limit_of_time_ends_a_plan() -> None:
     assert num_tasks() == before
 
 
-async def test_results_are_read_ahead_once_all_calls_are_known() -> None:
+async def test_results_are_prefilled_ahead_once_all_calls_are_known() -> None:
     @tool
     def long(name: str) -> str:
         return name * 500

@@ -36,7 +36,7 @@ from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.reader import Reader
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.sse import EventReader, ServerEvent
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 
 class Listener:
@@ -102,7 +102,7 @@ def text_of(heard: Iterable[Event]) -> str:
     return "".join(event.text for event in heard if isinstance(event, TextDelta))
 
 
-USAGE = Usage(num_prompt=1200, num_cached=1024, num_output=40)
+USAGE = ApiUsage(num_prompt=1200, num_cached=1024, num_output=40)
 PARIS = '{"city":"Pa\\"}ris"}'
 
 
@@ -130,7 +130,7 @@ def test_an_answer_of_anthropic() -> None:
     heard = anthropic(wires.ANTHROPIC_CALLS)
     assert text_of(heard) == "Ich schaue nach: ☂ "
     assert calls_of(heard) == [("toolu_a", "weather", PARIS, True), ("toolu_b", "clock", "", True)]
-    assert heard[-1] == Ended("calls", usage=Usage(num_prompt=1120, num_cached=1000, num_output=40, num_written=100))
+    assert heard[-1] == Ended("calls", usage=ApiUsage(num_prompt=1120, num_cached=1000, num_output=40, num_written=100))
     assert anthropic(wires.ANTHROPIC_TEXT)[-1].reason == "stop"  # type: ignore[union-attr]
 
 
@@ -360,4 +360,4 @@ def test_an_event_without_end_is_not_waited_for() -> None:
 def test_hotloop_shows_itself_in_the_usage() -> None:
     answer = chat_listener()
     hear(answer, [data(chunk(finish="stop"), chunk(choices=[], usage={**wires.OPENAI_USAGE, "hotloop": {"steps": 1}}))])
-    assert answer.model.can_read_ahead
+    assert answer.model.can_prefill_ahead

@@ -1,4 +1,4 @@
-"""Agents over both APIs of a real server: calls, results, what is cached, what is read ahead, and hanging up."""
+"""Agents over both APIs of a real server: calls, results, what is cached, what is prefilled ahead, and hanging up."""
 
 import asyncio
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_runs_without_an_event_loop_of_their_own(prefix: str) -> None:
 
 
 @BOTH
-async def test_results_are_read_ahead(prefix: str) -> None:
+async def test_results_are_prefilled_ahead(prefix: str) -> None:
     """The second result comes only when the first has been read."""
     long, num_read = "x" * 1000, []
 
@@ -91,11 +91,11 @@ async def test_results_are_read_ahead(prefix: str) -> None:
             self.has_read = asyncio.Event()
 
         @property
-        def can_read_ahead(self) -> bool:
-            return self._model.can_read_ahead
+        def can_prefill_ahead(self) -> bool:
+            return self._model.can_prefill_ahead
 
-        async def read(self, ask: Ask) -> None:
-            await self._model.read(ask)
+        async def prefill(self, ask: Ask) -> None:
+            await self._model.prefill(ask)
             num_read.append(len(ask.messages))
             self.has_read.set()
 
@@ -110,9 +110,9 @@ async def test_results_are_read_ahead(prefix: str) -> None:
 
     with saying(f"{write_call('first')}\n{write_call('second')}", "Done.") as serving:
         model = Watched(open_model(prefix + serving.url + "/v1"))
-        assert not model.can_read_ahead
+        assert not model.can_prefill_ahead
         events = await listen(Agent(model, [first, second]))
-        assert model.can_read_ahead
+        assert model.can_prefill_ahead
         await model.close()
     assert num_read == [3]
     one, two = of(TurnFinished, events)
@@ -143,6 +143,6 @@ async def test_what_the_server_refuses(prefix: str) -> None:
             await model.close()
 
 
-async def test_a_server_of_another_kind_is_not_read_ahead() -> None:
-    assert not OpenAIModel("http://localhost").can_read_ahead
-    assert not AnthropicModel("http://localhost").can_read_ahead
+async def test_a_server_of_another_kind_is_not_asked_to_prefill_ahead() -> None:
+    assert not OpenAIModel("http://localhost").can_prefill_ahead
+    assert not AnthropicModel("http://localhost").can_prefill_ahead

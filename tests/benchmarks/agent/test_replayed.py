@@ -50,5 +50,5 @@ async def test_words_come_while_the_server_writes() -> None:
 async def test_it_reads_ahead_where_the_server_does() -> None:
     server = ScriptedModel([])
     model = ReplayedModel(server, ANSWERS, max_tokens=64)
-    await model.read(Ask(messages=(Message("user", "go"),)))
+    await model.prefill(Ask(messages=(Message("user", "go"),)))
     assert [ask.choice for ask in server.reads] == ["none"]

@@ -6,12 +6,12 @@ from benchmarks.agent.report import PatternRow, report_json, report_tables
 from benchmarks.agent.tools import run_tools
 from rich.console import Console
 
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 ROWS = [PatternRow("parallel tools", "three tools", 6.0, 2.0)]
 FLEET = [
-    FleetRun("everything", 10.0, [1.0, 2.0, 9.0], [1.0, 1.0, 1.0], Usage(num_prompt=100, num_cached=90)),
-    FleetRun("naive loop", 60.0, [20.0, 40.0, 60.0], [20.0, 20.0, 20.0], Usage(num_prompt=100), ["job-1: gone"]),
+    FleetRun("everything", 10.0, [1.0, 2.0, 9.0], [1.0, 1.0, 1.0], ApiUsage(num_prompt=100, num_cached=90)),
+    FleetRun("naive loop", 60.0, [20.0, 40.0, 60.0], [20.0, 20.0, 20.0], ApiUsage(num_prompt=100), ["job-1: gone"]),
 ]
 
 

@@ -11,7 +11,7 @@ from tests.engine.tiny import TOKENIZER
 from tests.server.serving import CHATML
 
 from hotloop.chat.formats import choose_format
-from hotloop.chat.prompt import Conversation, Prompt, Prompts
+from hotloop.chat.prompt import ChatInput, Prompt, Prompts
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ MESSAGES = (
 def make(source: str, messages: Sequence[Message], tools: Sequence[Tool] = (), tokenizer: Tokenizer = QWEN) -> Prompt:
     template = ChatTemplate(source, bos_token="", eos_token="<|im_end|>")
     prompts = Prompts(template, tokenizer, choose_format(template, tokenizer))
-    return prompts.chat(Conversation(messages=tuple(messages), tools=tuple(tools)))
+    return prompts.chat(ChatInput(messages=tuple(messages), tools=tuple(tools)))
 
 
 def told(prompt: Prompt, tokenizer: Tokenizer = QWEN) -> list[tuple[str, int | None, str]]:
@@ -101,7 +101,7 @@ def test_a_template_that_minds_the_marks_is_searched() -> None:
 def test_tools_that_are_not_worded_in_json_reach_to_what_follows() -> None:
     source = "{% for t in tools %}<{{ t.function.name }}>{% endfor %}|{{ messages[0].content }}"
     prompts = Prompts(ChatTemplate(source, bos_token="", eos_token=""), QWEN)
-    conversation = Conversation(messages=(Message("user", "hi"),), tools=(Tool("f"), Tool("g")))
+    conversation = ChatInput(messages=(Message("user", "hi"),), tools=(Tool("f"), Tool("g")))
     assert told(prompts.chat(conversation)) == [("tool", 0, "f><"), ("tool", 1, "g>|"), ("message", 0, "hi")]
 
 
@@ -109,7 +109,7 @@ def test_tokens_are_counted_where_the_tokenizer_normalises() -> None:
     tokenizer = merging_tokenizer(is_normalised=True)
     template = ChatTemplate("{{ messages[0].content }}|{{ messages[1].content }}", bos_token="", eos_token="")
     messages = (Message("user", "e\u0301" * 3), Message("user", "hello"))
-    prompt = Prompts(template, tokenizer).chat(Conversation(messages=messages))
+    prompt = Prompts(template, tokenizer).chat(ChatInput(messages=messages))
     [first, _, second] = prompt.spans
     assert tokenizer.decode(prompt.token_ids[first.begin : first.end]) == "\u00e9" * 3
     assert tokenizer.decode(prompt.token_ids[second.begin : second.end]) == "hello"
@@ -118,7 +118,7 @@ def test_tokens_are_counted_where_the_tokenizer_normalises() -> None:
 def test_a_token_belongs_to_the_part_it_begins_in() -> None:
     tokenizer = merging_tokenizer()
     template = ChatTemplate("he{{ messages[0].content }}", bos_token="", eos_token="")
-    prompt = Prompts(template, tokenizer).chat(Conversation(messages=(Message("user", "llo!"),)))
+    prompt = Prompts(template, tokenizer).chat(ChatInput(messages=(Message("user", "llo!"),)))
     assert prompt.token_ids == spell(tokenizer, "hello", "!")
     assert [(span.kind, span.begin, span.end) for span in prompt.spans] == [("template", 0, 1), ("message", 1, 2)]
 

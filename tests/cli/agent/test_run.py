@@ -29,7 +29,7 @@ from hotloop.cli.agent.timeline import BAR_CELLS, Timeline
 from hotloop.cli.agent.view import LiveView, render_event
 from hotloop.cli.main import run
 from hotloop.cli.output import Bar, draw_bar, shorten
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 WEATHER = """
 from hotloop import Agent, ScriptedCall, Prices, ScriptedModel, tool
@@ -255,7 +255,7 @@ def test_stopping_it_says_what_was_done(number: signal.Signals, code: int, tmp_p
 
 
 def a_turn() -> list[object]:
-    usage = Usage(num_prompt=100, num_cached=87, num_output=7)
+    usage = ApiUsage(num_prompt=100, num_cached=87, num_output=7)
     return [
         RunStarted("r", "s", at=0.0),
         TurnStarted(1, at=0.0),
@@ -275,7 +275,7 @@ def test_a_call_is_drawn_over_time():
     console.print(turn)
     model, call = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert model.startswith("turn 1")
-    assert "100 tokens read, 87% cached, 7 written" in model
+    assert "100 prompt tokens, 87% cached, 7 output" in model
     assert model.count("━") == 0.4 * BAR_CELLS
     assert call.count("·") == 0.2 * BAR_CELLS
     assert call.count("━") == 0.6 * BAR_CELLS

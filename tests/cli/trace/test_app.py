@@ -105,7 +105,7 @@ def test_a_run_is_shown(db: str, capsys: pytest.CaptureFixture[str]):
     out = ask(capsys, "show", "b2", "--db", db)
     words = " ".join(out.split())
     assert "clerk, session s-1, done" in out
-    assert "2 turns in 1.20 s, 280 tokens read (6% cached), 50 written, 0.0021 of money" in words
+    assert "2 turns in 1.20 s, 280 prompt tokens (6% cached), 50 output, 0.0021 cost" in words
     assert "foreseen 1, wasted 1" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["2"] == ["2", "180", "16", "60", "104", "30", "0", "0", "240", "ms", "600", "ms"]
@@ -146,7 +146,7 @@ def test_a_turns_number_is_that_of_the_agent_who_was_asked(tmp_path: Path, capsy
 
 def test_what_a_plain_client_asked_is_a_run_too(db: str, capsys: pytest.CaptureFixture[str]):
     out = ask(capsys, "show", "c3", "--db", db)
-    assert "2 turns in 900 ms, 20 tokens read (0% cached), 6 written" in out
+    assert "2 turns in 900 ms, 20 prompt tokens (0% cached), 6 output" in out
     assert "the client" in out
 
 
@@ -283,7 +283,7 @@ def test_prices_are_those_of_the_settings_file(
     assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 0
     Path("hotloop.toml").write_text('port = 1\n[prices."ti*"]\nprompt = 1e6\n')
     assert json.loads(ask(capsys, "show", "c3", "--db", db, "--json"))["money"] == 20
-    assert "20.0000 of money" in ask(capsys, "show", "c3", "--db", db)
+    assert "20.0000 cost" in ask(capsys, "show", "c3", "--db", db)
     assert json.loads(ask(capsys, "ls", "--db", db, "--json"))[2]["money"] == 20
     for wrong in ("[prices]\ntiny = 3\n", "prices = 3\n"):
         Path("hotloop.toml").write_text(wrong)

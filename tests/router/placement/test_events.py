@@ -10,7 +10,14 @@ import pytest
 from tests.router.placement.publishing import CLEARED, FakePublisher, removed, stored, until
 
 from hotloop.core.errors import ConfigError
-from hotloop.router.placement.events import Cleared, KvEvents, Removed, Stored, parse_batch, parse_event
+from hotloop.router.placement.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvents,
+    parse_batch,
+    parse_event,
+)
 from hotloop.router.placement.exact import HeldBlocks, match
 
 PROMPT = list(range(65))
@@ -19,12 +26,12 @@ PROMPT = list(range(65))
 def test_both_shapes_of_an_event() -> None:
     tagged = {"type": "BlockStored", "block_hashes": [b"x"], "parent_block_hash": b"y", "token_ids": [1, 2]}
     event = parse_event({**tagged, "block_size": 2, "lora_id": None, "medium": "GPU", "group_idx": 0, "new": 1})
-    assert event == Stored([b"x"], b"y", [1, 2], 2, medium="GPU", group_idx=0)
-    assert parse_event(["BlockStored", [7], None, [1, 2], 2, None]) == Stored([7], None, [1, 2], 2)
+    assert event == BlockStored([b"x"], b"y", [1, 2], 2, medium="GPU", group_idx=0)
+    assert parse_event(["BlockStored", [7], None, [1, 2], 2, None]) == BlockStored([7], None, [1, 2], 2)
     assert parse_event(["BlockStored", [7], None, [1, 2], 2, None, "GPU", None, [None], 0, "new"])
-    assert parse_event({"type": "BlockRemoved", "block_hashes": [b"x"], "medium": None}) == Removed([b"x"])
-    assert parse_event(["BlockRemoved", [-7], "GPU"]) == Removed([-7], "GPU")
-    assert parse_event(["AllBlocksCleared"]) == parse_event({"type": "AllBlocksCleared"}) == Cleared()
+    assert parse_event({"type": "BlockRemoved", "block_hashes": [b"x"], "medium": None}) == BlockRemoved([b"x"])
+    assert parse_event(["BlockRemoved", [-7], "GPU"]) == BlockRemoved([-7], "GPU")
+    assert parse_event(["AllBlocksCleared"]) == parse_event({"type": "AllBlocksCleared"}) == AllBlocksCleared()
 
 
 @pytest.mark.parametrize(
@@ -37,8 +44,8 @@ def test_both_shapes_of_an_event() -> None:
     ],
 )
 def test_what_not_every_prompt_may_use(fields: dict[str, Any]) -> None:
-    assert Stored([1], None, [1], 1, extra_keys=[None]).is_plain
-    assert not Stored([1], None, [1], 1, **fields).is_plain
+    assert BlockStored([1], None, [1], 1, extra_keys=[None]).is_plain
+    assert not BlockStored([1], None, [1], 1, **fields).is_plain
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, Prompt, Ticket
+from hotloop.router.placement.placement import OUTPUT_COST, TOOL_GAP_S, Placement, PromptDigest, Ticket
 from hotloop.router.placement.policy import (
     NUM_DELAYED,
     POLICIES,
     Placing,
     ReplicaChoice,
-    View,
+    ReplicaView,
     least_load,
     prefix,
     round_robin,
@@ -25,7 +25,7 @@ from hotloop.router.summary import AnswerSummary
 
 views = st.lists(
     st.builds(
-        View,
+        ReplicaView,
         name=st.integers(0, 99).map(str),
         work_tokens=st.floats(0, 1e6),
         recent_tokens=st.floats(0, 1e6),
@@ -44,7 +44,9 @@ views = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(views, st.sampled_from(sorted(SIMULATED)), st.integers(0, 2000), st.integers(0, 99))
-def test_somebody_is_always_chosen_from_those_there_are(seen: list[View], name: str, tokens: int, turn: int) -> None:
+def test_somebody_is_always_chosen_from_those_there_are(
+    seen: list[ReplicaView], name: str, tokens: int, turn: int
+) -> None:
     before = [repr(view) for view in seen]
     choice = SIMULATED[name](seen, Placing(tokens, "s" * (turn % 2), turn, random.Random(turn), past_tokens=9.0 * turn))
     assert choice.name in {view.name for view in seen}
@@ -57,67 +59,74 @@ def placing(num_tokens: int = 1000) -> Placing:
 
 
 def test_prefix_stays_where_it_is_warm_unless_waiting_there_costs_more_than_reading_all_again() -> None:
-    warm, idle = View("warm", matched_tokens=900), View("idle")
+    warm, idle = ReplicaView("warm", matched_tokens=900), ReplicaView("idle")
     assert prefix([idle, warm], placing()).name == "warm"
     warm.work_tokens = NUM_DELAYED * 900
     assert prefix([idle, warm], placing()).reason == "warm"
     warm.work_tokens += 1
     assert prefix([idle, warm], placing()) == ReplicaChoice("idle", "moved, warm is busy")
-    also = View("also", matched_tokens=500)
+    also = ReplicaView("also", matched_tokens=500)
     assert prefix([idle, warm, also], placing()) == ReplicaChoice("also", "warm, warm is busy", 500)
 
 
 def test_a_session_in_a_tool_gap_is_work_to_come() -> None:
-    warm, idle = View("warm", matched_tokens=900, returning_tokens=NUM_DELAYED * 900 + 1), View("idle")
+    warm, idle = ReplicaView("warm", matched_tokens=900, returning_tokens=NUM_DELAYED * 900 + 1), ReplicaView("idle")
     assert prefix([idle, warm], placing()).name == "idle"
 
 
 def test_reading_costs_more_where_other_prompts_have_to_go_for_it() -> None:
-    full, empty = View("full", matched_tokens=500, held_tokens=9_900, capacity_tokens=10_000), View("empty")
+    full, empty = (
+        ReplicaView("full", matched_tokens=500, held_tokens=9_900, capacity_tokens=10_000),
+        ReplicaView("empty"),
+    )
     empty.work_tokens = full.work_tokens = 100
-    some = View("some", matched_tokens=450)
+    some = ReplicaView("some", matched_tokens=450)
     assert prefix([empty, full, some], placing()).name == "some"
     full.capacity_tokens = 20_000
     assert prefix([empty, full, some], placing()).name == "full"
 
 
 def test_a_long_session_leaves_a_replica_that_others_keep_busier_than_the_mean() -> None:
-    busy, idle = View("busy", matched_tokens=900, recent_tokens=100_000, is_home=True), View("idle")
+    busy, idle = ReplicaView("busy", matched_tokens=900, recent_tokens=100_000, is_home=True), ReplicaView("idle")
     assert prefix([idle, busy], Placing(1000, "s", past_tokens=1_000)).name == "busy"
     assert prefix([idle, busy], Placing(1000, "s", past_tokens=20_000)).name == "idle"
     assert prefix([idle, busy], Placing(1000, "s", past_tokens=80_000)).name == "busy", "it would take its load along"
 
 
 def test_a_fast_replica_may_have_more_to_do() -> None:
-    seen = [View("slow", work_tokens=100), View("fast", weight=4, work_tokens=300)]
+    seen = [ReplicaView("slow", work_tokens=100), ReplicaView("fast", weight=4, work_tokens=300)]
     assert prefix(seen, placing()).name == "fast"
     assert least_load(seen, placing()).name == "fast"
 
 
 def test_a_match_of_a_few_words_is_no_affinity() -> None:
-    seen = [View("a", matched_tokens=20, recent_tokens=9e9), View("b"), View("c", recent_tokens=9e9)]
+    seen = [
+        ReplicaView("a", matched_tokens=20, recent_tokens=9e9),
+        ReplicaView("b"),
+        ReplicaView("c", recent_tokens=9e9),
+    ]
     assert prefix(seen, placing()) == ReplicaChoice("b", "cold")
     lone = {prefix(seen, Placing(1000, "", dice=random.Random(seed))).name for seed in range(20)}
     assert "b" in lone
 
 
 def test_a_session_goes_home() -> None:
-    seen = [View("a"), View("b", is_home=True)]
+    seen = [ReplicaView("a"), ReplicaView("b", is_home=True)]
     assert session(seen, placing()).name == "b"
-    assert least_load([View("a", work_tokens=5), View("b")], placing()).name == "b"
+    assert least_load([ReplicaView("a", work_tokens=5), ReplicaView("b")], placing()).name == "b"
     assert [round_robin(seen, Placing(1, turn=turn)).name for turn in range(3)] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
     placement = Placement(POLICIES[policy], block_tokens=64, seed=1)
-    assert placement.place(Prompt(num_tokens=10)) is None, "there is nobody"
+    assert placement.place(PromptDigest(num_tokens=10)) is None, "there is nobody"
     for name in "abc":
         placement.add_replica(name, capacity_tokens=64 * 20)
     tickets = []
     for i in range(60):
         key = b"".join(((i % 7) << 32 | j).to_bytes(8, "big") for j in range(10))
-        ticket = placement.place(Prompt(key, 640, 10, f"s{i % 7}"), now=float(i))
+        ticket = placement.place(PromptDigest(key, 640, 10, f"s{i % 7}"), now=float(i))
         assert ticket
         tickets.append(ticket)
         if i % 3:
@@ -133,7 +142,7 @@ def test_placement_counts_what_it_gave_and_got_back(policy: str) -> None:
         placement.finish(ticket)
     placement.check()
     assert all(view.work_tokens == 0 and view.num_running == 0 for view in placement._views.values())
-    assert placement.place(Prompt(num_tokens=10), among=frozenset({"b"})) is None
+    assert placement.place(PromptDigest(num_tokens=10), among=frozenset({"b"})) is None
 
 
 def test_a_session_finds_its_prefix_again() -> None:
@@ -141,10 +150,10 @@ def test_a_session_finds_its_prefix_again() -> None:
     for name in "abcd":
         placement.add_replica(name, capacity_tokens=64 * 1000)
     key = b"".join(j.to_bytes(8, "big") for j in range(100))
-    first = placement.place(Prompt(key[:400], 3200, session="s"))
+    first = placement.place(PromptDigest(key[:400], 3200, session="s"))
     assert first
     placement.finish(first)
-    again = placement.place(Prompt(key, 6400, session="s"))
+    again = placement.place(PromptDigest(key, 6400, session="s"))
     assert again
     assert (again.choice.name, again.choice.matched_tokens) == (first.choice.name, 3200)
 
@@ -161,7 +170,7 @@ def fleet_of(*names: str, capacity_blocks: int = 1000) -> Placement:
 
 
 def ask(placement: Placement, key: bytes, session: str = "s", num_output: int = 0, **options: Any) -> Ticket:
-    ticket = placement.place(Prompt(key, len(key) * 8, num_output, session), **options)
+    ticket = placement.place(PromptDigest(key, len(key) * 8, num_output, session), **options)
     assert ticket
     return ticket
 
@@ -252,7 +261,7 @@ def test_conversations_with_the_same_system_prompt_are_spread(num_first: int, *,
         for who in range(12):
             own = b"".join((1000 * (who + 1) + i).to_bytes(8) for i in range(2 * turn + num_first))
             name = str(who) if is_named else ""
-            ticket = placement.place(Prompt(shared + own, 128 * (33 + 2 * turn), 24, name))
+            ticket = placement.place(PromptDigest(shared + own, 128 * (33 + 2 * turn), 24, name))
             assert ticket
             homes.setdefault(who, set()).add(ticket.choice.name)
             placement.finish(ticket)
@@ -268,7 +277,7 @@ def test_what_others_give_a_replica_counts() -> None:
     for name in "ab":
         placement.add_replica(name, capacity_tokens=100_000)
     for _ in range(2):
-        assert placement.place(Prompt(num_tokens=1000))
+        assert placement.place(PromptDigest(num_tokens=1000))
     placement.note_elsewhere("a", 5)
-    tickets = [placement.place(Prompt(num_tokens=1000)) for _ in range(3)]
+    tickets = [placement.place(PromptDigest(num_tokens=1000)) for _ in range(3)]
     assert [ticket.choice.name for ticket in tickets if ticket] == ["b"] * 3

@@ -177,16 +177,24 @@ def chunks_of(given: dict[str, Any], **request: Any) -> list[dict[str, Any]]:
 
 def test_text_as_a_stream():
     chunks = chunks_of(answer("hello"), stream_options={"include_usage": True})
-    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
-    assert [chunk["choices"][0]["delta"] for chunk in chunks[:2]] == [{"role": "assistant", "content": "hello"}, {}]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:2]] == [None, "stop"]
-    assert (chunks[0]["usage"], chunks[2]["choices"], chunks[2]["usage"]["prompt_tokens"]) == (None, [], 3)
+    *pieces, last = chunks
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 4
+    deltas = [chunk["choices"][0]["delta"] for chunk in pieces]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "hello"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in pieces] == [None, None, "stop"]
+    assert (chunks[0]["usage"], last["choices"], last["usage"]["prompt_tokens"]) == (None, [], 3)
+
+
+def test_probabilities_come_with_the_text():
+    chunks = chunks_of(answer("hello", logprobs=tokens(-0.1)))
+    assert [chunk["choices"][0].get("logprobs") is not None for chunk in chunks] == [False, True, False]
 
 
 def test_calls_as_a_stream():
     chunks = chunks_of(answer(None, calls=[call(), call("g")], end="tool_calls"))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0]["tool_calls"] == [{"index": 0, **call()}, {"index": 1, **call("g")}]
+    begun, first, second, _ = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert begun == {"role": "assistant", "content": None}
+    assert (first, second) == ({"tool_calls": [{"index": 0, **call()}]}, {"tool_calls": [{"index": 1, **call("g")}]})
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert "usage" not in chunks[-1]
 

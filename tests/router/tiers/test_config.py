@@ -7,7 +7,7 @@ import pytest
 
 from hotloop.core.errors import ConfigError
 from hotloop.router.tiers.config import TiersConfig, parse_tiers
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 FILE = """
 [[tiers]]
@@ -69,7 +69,7 @@ def test_nothing_is_a_config_too():
 
 def test_prices_are_per_million_and_cached_tokens_have_their_own():
     fast, large = parse(FILE).tiers
-    usage = Usage(num_prompt=1_000_000, num_cached=500_000, num_output=1_000_000)
+    usage = ApiUsage(num_prompt=1_000_000, num_cached=500_000, num_output=1_000_000)
     assert fast.cost(usage) == pytest.approx(0.1 + 0.01 + 0.8)
     assert large.cost(usage) == pytest.approx(5), "cached ones cost as others where no price is given"
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from hotloop.router.tiers.classify import MAX_CHARS, Centres, embed, labels_body, read_scores
-from hotloop.router.tiers.config import Route, Rule, Tier, parse_tiers
+from hotloop.router.tiers.config import Route, Tier, TierRule, parse_tiers
 from hotloop.router.tiers.features import Features
 from hotloop.router.tiers.tiers import Reply, TierChoice, Tiers, can_need_task, decide
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 FAST = {"name": "fast", "model": "small", "input_price": 0.2, "cached_price": 0.02, "output_price": 0.8}
 LARGE = {"name": "large", "model": "big", "input_price": 1.0, "cached_price": 0.1, "output_price": 4.0}
@@ -57,13 +57,13 @@ def test_the_first_rule_that_fits_counts_and_says_why():
     ],
 )
 def test_rules(rule: dict[str, Any], seen: dict[str, Any], is_fit: bool):
-    tier, _ = decide(Route(rules=(Rule(tier="x", **rule),), default="y"), features(**seen), None)
+    tier, _ = decide(Route(rules=(TierRule(tier="x", **rule),), default="y"), features(**seen), None)
     assert tier == ("x" if is_fit else "y")
 
 
 def test_a_task_is_asked_for_only_where_it_could_matter():
-    by_size = Rule(tier="large", min_tokens=50)
-    by_task = Rule(tier="fast", tasks=("qa",), max_tools=1)
+    by_size = TierRule(tier="large", min_tokens=50)
+    by_task = TierRule(tier="fast", tasks=("qa",), max_tools=1)
     assert can_need_task(Route(rules=(by_task, by_size)), features())
     assert not can_need_task(Route(rules=(by_size, by_task)), features()), "an earlier rule has decided"
     assert not can_need_task(Route(rules=(by_task,)), features(num_tools=2)), "the rule cannot fit in any case"
@@ -141,7 +141,7 @@ def test_long_requests_are_shown_by_their_ends():
 
 def learnt(tier: str, num_tokens: int, **route: Any) -> Tiers:
     chosen = tiers(**route)
-    chosen.learn("s", tier, Usage(num_tokens - 10, 0, 10), now=100.0)
+    chosen.learn("s", tier, ApiUsage(num_tokens - 10, 0, 10), now=100.0)
     return chosen
 
 
@@ -169,13 +169,13 @@ def test_up_it_goes_at_once():
 def test_without_prices_nothing_is_worth_staying_for():
     free = [{"name": tier["name"], "model": tier["model"]} for tier in (FAST, LARGE)]
     chosen = Tiers(parse_tiers({"tiers": free, "routes": [{"rules": RULES}]}))
-    chosen.learn("s", "large", Usage(4990, 0, 10), now=100.0)
+    chosen.learn("s", "large", ApiUsage(4990, 0, 10), now=100.0)
     assert small_turn(chosen).tier == "fast"
 
 
 def test_what_the_smaller_tier_has_cached_counts_too():
     chosen = learnt("fast", 5000)
-    chosen.learn("s", "large", Usage(4990, 0, 10), now=100.0)
+    chosen.learn("s", "large", ApiUsage(4990, 0, 10), now=100.0)
     assert small_turn(chosen).tier == "fast"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from hotloop.agent.events import CallArguments, CallFinished, CallOpened, Event, PlanAbandoned
 from hotloop.agent.model import Ask
 from hotloop.agent.plan.reference import BadReference, fill
-from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, Step, parse_step, plan_schema
+from hotloop.agent.plan.schema import MAX_STEPS, BadPlan, ElementReader, PlanStep, parse_step, plan_schema
 from hotloop.agent.run import RunLoop
 from hotloop.agent.tools.dispatch import Dispatcher, Outcome, Pending, stop
 from hotloop.core.errors import HotloopError
@@ -39,7 +39,7 @@ time. If no tool is needed, write no steps."""
 
 @dataclass(slots=True)
 class _Planned:
-    step: Step
+    step: PlanStep
     pending: Pending
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Or is known never to begin: its call is what it will be."""
@@ -93,7 +93,7 @@ class Execution:
         """Stop waiting; what the dispatcher runs is the dispatcher's to stop."""
         await stop(pending.task for pending in self.pending)
 
-    async def _carry_out(self, step: Step) -> Outcome:
+    async def _carry_out(self, step: PlanStep) -> Outcome:
         planned = self._planned[step.id]
         needed = {step_id: self._planned[step_id] for step_id in step.needs}
         try:

@@ -87,7 +87,7 @@ def _or_reference(schema: Any, root: str) -> Any:
     return {"anyOf": [inner, _REFERENCE]}
 
 
-class Step(msgspec.Struct):
+class PlanStep(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(pattern=f"^{STEP_ID}$")]
     tool: str
     arguments: dict[str, Any]
@@ -99,10 +99,10 @@ class Step(msgspec.Struct):
         return list(dict.fromkeys(reference.step_id for reference in find_references(self.arguments)))
 
 
-def parse_step(text: str, tools: Mapping[str, Tool], earlier: Container[str]) -> Step:
+def parse_step(text: str, tools: Mapping[str, Tool], earlier: Container[str]) -> PlanStep:
     """A step that can be run once the earlier ones are done. Raises BadPlan if it never can."""
     try:
-        step = msgspec.json.decode(text.encode("utf-8", "replace"), type=Step)
+        step = msgspec.json.decode(text.encode("utf-8", "replace"), type=PlanStep)
         needs = step.needs
     except (msgspec.DecodeError, BadReference) as error:
         raise BadPlan(f"a step cannot be read: {error}") from None
@@ -119,7 +119,7 @@ def parse_step(text: str, tools: Mapping[str, Tool], earlier: Container[str]) ->
     return step
 
 
-def _check_names(step: Step, tool: Tool) -> None:
+def _check_names(step: PlanStep, tool: Tool) -> None:
     """Whether values are right is for the tool to say, once they are known; which must be there is known now."""
     given, properties = step.arguments.keys(), tool.parameters.get("properties", {})
     if missing := [name for name in tool.parameters.get("required", ()) if name not in given]:

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from hotloop.agent.model import Ask
 from hotloop.agent.wire.served import ServedModel, call_id, make_request
-from hotloop.wire import request as wire
 from hotloop.wire.field import Json
 from hotloop.wire.messages.reader import MessagesReader
 from hotloop.wire.messages.render import render_request
-from hotloop.wire.policy import Target
+from hotloop.wire.policy import RenderTarget
+from hotloop.wire.request import ApiTool
 
 _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # for asks that do not say, since this API must be told
@@ -46,10 +46,10 @@ def render_ask(ask: Ask, model: str, *, max_tokens: int) -> Json:
     tools = tuple(
         replace(tool, is_strict=None if tool.is_strict else tool.is_strict)
         for tool in request.tools
-        if isinstance(tool, wire.Tool)
+        if isinstance(tool, ApiTool)
     )
     limit = request.max_tokens or max_tokens
-    return {**render_request(replace(request, tools=tools, max_tokens=limit), Target()), **ask.extra}
+    return {**render_request(replace(request, tools=tools, max_tokens=limit), RenderTarget()), **ask.extra}
 
 
 def mark(body: Json) -> Json:

@@ -10,7 +10,7 @@ from hotloop.agent.wire.served import ServedModel, call_id, make_request
 from hotloop.wire.chat.reader import ChatReader
 from hotloop.wire.chat.render import render_request as render_chat
 from hotloop.wire.field import Json
-from hotloop.wire.policy import Target
+from hotloop.wire.policy import RenderTarget
 from hotloop.wire.responses.reader import ResponsesReader
 from hotloop.wire.responses.render import render_request as render_responses
 
@@ -35,12 +35,12 @@ class ResponsesModel(ServedModel):
     path = "/responses"
 
     @property
-    def can_read_ahead(self) -> bool:
+    def can_prefill_ahead(self) -> bool:
         return False
 
     def _render(self, ask: Ask, model: str, *, is_stream: bool) -> Json:
         request = make_request(ask, model, has_cache_key=not self._is_plain)
-        body = render_responses(replace(request, is_stream=is_stream), Target(is_plain=self._is_plain))
+        body = render_responses(replace(request, is_stream=is_stream), RenderTarget(is_plain=self._is_plain))
         sealed = {} if self._is_plain else {"include": ["reasoning.encrypted_content"]}
         return {**body, **sealed, **ask.extra}
 
@@ -50,7 +50,7 @@ class ResponsesModel(ServedModel):
 
 def render_ask(ask: Ask, model: str, *, is_plain: bool = False, is_stream: bool = False) -> Json:
     request = make_request(ask, model, has_cache_key=not is_plain)
-    target = Target(
+    target = RenderTarget(
         is_plain=is_plain, takes_signatures=True, limit="max_tokens" if is_plain else "max_completion_tokens"
     )
     return {**render_chat(replace(request, is_stream=is_stream), target), **ask.extra}

@@ -13,11 +13,11 @@ from hotloop.agent.wire.http import RemoteServer, Retries
 from hotloop.core.errors import RemoteError
 from hotloop.core.message import Message, Tool
 from hotloop.trace.span import TRACEPARENT, render_traceparent
-from hotloop.wire import request as wire
 from hotloop.wire.event import Begun, Ended, Event
 from hotloop.wire.field import Json
-from hotloop.wire.part import Call, Result, Text, Turn
+from hotloop.wire.part import Call, Text, ToolResult, Turn
 from hotloop.wire.reader import Reader
+from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
 SESSION_HEADER = "x-session-id"
 _MAX_CACHE_KEY_CHARS = 64
@@ -66,7 +66,7 @@ class ServedModel(ABC):
         return self._model or self._server.url
 
     @property
-    def can_read_ahead(self) -> bool:
+    def can_prefill_ahead(self) -> bool:
         """Only hotloop prefills without answering; it shows itself in the usage of its answers."""
         return self._is_hotloop
 
@@ -94,7 +94,7 @@ class ServedModel(ABC):
         except RemoteError as error:
             raise self._server.fail(f"broke off: {error}") from None
 
-    async def read(self, ask: Ask) -> None:
+    async def prefill(self, ask: Ask) -> None:
         body = self._render(ask, await self.find_model(), is_stream=False)
         await self._server.ask(self.path, body | self.quiet, session_headers(ask))
 
@@ -130,21 +130,21 @@ def call_id(ask: Ask, number: int) -> str:
     return f"call_{len(ask.messages)}_{number}"
 
 
-def make_request(ask: Ask, model: str, *, has_cache_key: bool = False) -> wire.Request:
+def make_request(ask: Ask, model: str, *, has_cache_key: bool = False) -> ApiRequest:
     """The cache key is the session that branches have in common: `session-1/2` began as `session-1`."""
-    mode: wire.ChoiceMode = "none" if ask.schema is not None else ask.choice
+    mode: ChoiceMode = "none" if ask.schema is not None else ask.choice
     strict = {"strict": True} if is_closed(ask.schema) else {}
     session = ask.session_id.partition("/")[0][:_MAX_CACHE_KEY_CHARS]
-    return wire.Request(
+    return ApiRequest(
         api="chat",
         model=model,
         turns=tuple(_make_turn(message) for message in ask.messages),
         tools=tuple(_make_tool(tool) for tool in ask.tools),
-        choice=wire.Choice(None if mode == "auto" else mode) if ask.tools else wire.Choice(),
-        shape=None if ask.schema is None else wire.Shape(dict(ask.schema), strict),
+        choice=Choice(None if mode == "auto" else mode) if ask.tools else Choice(),
+        shape=None if ask.schema is None else OutputShape(dict(ask.schema), strict),
         max_tokens=ask.max_tokens,
         temperature=ask.temperature,
-        cache=wire.Cache(key=session or None if has_cache_key else None),
+        cache=Cache(key=session or None if has_cache_key else None),
     )
 
 
@@ -166,7 +166,7 @@ def _make_turn(message: Message) -> Turn:
     match message.role:
         case "tool":
             is_error = message.content.startswith(_FAILED)
-            return Turn("user", (Result(message.tool_call_id or "", (text,), is_error=is_error),))
+            return Turn("user", (ToolResult(message.tool_call_id or "", (text,), is_error=is_error),))
         case "assistant":
             calls = [Call(call.id, call.name, call.arguments or "{}") for call in message.tool_calls]
             return Turn("assistant", (*message.thoughts, text, *calls))
@@ -174,7 +174,7 @@ def _make_turn(message: Message) -> Turn:
             return Turn(role, (text,), is_plain=True)
 
 
-def _make_tool(tool: Tool) -> wire.Tool:
+def _make_tool(tool: Tool) -> ApiTool:
     """`strict` is said where it can be kept everywhere; a server that can do more does it unasked."""
     is_said = not tool.is_strict or is_closed(tool.parameters)
-    return wire.Tool(tool.name, tool.description, dict(tool.parameters), tool.is_strict if is_said else None)
+    return ApiTool(tool.name, tool.description, dict(tool.parameters), tool.is_strict if is_said else None)

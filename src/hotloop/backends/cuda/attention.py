@@ -13,8 +13,8 @@ included. A row of one part is stored at once.
 
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
 
-With a window a row sees only the last keys up to its own: a split of none of them leaves a part that weighs nothing.
-A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
+With a window a row sees only the last keys up to its own. A small one is read whole by one program, whatever the splits
+and whatever is shared; of a large one a split that has no key in it leaves a part that weighs nothing. A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
 """
 
 import math
@@ -33,6 +33,7 @@ _TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
 _PROGRAMS_PER_SM = 2
 _TILE_PARTS = 16
+MAX_WHOLE_WINDOW = 1024  # keys that one program reads by itself
 _LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -79,23 +80,27 @@ def decode_attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,  # [num_heads]
 ) -> torch.Tensor:
-    """Flash-decoding. The number of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
+    """Flash-decoding. The number of sequences, of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
 
     A sequence with more rows than the usual may load its keys more than once.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
     group = num_heads // num_kv_heads
+    is_whole = window is not None and window <= MAX_WHOLE_WINDOW
+    num_splits = len(lens) if is_whole else len(splits) // SPLIT_INTS
     tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * group)))
     tile_tokens = _TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * _TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
-    _attend[(num_kv_heads, len(splits) // SPLIT_INTS, triton.cdiv(max_rows * group, tile_pairs))](
+    _attend[(num_kv_heads, num_splits, triton.cdiv(max_rows * group, tile_pairs))](
         q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, workspace.outs,
         workspace.lses, scale * math.log2(math.e), SPLIT_INTS, num_heads, num_kv_heads, head_dim, block_size,
-        tile_pairs, tile_tokens, dim_tile, window, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
-        **overlap(q.device),
+        tile_pairs, tile_tokens, dim_tile, window, is_whole, num_warps=8 if tile_pairs > 64 else 4,
+        num_stages=num_stages, **overlap(q.device),
     )  # fmt: skip
+    if is_whole:
+        return out
     _merge_parts[(len(part_begins) - 1, num_heads)](
         workspace.outs, workspace.lses, part_begins, sinks, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
         num_warps=2, **overlap(q.device),
@@ -110,14 +115,14 @@ def _attend(
     q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, outs, lses,
     scale_log2, split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
-    window: tl.constexpr, is_overlapped: tl.constexpr,
+    window: tl.constexpr, is_whole: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (kv head, split, tile): pairs of (row, one of the kv head's query heads) over some keys."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
-    kv_head, split, tile = tl.program_id(0), splits + tl.program_id(1) * split_ints, tl.program_id(2)
+    kv_head, tile = tl.program_id(0), tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
-    sequence, begin, end = tl.load(split), tl.load(split + 1), tl.load(split + 2)
+    sequence, begin, end, part, num_parts = _load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
     if (tile * tile_pairs >= num_rows * group) | (begin >= end):
@@ -137,7 +142,7 @@ def _attend(
     row_head = (row_begin + pair // group).to(tl.int64) * num_heads + head
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_pair[:, None] & is_dim, other=0.0)
     queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
-    blocks, num_parts = block_ids + tl.load(block_begins + sequence), tl.load(split + 4)
+    blocks = block_ids + tl.load(block_begins + sequence)
     peak, total = start_softmax(sinks, head, num_parts == 1)
     found = tl.zeros([tile_pairs, dim_tile], tl.float32)
     for start in range(begin, end, tile_tokens):
@@ -165,9 +170,18 @@ def _attend(
     if num_parts == 1:
         tl.store(out + row_head[:, None] * head_dim + d, value.to(out.dtype.element_ty), mask=is_pair[:, None] & is_dim)
     else:
-        target = (tl.load(split + 3) + pair // group * num_parts).to(tl.int64) * num_heads + head
+        target = (part + pair // group * num_parts).to(tl.int64) * num_heads + head
         tl.store(outs + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
         tl.store(lses + target, peak + tl.log2(total), mask=is_pair)
+
+
+@triton.jit
+def _load_split(splits, lens, i, split_ints: tl.constexpr, is_whole: tl.constexpr):
+    """The sequence, the first and last key, where the part of its first row goes, how many parts a row has."""
+    if is_whole:
+        return i, 0 * i, tl.load(lens + i), 0 * i, 0 * i + 1
+    split = splits + i * split_ints
+    return tl.load(split), tl.load(split + 1), tl.load(split + 2), tl.load(split + 3), tl.load(split + 4)
 
 
 @triton.jit

@@ -105,16 +105,17 @@ class Decoder:
         )  # fmt: skip
         short, long = shape.num_short, shape.num_long
         short_q = q[: shape.num_short_rows]
-        if shape.num_items:  # what sequences share comes first
+        if shape.num_items and window is None:  # what sequences share comes first
             shared_attention(
                 short_q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
                 scale=self._scale, kv_scales=layer.kv_scales,
             )  # fmt: skip
         if short:
             decode_attention(
-                short_q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
-                step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
-                scale=self._scale, kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
+                short_q, kv[0], kv[1], step.row_begins, step.lens[:short], step.block_ids, step.block_begins,
+                step.splits, step.part_begins, out, self._workspace, max_rows=shape.max_short_rows,
+                usual_rows=shape.usual_rows, scale=self._scale, kv_scales=layer.kv_scales, window=window,
+                sinks=layer.sinks,
             )  # fmt: skip
         if self.flash and long and window is None and layer.sinks is None:
             self.flash.attend(

@@ -31,8 +31,8 @@ class CudaFlight:
 
     def sample(self, sampling: Sampling) -> None:
         with hardware():
-            asked = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
-            num_tops = {i: num_top for i, num_top in asked if num_top is not None}
+            wanted = ((i, row.request.sampling.logprobs) for i, row in enumerate(sampling.rows))
+            num_tops = {i: num_top for i, num_top in wanted if num_top is not None}
             if num_tops:
                 self._logprobs = Logprobs(self.logits, num_tops, self._staging.upload)
             if sampling.rows:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
+from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
@@ -32,7 +33,7 @@ from hotloop.backends.cuda.step import MAX_SHORT_ROWS, Packed, Shape, capacity, 
 from hotloop.backends.cuda.warm import warm_up
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.backends.cuda.workers import Memory, Plan, Workers, memory_of
-from hotloop.core.config import MAX_DRAFTED_CERTAIN, EngineConfig, LoadFormat, Precision, WeightFormat
+from hotloop.core.config import MAX_DRAFTED_FORCED, EngineConfig, LoadFormat, Precision, WeightFormat
 from hotloop.core.errors import BackendError, ConfigError
 from hotloop.models.dummy import DummyWeights
 from hotloop.models.layout import share_of
@@ -185,12 +186,12 @@ class CudaBackend:
         kv_shape = (spec.num_layers, 2, self.num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         kv = torch.zeros(kv_shape, dtype=kv_dtype, device=device)
         self._decoder = Decoder(spec, weights, kv, group, flash, min_saved_bytes)
-        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_CERTAIN + 1  # rows of one that decodes
+        most = BLOCK_SIZE + config.max_draft_tokens + MAX_DRAFTED_FORCED + 1  # rows of one that decodes
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._splitting = splitting = self._decoder.splitting
-        # what is shared is attended to without a mask
-        is_shared = config.shared_attention and not spec.windows
+        has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
+        is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
         self._sharing = self._decoder.sharing if is_shared else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
         num_splits = splitting.max_splits(config.max_running)

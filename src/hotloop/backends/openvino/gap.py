@@ -13,7 +13,7 @@ from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
 from hotloop.backends.openvino.graph import (
     EXPERTS_GAP,
     GAP,
-    Decoder,
+    DecoderGraph,
     NativeStyle,
     divide_by_roots,
     gather_wanted_rows,
@@ -96,7 +96,7 @@ class GapBackend(CpuBackend):
         self._attention.close()
 
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
-        decoder = Decoder(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
+        decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
         fill_gaps(graph, GAP, self._attention.run, model.spec.num_heads * model.spec.head_dim)
         if self._experts:

@@ -37,7 +37,7 @@ class Style(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class DecoderGraph:
     """Everything but attention; shapes are [..., features], whatever the style puts before."""
 
     spec: ModelSpec

@@ -84,7 +84,7 @@ class WrittenCalls:
             return message
         plain = replace(message, content=answer.text, tool_calls=())
         if answer.is_reworded is None:
-            answer.is_reworded = not _says(word, message, answer.text) and _says(word, plain, answer.text)
+            answer.is_reworded = _is_reworded(word, message, plain)
         return plain if answer.is_reworded else message
 
 
@@ -102,8 +102,8 @@ class _Watched:
         self._answer.text += text
         return self._note(self.parser.push(text))
 
-    def finish(self) -> list[StreamEvent]:
-        events = self._note(self.parser.finish())
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        events = self._note(self.parser.finish(is_cut=is_cut))
         self.written.keep(self._answer)
         return events
 
@@ -121,11 +121,18 @@ class _Watched:
         return events
 
 
-def _says(word: Word, message: Message, text: str) -> bool:
+def _is_reworded(word: Word, message: Message, plain: Message) -> bool:
+    """Whether the template begins the answer otherwise than the model did, and says the model's text as it is."""
+    text, as_text = plain.content.strip(), _say(word, plain)
+    begin = as_text.find(text)
+    return begin >= 0 and not _say(word, message).startswith(as_text[: begin + len(text)])
+
+
+def _say(word: Word, message: Message) -> str:
     try:
-        return text in word(message)
+        return word(message)
     except RequestError:  # it cannot be said by itself: the template is left to it
-        return False
+        return ""
 
 
 def _changes(given: Sequence[Message], changed: Sequence[Message], what: str) -> tuple[str, ...]:

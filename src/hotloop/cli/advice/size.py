@@ -59,7 +59,7 @@ def size(
     Parameters
     ----------
     model
-        A well-known shape, such as llama-3.1-70b or qwen3-32b; a model by name, a GGUF file, a folder with config.json.
+        A well-known shape, such as qwen3-32b; a model by name, a hub id, a GGUF file, a folder with config.json.
     gpu
         A GPU of the table, such as h200, or `this` to measure this machine; all of the table if not given.
     gpus

@@ -1,6 +1,6 @@
 """A run as rows over time: what the model wrote, and which tools ran meanwhile. Told events, it draws.
 
-turn 2  model                     ━━━━━━━━━━━━                  0.9 s  1,203 tokens, 87% cached, 41 written
+turn 2  model                     ━━━━━━━━━━━━                  0.9 s  1,203 prompt tokens, 87% cached, 41 output
         weather {"city":"Paris"}  ··━━━━━━━━━━━━━━━━            1.2 s  18 degrees
         weather {"city":"Rome"}       ····━━━━━━━━━━━━━━━━━━━━  1.6 s  24 degrees
 """
@@ -23,7 +23,7 @@ from hotloop.agent.events import (
 from hotloop.agent.events import Text as Words
 from hotloop.agent.limits import Spent
 from hotloop.cli.output import Bar, count, draw_bar, shorten
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 BAR_CELLS = 30
 LABEL_CHARS = 36
@@ -62,7 +62,7 @@ class TurnRow:
     """When the model last said anything."""
     ended_at: float | None = None
     words: str = ""
-    usage: Usage | None = None
+    usage: ApiUsage | None = None
     calls: dict[str, CallRow] = field(default_factory=dict)
 
     @property
@@ -150,6 +150,6 @@ class Timeline:
         call.result, call.is_error = event.result, event.is_error
 
 
-def describe_usage(usage: Usage) -> str:
+def describe_usage(usage: ApiUsage) -> str:
     share = (usage.num_cached or 0) / usage.num_prompt if usage.num_prompt else 0.0
-    return f"{usage.num_prompt:,} tokens read, {share:.0%} cached, {usage.num_output:,} written"
+    return f"{usage.num_prompt:,} prompt tokens, {share:.0%} cached, {usage.num_output:,} output"

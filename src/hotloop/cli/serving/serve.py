@@ -4,8 +4,11 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from hotloop.cli.loading import load_engine
 from hotloop.cli.output import count
@@ -30,10 +33,13 @@ if TYPE_CHECKING:
     from hotloop.ui.source import Live
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_MODEL_HELP = "What to serve, as --model takes it, and before what that or a setting says."
 MIN_LIFE_S = 60.0
 
 
 def serve(
+    given: Annotated[str | None, Parameter(name="MODEL", help=_MODEL_HELP)] = None,
+    /,
     *,
     model: ModelFlags = ModelConfig(),
     engine: EngineFlags = EngineConfig(),
@@ -48,6 +54,8 @@ def serve(
     from hotloop.cli.serving.pages import live_of_engine, opened_store, page_of
 
     began_at = time.monotonic()
+    if given:
+        model = replace(model, model=given)
     logging.basicConfig(format=_LOG_FORMAT)
     with tracing(trace) as tracer, opened_store(trace) as store, load_engine(model, engine) as loaded:
         from hotloop.server.app import HttpServer
@@ -118,5 +126,5 @@ def route(*, router: RouterFlags = RouterConfig(), trace: TraceFlags = TRACED, c
     fleet = read()
     with tracing(trace) as tracer, opened_store(trace) as store:
         page = make_page if store else None
-        RouterServer(fleet, tracer=tracer, page=page, read_again=read, on_ready=announce).run()
+        RouterServer(fleet, tracer=tracer, page=page, read_config=read, on_ready=announce).run()
     print("drained", file=sys.stderr)

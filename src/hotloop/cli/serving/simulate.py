@@ -49,13 +49,13 @@ def simulate(
 ) -> None:
     """Play recorded traffic against many replicas that exist only on paper, and compare ways to place requests."""
     from hotloop.router.simulation.plot import draw
-    from hotloop.router.simulation.simulate import SIMULATED, Fleet, Simulation
+    from hotloop.router.simulation.simulate import SIMULATED, SimulatedFleet, Simulation
     from hotloop.router.simulation.trace import read_trace
 
     policies = pick_names(flags.policy, SIMULATED, "policy")
     recorded = read_trace(trace)
     num_requests = flags.requests or recorded.num_requests
-    fleet = Fleet(
+    fleet = SimulatedFleet(
         num_replicas=flags.replicas,
         capacity_tokens=flags.capacity,
         prefill_tokens_per_s=flags.read_speed,

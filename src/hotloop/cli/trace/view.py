@@ -36,7 +36,7 @@ PART_WORDS: Mapping[TimePart, tuple[str, str]] = {
     TimePart.NETWORK: ("network", "dim"),
     TimePart.TOOLS: ("tools", "green"),
     TimePart.FORESEEN: ("foreseen tools", "magenta"),
-    TimePart.READ_AHEAD: ("reading ahead", "blue"),
+    TimePart.PREFILL_AHEAD: ("prefill ahead", "blue"),
     TimePart.RUNTIME: ("the runtime", "dim"),
     TimePart.CLIENT: ("the client", "dim"),
 }
@@ -125,10 +125,10 @@ def _heading(ledger: RunLedger) -> Iterator[Text]:
     who = [ledger.agent, f"session {ledger.session}" if ledger.session else "", end]
     yield Text(shorten(", ".join(word for word in (f"run {ledger.trace_id}", *who) if word), MAX_WIDTH), style="bold")
     read, began_at = ledger.tokens.prompt, _local(ledger.start_ns)
-    cost = f", {money(ledger.money)} of money" if ledger.money else ""
+    cost = f", {money(ledger.money)} cost" if ledger.money else ""
     yield Text(
         f"{began_at:%Y-%m-%d %H:%M:%S}: {count(len(ledger.turns), 'turn')} in {duration(ledger.wall_s)}, {read:,} "
-        f"tokens read ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} written{cost}"
+        f"prompt tokens ({_percent(ledger.tokens.cached, read)} cached), {ledger.tokens.output:,} output{cost}"
     )
     guessed, wasted = (sum(getattr(turn, name) for turn in ledger.turns) for name in ("num_foreseen", "num_wasted"))
     foreseen = f"; foreseen {guessed}, wasted {wasted}" if guessed else ""
@@ -144,8 +144,8 @@ def _token_table(turns: Sequence[TurnLedger], ledger: RunLedger) -> Table:
     for turn in turns:
         first = duration(turn.first_token_s) if turn.first_token_s is not None else ""
         table.add_row(str(turn.index), *_token_cells(turn.tokens), first, duration(turn.wall_s))
-        if turn.read_ahead.prompt:
-            table.add_row("ahead", *_token_cells(turn.read_ahead), "", "", style="dim")
+        if turn.prefill_ahead.prompt:
+            table.add_row("ahead", *_token_cells(turn.prefill_ahead), "", "", style="dim")
         if turn.lost.prompt:
             table.add_row("lost", *_token_cells(turn.lost), "", "", style="dim")
     if len(turns) == len(ledger.turns):

@@ -139,7 +139,7 @@ def _call_rows(call: SpanNode, depth: int, numbers: Mapping[str, int]) -> Iterat
     """A question to a model: a row with all that is known of it, and one for each try where there were several."""
     below = list(call.walk())
     number = numbers.get(call.span.span_id)
-    label = "read ahead" if call.is_prefill_only else f"turn {number}" if number else "model"
+    label = "prefill ahead" if call.is_prefill_only else f"turn {number}" if number else "model"
     replica = next((word for each in below if (word := each.span.attributes.get(names.REPLICA))), "")
     siblings = call.parent.children if call.parent else ()
     begun = [_dispatched_at(each) for each in siblings if each.name == names.TOOL]

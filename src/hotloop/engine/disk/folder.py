@@ -26,7 +26,7 @@ _DRAFT = re.compile(r"hotloop-\w+\.draft")
 _ABANDONED_S = 60.0  # a segment is written in far less
 
 
-class Found(NamedTuple):
+class FoundSegment(NamedTuple):
     """A segment that is on disk, as far as its name tells."""
 
     used_at: float
@@ -46,7 +46,7 @@ class Folder:
         with tempfile.TemporaryFile(dir=self.path):
             pass
 
-    def list(self) -> list[Found]:
+    def list(self) -> list[FoundSegment]:
         """Every segment, of any model. What a killed process left half written goes."""
         found = []
         with os.scandir(self.path) as entries:
@@ -54,7 +54,7 @@ class Folder:
                 with suppress(FileNotFoundError):  # another process was quicker
                     stat = entry.stat(follow_symlinks=False)
                     if match := _NAME.fullmatch(entry.name):
-                        found.append(Found(stat.st_mtime, stat.st_size, bytes.fromhex(match[1])))
+                        found.append(FoundSegment(stat.st_mtime, stat.st_size, bytes.fromhex(match[1])))
                     elif _DRAFT.fullmatch(entry.name) and time.time() - stat.st_mtime > _ABANDONED_S:
                         os.unlink(entry.path)
         return found

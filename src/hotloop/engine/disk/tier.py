@@ -54,7 +54,7 @@ class _Load:
     request: Request
     begin: int
     keys: Sequence[bytes]
-    num_asked: int = 0
+    num_requested: int = 0
     num_placed: int = 0
     followers: list[Request] = field(default_factory=list)
 
@@ -179,13 +179,13 @@ class DiskTier:
     def _ask(self) -> None:
         """Have the most urgent segments read, as many as may be under way."""
         while self._num_ahead < self._max_ahead:
-            loads = [load for load in self._loads if load.num_asked < len(load.keys)]
+            loads = [load for load in self._loads if load.num_requested < len(load.keys)]
             if not loads:
                 return
             load = min(loads, key=lambda load: load.request.priority)
             self._num_ahead += 1
-            self.store.read(load.keys[load.num_asked], partial(self._bring, load))
-            load.num_asked += 1
+            self.store.read(load.keys[load.num_requested], partial(self._bring, load))
+            load.num_requested += 1
 
     def _bring(self, load: _Load, data: memoryview | None) -> None:
         self._post(lambda: self._arrive(load, data))

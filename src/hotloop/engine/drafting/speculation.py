@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hotloop.core.config import MAX_DRAFTED_CERTAIN
-from hotloop.engine.decode import Decoder
+from hotloop.core.config import MAX_DRAFTED_FORCED
+from hotloop.engine.decode import TokenDecoder
 from hotloop.engine.drafting.drafter import Drafter, Guess, Want
 from hotloop.engine.grammar.matcher import Matcher
 from hotloop.engine.scheduler import Scheduler
@@ -22,7 +22,7 @@ from hotloop.engine.step import Slice, Step
 _HOPE = 0.7  # for guesses nothing is known about: how often they will be right
 _MEMORY = 30  # guesses that an old opinion counts for
 _MAX_ROUNDS = 3  # a guess, and others after what the grammar forced
-_MAX_ASKED = 32  # requests to guess for in one step
+_MAX_DRAFTING = 32  # requests to guess for in one step
 _MAX_AHEAD = 8  # requests in a step, up to which one that runs ahead of its values is looked after
 _GOOD = 0.5  # how often such a guess must be right
 
@@ -123,7 +123,7 @@ class Draft:
         """What the grammar forces after the last guess; the matcher takes it."""
         if self.matcher is None:
             return []
-        room = MAX_DRAFTED_CERTAIN - len(self.token_ids) + self.num_guesses
+        room = MAX_DRAFTED_FORCED - len(self.token_ids) + self.num_guesses
         forced = self.matcher.forced()[:room]
         for token_id in forced:
             self.matcher.advance(token_id)
@@ -135,7 +135,7 @@ class Draft:
 
 
 class Speculator:
-    def __init__(self, drafter: Drafter, decoder: Decoder, *, max_draft_tokens: int) -> None:
+    def __init__(self, drafter: Drafter, decoder: TokenDecoder, *, max_draft_tokens: int) -> None:
         self._drafter = drafter
         self._decoder = decoder
         self._max_draft_tokens = max_draft_tokens
@@ -148,10 +148,10 @@ class Speculator:
         level = [part for part in step.slices if part.wants_token]
         drafts = self._promising([part for part in level if not part.request.num_pending], len(level), num_tokens)
         for _ in range(_MAX_ROUNDS):
-            asked = [draft for draft in drafts if draft.is_open]
-            if not asked:
+            drafting = [draft for draft in drafts if draft.is_open]
+            if not drafting:
                 break
-            for draft, guess in zip(asked, self._drafter.propose([draft.want() for draft in asked]), strict=True):
+            for draft, guess in zip(drafting, self._drafter.propose([draft.want() for draft in drafting]), strict=True):
                 draft.follow(guess)
         for draft, worth in zip(drafts, self._worth(drafts, num_tokens, len(level)), strict=True):
             draft.undo()
@@ -186,7 +186,7 @@ class Speculator:
         if not parts or self._odds.best / num_level <= self._pace.marginal(num_tokens):
             return []
         drafts = [self._open(part) for part in parts]
-        return [draft for draft in drafts if draft][:_MAX_ASKED]
+        return [draft for draft in drafts if draft][:_MAX_DRAFTING]
 
     def _open(self, part: Slice) -> Draft | None:
         request = part.request

@@ -96,5 +96,5 @@ def large_model(run: LintedRun) -> Iterator[Found]:
 def _most_output(step: LintedStep) -> int | None:
     """How long the answer was or, if that is not known, may be."""
     usage, body = step.request.answer.usage, step.request.body
-    asked = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
-    return usage.num_output if usage else next((num for num in asked if isinstance(num, int)), None)
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+    return usage.num_output if usage else next((num for num in limits if isinstance(num, int)), None)

@@ -34,7 +34,7 @@ _EVENTS_A_TURN = 64  # that are taken in before others get the loop
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
-class Stored(msgspec.Struct, frozen=True):
+class BlockStored(msgspec.Struct, frozen=True):
     """Blocks that a replica has now; the fields in the order of the wire."""
 
     block_hashes: list[int | bytes]
@@ -53,21 +53,21 @@ class Stored(msgspec.Struct, frozen=True):
         return self.lora_id is None and self.lora_name is None and not any(self.extra_keys or ())
 
 
-class Removed(msgspec.Struct, frozen=True):
+class BlockRemoved(msgspec.Struct, frozen=True):
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
 
 
-class Cleared(msgspec.Struct, frozen=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True):
     """A replica has nothing any more."""
 
 
-Event = Stored | Removed | Cleared
-_KINDS: Mapping[str, type[Event]] = {"BlockStored": Stored, "BlockRemoved": Removed, "AllBlocksCleared": Cleared}
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+_KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
 
 
-class Batch(msgspec.Struct, frozen=True):
+class EventBatch(msgspec.Struct, frozen=True):
     """What a replica published at once. `ts` is on its own clock."""
 
     number: int
@@ -77,15 +77,15 @@ class Batch(msgspec.Struct, frozen=True):
     @property
     def is_beginning(self) -> bool:
         """Whether nothing that was said before it matters."""
-        return self.number == 0 or any(isinstance(event, Cleared) for event in self.events)
+        return self.number == 0 or any(isinstance(event, AllBlocksCleared) for event in self.events)
 
 
-def parse_batch(frames: Sequence[bytes]) -> Batch | None:
+def parse_batch(frames: Sequence[bytes]) -> EventBatch | None:
     """The last two frames of a message; None for what is no batch."""
     try:
         ts, events, *_ = msgspec.msgpack.decode(frames[-1])
         parsed = [event for event in map(parse_event, events) if event]
-        return Batch(int.from_bytes(frames[-2], "big", signed=True), float(ts), parsed)
+        return EventBatch(int.from_bytes(frames[-2], "big", signed=True), float(ts), parsed)
     except (IndexError, TypeError, ValueError, msgspec.DecodeError):
         return None
 
@@ -101,7 +101,7 @@ def parse_event(raw: Any) -> Event | None:
         event = msgspec.convert(fields, kind)
     except msgspec.ValidationError:
         return None
-    return None if isinstance(event, (Stored, Removed)) and event.group_idx else event
+    return None if isinstance(event, (BlockStored, BlockRemoved)) and event.group_idx else event
 
 
 class KvEvents:
@@ -116,7 +116,7 @@ class KvEvents:
         self._replay = replay
         self._zmq = load_zmq()
         self._context: Any = None
-        self._last: Batch | None = None
+        self._last: EventBatch | None = None
         self._may_ask_at = 0.0
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class KvEvents:
             elif batch := parse_batch(await socket.recv_multipart()):
                 await self._take(batch)
 
-    async def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: EventBatch) -> None:
         last = self._last
         if last and batch.number <= last.number and batch.ts <= last.ts:
             return  # it was replayed
@@ -177,12 +177,12 @@ class KvEvents:
         for batch in kept or ():
             await self._apply(batch)
 
-    async def _ask(self, number: int) -> list[Batch] | None:
+    async def _ask(self, number: int) -> list[EventBatch] | None:
         """What the replica still has from that batch on; None if it does not say."""
         now = asyncio.get_running_loop().time()
         if not self._replay or now < self._may_ask_at:
             return None
-        batches: list[Batch] = []
+        batches: list[EventBatch] = []
         with self._context.socket(self._zmq.DEALER) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
             socket.setsockopt(self._zmq.RCVHWM, _MAX_QUEUED)
@@ -201,18 +201,18 @@ class KvEvents:
                 if batch := parse_batch(frames):
                     batches.append(batch)
 
-    async def _apply(self, batch: Batch) -> None:
+    async def _apply(self, batch: EventBatch) -> None:
         """A batch; if it is not the one that was to come, it is a beginning."""
         if batch.is_beginning or not self._is_next(batch):
             self._forget()
         self._last = batch
         for i, event in enumerate(batch.events, 1):
             match event:
-                case Cleared():
+                case AllBlocksCleared():
                     self._held.clear()
-                case Removed():
+                case BlockRemoved():
                     self._held.removed(event.block_hashes, event.medium or "")
-                case Stored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
+                case BlockStored(block_hashes=hashes, token_ids=token_ids, block_size=size) if event.is_plain:
                     place, parent = event.medium or "", event.parent_block_hash
                     self._held.stored(hashes, token_ids, block_size=size, parent=parent, place=place)
             if i % _EVENTS_A_TURN == 0:
@@ -220,7 +220,7 @@ class KvEvents:
         if batch.is_beginning:
             self._held.complete()
 
-    def _is_next(self, batch: Batch) -> bool:
+    def _is_next(self, batch: EventBatch) -> bool:
         return batch.number == (self._last.number + 1 if self._last else 0)
 
     def _forget(self) -> None:

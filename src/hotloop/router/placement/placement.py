@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.index import HASH_BYTES, Match, PrefixIndex
-from hotloop.router.placement.policy import Placing, Policy, ReplicaChoice, View
+from hotloop.router.placement.policy import Placing, Policy, ReplicaChoice, ReplicaView
 from hotloop.router.summary import AnswerSummary
 
 MAX_STARTS = 10_000
@@ -30,7 +30,7 @@ SHRINK, GROW = 0.9, 1.001
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptDigest:
     """What placing needs to know of a request: the hashes of its blocks, and sizes as far as they can be told."""
 
     key: bytes = b""
@@ -44,7 +44,7 @@ class Ticket:
     """A request that was placed; given back when it is over."""
 
     choice: ReplicaChoice
-    prompt: Prompt
+    prompt: PromptDigest
     work_tokens: float
 
 
@@ -75,7 +75,7 @@ class Placement:
         self._policy = policy
         self._block_tokens = block_tokens
         self._index = PrefixIndex()
-        self._views: dict[str, View] = {}
+        self._views: dict[str, ReplicaView] = {}
         self._most_tokens: dict[str, int] = {}
         self._pasts: RecentDict[str, _Past] = RecentDict(MAX_SESSIONS)
         self._gaps: OrderedDict[str, _Gap] = OrderedDict()
@@ -88,7 +88,9 @@ class Placement:
         self.remove_replica(name)
         loads = [view.load for view in self._views.values()]
         recent_tokens = weight * sum(loads) / max(1, len(loads))
-        self._views[name] = View(name, recent_tokens=recent_tokens, weight=weight, capacity_tokens=capacity_tokens)
+        self._views[name] = ReplicaView(
+            name, recent_tokens=recent_tokens, weight=weight, capacity_tokens=capacity_tokens
+        )
         self._most_tokens[name] = capacity_tokens
         self._index.add_replica(name, self._to_blocks(capacity_tokens))
 
@@ -109,7 +111,7 @@ class Placement:
 
     def place(
         self,
-        prompt: Prompt,
+        prompt: PromptDigest,
         *,
         now: float = 0.0,
         among: Collection[str] | None = None,
@@ -224,7 +226,7 @@ class Placement:
             view.work_tokens = max(0.0, view.work_tokens + work_tokens - ticket.work_tokens)
         ticket.work_tokens = work_tokens
 
-    def _look(self, views: Iterable[View], match: Match, prompt: Prompt, known: Mapping[str, int]) -> None:
+    def _look(self, views: Iterable[ReplicaView], match: Match, prompt: PromptDigest, known: Mapping[str, int]) -> None:
         matched = {name: num_blocks * self._block_tokens for name, num_blocks in match.blocks.items()}
         past = self._pasts.get(prompt.session)
         home = past.home if past else ""
@@ -241,7 +243,7 @@ class Placement:
         if gap and view:
             view.returning_tokens = max(0.0, view.returning_tokens - gap.work_tokens)
 
-    def _update_held(self, view: View) -> None:
+    def _update_held(self, view: ReplicaView) -> None:
         view.held_tokens = self._index.num_blocks(view.name) * self._block_tokens
 
     def _to_blocks(self, num_tokens: int) -> int:

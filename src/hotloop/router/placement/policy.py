@@ -18,7 +18,7 @@ LIGHT_SHARE = 0.1
 
 
 @dataclass(slots=True)
-class View:
+class ReplicaView:
     """What is known about one replica when a request has to be placed. A policy only looks."""
 
     name: str
@@ -79,10 +79,10 @@ class Placing:
         return NUM_DELAYED / (1 + 2 * self.num_alike)
 
 
-Policy = Callable[[Sequence[View], Placing], ReplicaChoice]
+Policy = Callable[[Sequence[ReplicaView], Placing], ReplicaChoice]
 
 
-def prefix(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def prefix(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     warm = [view for view in views if view.matched_tokens >= LIGHT_SHARE * placing.num_tokens]
     if not warm and placing.session:  # it will stay, so it goes to whoever has least to do of all
         return min(views, key=lambda view: (view.waiting + view.load, not view.is_home)).chosen("cold")
@@ -99,7 +99,7 @@ def prefix(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     return best.chosen(f"{'warm' if best in warm else 'moved'}, {warmest.name} is busy")
 
 
-def session(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def session(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     """Where the session was, whatever is known of its prompt, unless waiting there costs more than to begin anew."""
     least = _freer_of_two(views, placing)
     for view in views:
@@ -108,15 +108,15 @@ def session(views: Sequence[View], placing: Placing) -> ReplicaChoice:
     return least.chosen("new session")
 
 
-def least_load(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def least_load(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     return min(views, key=lambda view: (view.waiting, view.load)).chosen("least load")
 
 
-def round_robin(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def round_robin(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     return views[placing.turn % len(views)].chosen("its turn")
 
 
-def at_random(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def at_random(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     return placing.dice.choice(views).chosen("chance")
 
 
@@ -129,7 +129,7 @@ POLICIES: Mapping[str, Policy] = {
 }
 
 
-def _cost(view: View, placing: Placing, mean_load: float) -> float:
+def _cost(view: ReplicaView, placing: Placing, mean_load: float) -> float:
     num_uncached = placing.num_tokens - view.matched_tokens
     is_full = view.held_tokens + num_uncached > view.capacity_tokens
     cost = view.waiting + (placing.prefill_cost + is_full) * num_uncached / view.weight
@@ -139,7 +139,7 @@ def _cost(view: View, placing: Placing, mean_load: float) -> float:
     return cost
 
 
-def _freer_of_two(views: Sequence[View], placing: Placing) -> View:
+def _freer_of_two(views: Sequence[ReplicaView], placing: Placing) -> ReplicaView:
     """Of two taken at random: the one with less to do, and less lately."""
     two = placing.dice.sample(views, min(2, len(views)))
     return min(two, key=lambda view: (view.waiting + view.load, view.name))

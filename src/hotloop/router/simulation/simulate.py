@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from hotloop.router.placement.placement import OUTPUT_COST, Placement, Prompt
-from hotloop.router.placement.policy import POLICIES, Placing, Policy, ReplicaChoice, View
+from hotloop.router.placement.placement import OUTPUT_COST, Placement, PromptDigest
+from hotloop.router.placement.policy import POLICIES, Placing, Policy, ReplicaChoice, ReplicaView
 from hotloop.router.simulation.trace import Arrival, Session, Trace, key_of, repeat
 from hotloop.router.summary import AnswerSummary
 
@@ -25,7 +25,7 @@ USUAL_OUTPUT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class SimulatedFleet:
     num_replicas: int = 64
     capacity_tokens: int = 4_000_000
     prefill_tokens_per_s: float = 20_000.0
@@ -72,7 +72,7 @@ class Figures:
 class Simulation:
     """One policy, one fleet, one trace. A process is a generator of the times at which it goes on."""
 
-    def __init__(self, trace: Trace, fleet: Fleet, policy: str, *, seed: int = 0) -> None:
+    def __init__(self, trace: Trace, fleet: SimulatedFleet, policy: str, *, seed: int = 0) -> None:
         self.figures = Figures(policy)
         self._trace = trace
         self._fleet = fleet
@@ -113,7 +113,7 @@ class Simulation:
             if turn:
                 now += arrival.think_s
                 yield now
-            prompt = Prompt(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
+            prompt = PromptDigest(key_of(arrival.runs, world), arrival.num_tokens, USUAL_OUTPUT, name)
             ticket = self._placement.place(prompt, now=now)
             assert ticket
             replica = ticket.choice.name
@@ -129,13 +129,13 @@ class Simulation:
             self._placement.finish(ticket, answer, now=now)
 
 
-def consistent_hash(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def consistent_hash(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     """The same session always to the same replica, whatever happens there."""
     name = placing.session or placing.turn
     return max(views, key=lambda view: zlib.crc32(f"{name} {view.name}".encode())).chosen("hash")
 
 
-def cache_aware(views: Sequence[View], placing: Placing) -> ReplicaChoice:
+def cache_aware(views: Sequence[ReplicaView], placing: Placing) -> ReplicaChoice:
     """A published policy: the longest match if it is over 0.3 of the prompt, else whoever runs least; and whoever runs
     least at all times while the fleet is out of balance by more than 64 requests and a half.
     """

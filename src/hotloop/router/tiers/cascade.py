@@ -72,20 +72,29 @@ def strip_logprobs(answer: Mapping[str, Any], request: Mapping[str, Any]) -> dic
 
 
 def render_stream(answer: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[bytes]:
-    """Server-sent events: all that is said and called, why it ended, and the usage if it was asked for."""
+    """Server-sent events: the role, the text, each call, why it ended, and the usage if the client wants it."""
     head = {key: value for key, value in answer.items() if key not in ("choices", "usage")}
     head["object"] = "chat.completion.chunk"
     options = request.get("stream_options")
     has_usage = bool(options.get("include_usage")) if isinstance(options, Mapping) else False
     more = {"usage": None} if has_usage else {}
     choice = answer["choices"][0]
-    calls = [{"index": index, **call} for index, call in enumerate(choice["message"].get("tool_calls") or ())]
-    said = {key: value for key, value in choice["message"].items() if value or key == "content"}
     ended = {key: value for key, value in choice.items() if key not in ("message", "logprobs")}
-    delta = {**said, "tool_calls": calls} if calls else said
-    begun = {"index": 0, "delta": delta, "logprobs": choice.get("logprobs"), "finish_reason": None}
-    yield write_data({**head, "choices": [begun], **more})
+    for delta in _deltas(choice["message"]):
+        logprobs = choice.get("logprobs") if delta.get("content") else None
+        piece = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        yield write_data({**head, "choices": [piece], **more})
     yield write_data({**head, "choices": [{"index": 0, "delta": {}, **ended}], **more})
     if has_usage:
         yield write_data({**head, "choices": [], "usage": answer.get("usage")})
     yield DONE
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    text = message.get("content")
+    rest = {key: value for key, value in message.items() if value and key not in ("content", "tool_calls")}
+    yield {**rest, "content": None if text is None else ""}
+    if text:
+        yield {"content": text}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        yield {"tool_calls": [{"index": index, **call}]}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from hotloop.core.errors import ConfigError
-from hotloop.wire.usage import Usage
+from hotloop.wire.usage import ApiUsage
 
 Task = Literal["classification", "extraction", "summary", "qa", "reasoning", "code"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -35,14 +35,14 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of cached prompt tokens; as others if not given."""
     output_price: NotNegative = 0.0
 
-    def cost(self, usage: Usage) -> float:
+    def cost(self, usage: ApiUsage) -> float:
         num_cached = usage.num_cached or 0
         cached_price = self.input_price if self.cached_price is None else self.cached_price
         prompt = (usage.num_prompt - num_cached) * self.input_price + num_cached * cached_price
         return (prompt + usage.num_output * self.output_price) / _MILLION
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TierRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Requests for which all of this holds go to the tier. What is not given is not asked for."""
 
     tier: str
@@ -83,7 +83,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Name = "auto"
     default: str = ""
     """The tier where no rule fits; the largest if not given."""
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TierRule, ...] = ()
     classifier: ClassifierName = "none"
     """Who tells the task where the client does not: nobody, the smallest tier (`labels`), or n-grams (`embedding`)."""
     min_score: float = 0.2

@@ -12,9 +12,9 @@ from typing import Any
 from hotloop.core.recent import RecentDict
 from hotloop.router.placement.placement import OUTPUT_COST
 from hotloop.router.tiers.classify import Centres, labels_body, read_scores
-from hotloop.router.tiers.config import Route, Rule, Task, Tier, TiersConfig
+from hotloop.router.tiers.config import Route, Task, Tier, TierRule, TiersConfig
 from hotloop.router.tiers.features import Features
-from hotloop.wire.usage import Usage, read_usage
+from hotloop.wire.usage import ApiUsage, read_usage
 
 MAX_SESSIONS = 50_000
 
@@ -27,8 +27,8 @@ class Reply:
     latency_s: float = 0.0
 
     @property
-    def usage(self) -> Usage:
-        return read_usage((self.answer or {}).get("usage")) or Usage()
+    def usage(self) -> ApiUsage:
+        return read_usage((self.answer or {}).get("usage")) or ApiUsage()
 
 
 AskModel = Callable[[Tier, dict[str, Any]], Awaitable[Reply]]
@@ -99,14 +99,14 @@ class Tiers:
             """Of this turn, given what is cached there. Without prices nothing is worth staying for."""
             num_tokens, at = stay.held.get(tier.name, (0, now))
             num_cached = min(num_tokens, features.num_tokens) if now - at <= route.sticky_s else 0
-            return tier.cost(Usage(features.num_tokens, num_cached, num_output))
+            return tier.cost(ApiUsage(features.num_tokens, num_cached, num_output))
 
         here = self.config.tier(stay.tier)
         if cost(here) < cost(wanted):
             return TierChoice(here.name, here.model, f"cache worth more than {wanted.name} saves ({reason})")
         return TierChoice(wanted.name, wanted.model, reason)
 
-    def learn(self, session: str, tier: str, usage: Usage, now: float) -> None:
+    def learn(self, session: str, tier: str, usage: ApiUsage, now: float) -> None:
         """An answer came from the tier, which then has the prompt and the answer cached."""
         if session:
             stay = self._stays.get(session) or Stay()
@@ -147,11 +147,11 @@ def can_need_task(route: Route, features: Features) -> bool:
     return False
 
 
-def _fits(rule: Rule, features: Features, task: Task | None) -> bool:
+def _fits(rule: TierRule, features: Features, task: Task | None) -> bool:
     return all(holds for _, holds in _conditions(rule, features, task))
 
 
-def _conditions(rule: Rule, features: Features, task: Task | None) -> Iterator[tuple[str, bool]]:
+def _conditions(rule: TierRule, features: Features, task: Task | None) -> Iterator[tuple[str, bool]]:
     """What a rule asks for, in short words that go into a header, and whether that holds."""
     if rule.tasks:
         yield f"task {task}", task in rule.tasks
@@ -169,7 +169,7 @@ def _conditions(rule: Rule, features: Features, task: Task | None) -> Iterator[t
 
 
 @dataclass(slots=True)
-class Tally:
+class TierTotals:
     num_answers: int = 0
     num_discarded: int = 0
     """Answers that a cascade did not take, and steps of a classifier."""
@@ -187,9 +187,9 @@ class Saved:
 
     def __init__(self, tiers: tuple[Tier, ...]) -> None:
         self._tiers = {tier.name: tier for tier in tiers}
-        self.tallies = {tier.name: Tally() for tier in tiers}
+        self.tallies = {tier.name: TierTotals() for tier in tiers}
 
-    def record(self, name: str, usage: Usage, latency_s: float, *, is_answer: bool = True) -> None:
+    def record(self, name: str, usage: ApiUsage, latency_s: float, *, is_answer: bool = True) -> None:
         """An answer that reached its client, or one that was thrown away and only cost."""
         *_, largest = self._tiers.values()
         tally = self.tallies[name]

@@ -19,7 +19,7 @@ from hotloop.core.config import Explanations
 from hotloop.core.recent import RecentDict
 from hotloop.core.request import FinishReason, Request
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.account import Account, account_for
+from hotloop.server.account import PromptAccount, account_for
 from hotloop.server.errors import UnknownExplanation
 from hotloop.server.explain.past import Past, PastPrompt
 from hotloop.server.metrics import Metrics
@@ -47,7 +47,7 @@ class Explanation:
 
     answer_id: str
     caller: Caller
-    accounts: Sequence[Account]
+    accounts: Sequence[PromptAccount]
     compared_with: str | None
     changes: Sequence[str]
     num_exact: int
@@ -84,7 +84,7 @@ class Inquiry:
         self._requests: Sequence[Request] = ()
         self._answer_id = ""
         self._num_open = 0
-        self._accounts: list[Account] = []  # once there is nothing to add
+        self._accounts: list[PromptAccount] = []  # once there is nothing to add
 
     @property
     def changes(self) -> list[str]:
@@ -118,14 +118,14 @@ class Inquiry:
             )
             self._explainer.keep(explanation)
 
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[PromptAccount]:
         """Where the tokens of each prompt came from; nothing before all of them were prefilled."""
         if self._accounts or not self._explainer or not self._is_prefilled:
             return self._accounts
         size = self._explainer.block_size
         accounts = [
-            account_for(asked.comparison, request.num_prompt, request.num_cached, size, request.eviction)
-            for asked, request in zip(self._questions, self._requests, strict=True)
+            account_for(question.comparison, request.num_prompt, request.num_cached, size, request.eviction)
+            for question, request in zip(self._questions, self._requests, strict=True)
         ]
         if not self._num_open:
             self._accounts = accounts
@@ -156,7 +156,7 @@ class Inquiry:
         return bool(self._requests) and all(request.first_token_at is not None for request in self._requests)
 
 
-NOTHING_ASKED = Inquiry()
+NO_INQUIRY = Inquiry()
 
 
 class Explainer:

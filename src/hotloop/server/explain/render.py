@@ -11,11 +11,11 @@ from itertools import zip_longest
 from hotloop.chat.compare import find_spot, find_words
 from hotloop.chat.prompt import Prompt
 from hotloop.core.request import Usage, Wait
-from hotloop.server.account import Account, Cause
+from hotloop.server.account import Cause, PromptAccount
 from hotloop.server.explain.inquiry import Diagnosis, Explainer, Explanation, Inquiry
 from hotloop.server.tenants import Caller
-from hotloop.wire import usage as wire
 from hotloop.wire.field import Json, present
+from hotloop.wire.usage import ApiUsage
 
 # As it is called in an answer, and in the engine's usage.
 _WORK = {
@@ -36,7 +36,7 @@ def answer_usage(
     num_choices: int = 1,
     num_kept: int | None = None,
     is_silent: bool = False,
-) -> wire.Usage:
+) -> ApiUsage:
     """The choices of one prompt lie next to each other; its tokens are counted once, as the first of them found it.
     `num_kept` is how much of a prompt the client asked to keep, if that counts; else all of it is cached now."""
     prompts = usages[::num_choices]
@@ -44,7 +44,7 @@ def answer_usage(
     num_cached = sum(usage.num_cached for usage in prompts)
     num_output = 0 if is_silent else sum(usage.num_output for usage in usages)
     num_written = max((num_prompt if num_kept is None else num_kept) - num_cached, 0)
-    return wire.Usage(num_prompt, num_cached, num_output, num_written, hotloop=_render_work(usages, inquiry))
+    return ApiUsage(num_prompt, num_cached, num_output, num_written, hotloop=_render_work(usages, inquiry))
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> Json:
@@ -98,7 +98,7 @@ def render_explanation(explanation: Explanation, viewer: Caller, explainer: Expl
     }
 
 
-def _render_counts(accounts: Sequence[Account]) -> Json:
+def _render_counts(accounts: Sequence[PromptAccount]) -> Json:
     num_recomputed = sum(account.num_recomputed for account in accounts)
     return {
         "new_tokens": sum(account.num_new for account in accounts),

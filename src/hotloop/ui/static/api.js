@@ -24,9 +24,9 @@ export async function ask(path, signal, seen = {}) {
     const answer = await fetch(new URL(path, ROOT), { headers, signal, credentials: "omit", cache: "no-store" });
     if (answer.status === 304) return null;
     if (answer.ok) {
-      const told = await answer.json();
+      const data = await answer.json();
       seen.tag = answer.headers.get("ETag");
-      return told;
+      return data;
     }
     if (answer.status !== 401) throw await refusal(answer);
     if (key === sessionStorage.getItem(KEY)) await door.askKey(Boolean(key)); // else another was given meanwhile
@@ -43,14 +43,14 @@ async function refusal(answer) {
 export async function follow(path, everyMs, signal, onAnswer, onTrouble = () => {}, seen = {}) {
   while (!signal.aborted) {
     const began = performance.now();
-    let told;
+    let data;
     try {
-      told = await ask(path(), signal, seen);
+      data = await ask(path(), signal, seen);
     } catch (error) {
       if (signal.aborted) return;
       onTrouble(error);
     }
-    if (told !== undefined && onAnswer(told) === false) return;
+    if (data !== undefined && onAnswer(data) === false) return;
     const rest = Math.min(REST * (performance.now() - began), MAX_REST_MS);
     await pause(Math.max(everyMs, rest), signal);
     if (document.hidden && !signal.aborted) await untilSeen(signal);

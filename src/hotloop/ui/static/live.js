@@ -15,15 +15,15 @@ export async function followLive(path, everyMs, signal, onAnswer, seen) {
     pulse.classList.toggle("lost", isLost);
   };
   signal.addEventListener("abort", () => say(""));
-  const heard = (told) => {
+  const heard = (data) => {
     say("live");
-    return onAnswer(told);
+    return onAnswer(data);
   };
   await follow(path, everyMs, signal, heard, () => say("no answer; still trying", true), seen);
   if (!signal.aborted) say("");
 }
 
-/** How long something that goes on has lasted: so long when it was told of, and longer ever since. */
+/** How long something that goes on has lasted: as long as was reported, plus the time since. */
 export function ticking(runningMs) {
   return el("span", { "data-since": performance.now() - runningMs }, duration(runningMs));
 }

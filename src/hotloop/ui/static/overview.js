@@ -37,11 +37,11 @@ function showLatest(place, signal) {
   const list = el("div", {});
   const latest = panel("Latest runs", more, list);
   latest.classList.add("latest");
-  let told = "";
+  let drawn = "";
   follow(() => "runs?limit=8", 4 * EVERY_MS, signal, ({ runs }) => {
     const now = JSON.stringify(runs.map((run) => ({ ...run, running_ms: null }))); // that one ticks by itself
-    if (now === told) return;
-    told = now;
+    if (now === drawn) return;
+    drawn = now;
     keepFocus(list, () => list.replaceChildren(runs.length ? listRuns(runs) : noRuns()));
     if (!latest.isConnected) place.append(latest);
   });

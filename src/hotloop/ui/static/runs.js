@@ -145,16 +145,16 @@ class RunList {
 
   mix(page) {
     const known = new Map(this.runs.map((run) => [run.id, run]));
-    const told = new Map(page.runs.map((run) => [run.id, run]));
+    const newer = new Map(page.runs.map((run) => [run.id, run]));
     const until = page.before === null ? -Infinity : page.runs.at(-1).start_ms; // what is older was not asked for
-    const isGone = (run) => run.start_ms > until && !told.has(run.id);
+    const isGone = (run) => run.start_ms > until && !newer.has(run.id);
     const isSame = page.runs.every((run) => known.has(run.id) && isAlike(run, known.get(run.id)));
     if (isSame && !this.runs.some(isGone)) return;
     if (this.rows.element.scrollTop > 0) {
-      this.runs = this.runs.map((run) => told.get(run.id) ?? run);
+      this.runs = this.runs.map((run) => newer.get(run.id) ?? run);
     } else {
       const chosen = this.runs[this.rows.chosen]?.id;
-      const rest = this.runs.filter((run) => !told.has(run.id) && !isGone(run));
+      const rest = this.runs.filter((run) => !newer.has(run.id) && !isGone(run));
       if (!rest.length) this.before = page.before;
       this.runs = [...page.runs, ...rest];
       this.rows.chosen = this.runs.findIndex((run) => run.id === chosen);

@@ -84,7 +84,7 @@ class _Choice(msgspec.Struct):
         return next((stop for stop in (self.stop_reason, self.matched_stop) if isinstance(stop, str)), None)
 
 
-class Completion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct):
     id: Any = None
     model: Any = None
     choices: list[_Choice] | None = None
@@ -92,7 +92,7 @@ class Completion(msgspec.Struct):
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(Completion)
+_decoder = msgspec.json.Decoder(ChatCompletion)
 
 
 class ChatReader(Reader):
@@ -219,7 +219,7 @@ class ChatReader(Reader):
         return None if is_other or is_again else call
 
 
-def _decode(data: bytes | str) -> Completion:
+def _decode(data: bytes | str) -> ChatCompletion:
     completion = decode(_decoder, data)
     if completion.error:
         raise read_event_failure({"error": completion.error})

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from hotloop.core.message import Thought
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Turn, is_signed, render_block, text_of
-from hotloop.wire.policy import Target, offer_tools
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, ToolResult, Turn, is_signed, render_block, text_of
+from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
+from hotloop.wire.request import ApiRequest, ApiTool
 
 MAX_USER_CHARS = 64
 """Of `user`, to OpenAI; the hash that stands for a longer one has as many."""
@@ -23,7 +23,7 @@ SHARED = {"safety_identifier", "metadata"}
 _EFFORTS = ("none", "minimal", "low", "medium", "high")
 
 
-def render_request(request: Request, target: Target) -> Json:
+def render_request(request: ApiRequest, target: RenderTarget) -> Json:
     return {
         **render_rest(request, target, "chat"),
         "model": request.model,
@@ -32,10 +32,17 @@ def render_request(request: Request, target: Target) -> Json:
         **_render_sampling(request, target),
         **_render_output(request, target),
         **render_common(request, target),
+        **_render_continued(request, target),
     }
 
 
-def render_rest(request: Request, target: Target, home: Api) -> Json:
+def _render_continued(request: ApiRequest, target: RenderTarget) -> Json:
+    """In the words that engines have for it; OpenAI has none."""
+    is_said = request.is_continued and not target.is_strict
+    return {"continue_final_message": True, "add_generation_prompt": False} if is_said else {}
+
+
+def render_rest(request: ApiRequest, target: RenderTarget, home: Api) -> Json:
     """Engines take many fields of their own, and ignore the rest; OpenAI refuses what it does not know."""
     is_home = request.api == home
     lost = [] if is_home else [name for name, value in request.own.items() if value]
@@ -45,7 +52,7 @@ def render_rest(request: Request, target: Target, home: Api) -> Json:
     return {**(request.own if is_home else {}), **kept}
 
 
-def render_common(request: Request, target: Target) -> Json:
+def render_common(request: ApiRequest, target: RenderTarget) -> Json:
     rendered = present(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -58,7 +65,7 @@ def render_common(request: Request, target: Target) -> Json:
     return rendered | target.keeps(request.cache.mark)
 
 
-def render_effort(request: Request, target: Target) -> str | None:
+def render_effort(request: ApiRequest, target: RenderTarget) -> str | None:
     effort = request.effort
     if effort is None or request.api != "messages" or effort in _EFFORTS:
         return effort
@@ -70,14 +77,14 @@ def render_call(call: Call) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.flat_name, "arguments": call.arguments}}
 
 
-def _render_turns(request: Request, target: Target) -> list[Json]:
+def _render_turns(request: ApiRequest, target: RenderTarget) -> list[Json]:
     messages = [message for turn in request.turns for message in _render_turn(turn, target)]
-    if request.api != "chat" and request.turns[-1].role == "assistant":
-        target.notes.add("the last turn is the assistant's: it is answered, not continued")
+    if request.is_continued and target.is_strict:
+        target.notes.add(NOT_CONTINUED)
     return messages
 
 
-def _render_turn(turn: Turn, target: Target) -> list[Json]:
+def _render_turn(turn: Turn, target: RenderTarget) -> list[Json]:
     named = present(name=turn.name)
     match turn.role:
         case "assistant":
@@ -88,10 +95,10 @@ def _render_turn(turn: Turn, target: Target) -> list[Json]:
     return [{"role": "system", "content": content, **named}] if content else []
 
 
-def _render_user_turn(turn: Turn, target: Target, named: Json) -> list[Json]:
+def _render_user_turn(turn: Turn, target: RenderTarget, named: Json) -> list[Json]:
     """Results are messages of their own, and come first: they answer the calls before."""
-    results = [part for part in turn.parts if isinstance(part, Result)]
-    rest = [part for part in turn.parts if not isinstance(part, Result)]
+    results = [part for part in turn.parts if isinstance(part, ToolResult)]
+    rest = [part for part in turn.parts if not isinstance(part, ToolResult)]
     if not results:
         return [{"role": "user", "content": _render_content(rest, turn.is_plain, target) or "", **named}]
     messages = [_render_result(result, target) for result in results]
@@ -100,7 +107,7 @@ def _render_user_turn(turn: Turn, target: Target, named: Json) -> list[Json]:
     return [*messages, {"role": "user", "content": parts, **named}] if parts else messages
 
 
-def _render_result(result: Result, target: Target) -> Json:
+def _render_result(result: ToolResult, target: RenderTarget) -> Json:
     for part in result.parts:
         if not isinstance(part, Thought):
             target.lose_mark(part.mark)
@@ -111,7 +118,7 @@ def _render_result(result: Result, target: Target) -> Json:
     return {"role": "tool", "tool_call_id": result.call_id, "content": content}
 
 
-def _show(result: Result, target: Target) -> list[Json]:
+def _show(result: ToolResult, target: RenderTarget) -> list[Json]:
     """The pictures in a tool's result: a chat has them in the user's messages only."""
     pictures = [part for part in result.parts if isinstance(part, Image) or (isinstance(part, File) and part.url)]
     if not pictures:
@@ -121,7 +128,7 @@ def _show(result: Result, target: Target) -> list[Json]:
     return [caption, *(_render_part(part) for part in pictures)]
 
 
-def _render_assistant(turn: Turn, target: Target) -> Json:
+def _render_assistant(turn: Turn, target: RenderTarget) -> Json:
     """An answer comes back in as many parts as it was given out in, and was one text."""
     for part in turn.parts:
         if isinstance(part, Opaque):
@@ -135,7 +142,7 @@ def _render_assistant(turn: Turn, target: Target) -> Json:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _render_thoughts(thoughts: list[Thought], target: Target) -> Json:
+def _render_thoughts(thoughts: list[Thought], target: RenderTarget) -> Json:
     """Engines that give reasoning out as such take it back the same way, and templates know where it belongs."""
     signed = [render_block(thought) for thought in thoughts if is_signed(thought)]
     rendered: Json = {"thinking_blocks": signed} if signed and target.takes_signatures else {}
@@ -151,14 +158,14 @@ def _render_thoughts(thoughts: list[Thought], target: Target) -> Json:
     return rendered
 
 
-def _render_content(parts: Iterable[Part], is_plain: bool, target: Target) -> str | list[Json]:
+def _render_content(parts: Iterable[Part], is_plain: bool, target: RenderTarget) -> str | list[Json]:
     rendered = _render_parts(parts, target)
     if is_plain and len(rendered) == 1 and set(rendered[0]) == {"type", "text"}:
         return str(rendered[0]["text"])
     return rendered
 
 
-def _render_parts(parts: Iterable[Part], target: Target) -> list[Json]:
+def _render_parts(parts: Iterable[Part], target: RenderTarget) -> list[Json]:
     rendered = []
     for part in parts:
         if isinstance(part, Opaque) and part.text is None:
@@ -177,7 +184,7 @@ def _render_part(part: Part) -> Json:
     return {"type": "text", "text": text_of(part) or ""}
 
 
-def _render_tools(request: Request, target: Target) -> Json:
+def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     tools, choice = offer_tools(request, target), request.choice
     if not tools:
         return {}
@@ -189,7 +196,7 @@ def _render_tools(request: Request, target: Target) -> Json:
     )
 
 
-def _render_tool(tool: Tool, target: Target) -> Json:
+def _render_tool(tool: ApiTool, target: RenderTarget) -> Json:
     function = present(
         name=tool.name,
         description=tool.description,
@@ -199,7 +206,7 @@ def _render_tool(tool: Tool, target: Target) -> Json:
     return {"type": "function", "function": function, **target.keeps(tool.mark)}
 
 
-def _render_sampling(request: Request, target: Target) -> Json:
+def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:
     limit = target.limit or ("max_completion_tokens" if target.is_strict else "max_tokens")
     if request.max_tokens == 0:
         target.notes.add("max_tokens: 0 becomes 1, since a chat cannot only be read")
@@ -212,7 +219,7 @@ def _render_sampling(request: Request, target: Target) -> Json:
     )
 
 
-def _render_output(request: Request, target: Target) -> Json:
+def _render_output(request: ApiRequest, target: RenderTarget) -> Json:
     form, shape = None, request.shape
     if shape:
         named = {"name": "answer", "schema": shape.schema, **shape.about}
@@ -227,7 +234,7 @@ def _render_output(request: Request, target: Target) -> Json:
     return rendered | _render_thinking(request, target)
 
 
-def _render_thinking(request: Request, target: Target) -> Json:
+def _render_thinking(request: ApiRequest, target: RenderTarget) -> Json:
     """Models that can think are told when they should not. Whether they do otherwise is up to them."""
     thinking = request.thinking
     if thinking is None:
@@ -241,7 +248,7 @@ def _render_thinking(request: Request, target: Target) -> Json:
     return {}
 
 
-def _render_user(user: str, target: Target) -> str:
+def _render_user(user: str, target: RenderTarget) -> str:
     """Clients put whole objects into it; to OpenAI its hash names the same user."""
     if target.is_strict and len(user) > MAX_USER_CHARS:
         target.notes.add("metadata.user_id is too long for the replica's API: its hash is sent")

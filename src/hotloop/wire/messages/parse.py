@@ -7,9 +7,9 @@ from typing import Any
 from hotloop.core.errors import RequestError
 from hotloop.wire.arguments import write_arguments
 from hotloop.wire.field import Body, Field, Json, read_flag, read_number, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Role, Text, Turn, parse_block, parse_content
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Role, Text, ToolResult, Turn, parse_block, parse_content
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Cache, Choice, ChoiceMode, Request, Shape, Tool
+from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
 _OWN = {
     *("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed", "user_profile_id"),
@@ -23,7 +23,7 @@ _MODES: dict[str, ChoiceMode] = {"auto": "auto", "none": "none", "any": "require
 _SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiRequest:
     fields = Body(body)
     given = Field(fields)
     messages = given.need("messages").each()
@@ -34,7 +34,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Reques
     tier, top_k = read_text(given, "service_tier"), given.get("top_k")
     if thinking := given.get("thinking"):
         thinking.kind()
-    request = Request(
+    request = ApiRequest(
         api="messages",
         model=given.need("model").text(),
         turns=(*_parse_system(given.get("system")), *map(_parse_turn, messages)),
@@ -78,7 +78,7 @@ def _parse_block(block: Field) -> Part:
     return part.marked(mark) if mark is not None else part
 
 
-def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result | Opaque:
+def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | ToolResult | Opaque:
     match kind:
         case "text":
             return Text(block.need_text("text"), at=block)
@@ -96,7 +96,7 @@ def _parse_known(block: Field, kind: str) -> Text | Image | File | Call | Result
             content = block.get("content")
             parts, is_plain = parse_content(content, _parse_block), content is None or content.is_text
             is_error = bool(read_flag(block, "is_error"))
-            return Result(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
+            return ToolResult(block.need_text("tool_use_id"), parts, is_plain, is_error, at=block)
     return Opaque("messages", kind, _unmarked(block), is_private=bool(_PRIVATE.fullmatch(kind)), at=block)
 
 
@@ -129,13 +129,13 @@ def _data_url(source: Field) -> str:
     return f"data:{source.need('media_type').text()};base64,{source.need('data').text()}"
 
 
-def _parse_tool(tool: Field, notes: Notes | None) -> Tool | Opaque:
+def _parse_tool(tool: Field, notes: Notes | None) -> ApiTool | Opaque:
     kind, mark = read_text(tool, "type"), read_object(tool, "cache_control")
     if kind is not None and kind != "custom":
         return Opaque("messages", kind, _unmarked(tool), is_private=True, mark=mark, at=tool)
     if notes:
         notes.lose([f"tools.{name}" for name in tool.object() if name not in _TOOL])
-    return Tool(
+    return ApiTool(
         tool.need("name").text(),
         read_text(tool, "description"),
         tool.need("input_schema").object(),
@@ -155,10 +155,10 @@ def _parse_choice(choice: Field | None) -> Choice:
     return Choice(_MODES[choice.kind()], name, is_parallel=False if is_alone else None)
 
 
-def _parse_shape(config: Field | None) -> Shape | None:
+def _parse_shape(config: Field | None) -> OutputShape | None:
     form = config.get("format") if config else None
     if form is None:
         return None
     if form.kind() != "json_schema":
         raise form.need("type").refuse("expected json_schema")
-    return Shape(form.need("schema").object(), {"strict": True})
+    return OutputShape(form.need("schema").object(), {"strict": True})

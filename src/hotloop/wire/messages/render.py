@@ -14,9 +14,9 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
 from hotloop.wire.arguments import read_arguments, tidy_id
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, is_signed, render_block
-from hotloop.wire.policy import Target, offer_tools
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Text, ToolResult, Turn, is_signed, render_block
+from hotloop.wire.policy import RenderTarget, offer_tools
+from hotloop.wire.request import ApiRequest, ApiTool
 
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic wants to be told; every model of the last years can write as much."""
@@ -43,7 +43,7 @@ _SERVICE_TIERS = {"auto": "auto", "default": "standard_only"}
 _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 
-def render_request(request: Request, target: Target) -> Json:
+def render_request(request: ApiRequest, target: RenderTarget) -> Json:
     rest = _render_rest(request, target)
     if request.max_tokens is None:
         target.notes.add(f"max_tokens is not given: {DEFAULT_MAX_TOKENS}")
@@ -61,7 +61,7 @@ def render_request(request: Request, target: Target) -> Json:
     return _limit_marks(rendered, target)
 
 
-def _render_rest(request: Request, target: Target) -> Json:
+def _render_rest(request: ApiRequest, target: RenderTarget) -> Json:
     if request.api == "messages":
         return {**{name: value for name, value in request.own.items() if "." not in name}, **request.fields}
     given = {**request.own, **request.fields}
@@ -74,7 +74,7 @@ def _render_rest(request: Request, target: Target) -> Json:
     return {}
 
 
-def _render_turns(request: Request, target: Target) -> Json:
+def _render_turns(request: ApiRequest, target: RenderTarget) -> Json:
     turns = request.turns
     num_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system = [block for turn in turns[:num_system] for block in _render_blocks(turn.parts, target)]
@@ -84,7 +84,7 @@ def _render_turns(request: Request, target: Target) -> Json:
     return {**present(system=system or None), "messages": messages}
 
 
-def _join(turns: Iterable[Turn], request: Request, target: Target) -> list[Json]:
+def _join(turns: Iterable[Turn], request: ApiRequest, target: RenderTarget) -> list[Json]:
     messages: list[Json] = []
     for turn in turns:
         blocks = _render_blocks(turn.parts, target)
@@ -101,7 +101,7 @@ def _join(turns: Iterable[Turn], request: Request, target: Target) -> list[Json]
     return messages
 
 
-def _render_blocks(parts: Iterable[Part], target: Target) -> list[Json]:
+def _render_blocks(parts: Iterable[Part], target: RenderTarget) -> list[Json]:
     """Texts with nothing in them are left out: Anthropic refuses them."""
     blocks: list[Json] = []
     for part in parts:
@@ -117,14 +117,14 @@ def _render_blocks(parts: Iterable[Part], target: Target) -> list[Json]:
     return blocks
 
 
-def _render_thought(thought: Thought, target: Target) -> list[Json]:
+def _render_thought(thought: Thought, target: RenderTarget) -> list[Json]:
     if is_signed(thought) and thought.maker == "messages":
         return [render_block(thought)]
     target.notes.add("reasoning left out: it is not signed by the replica's API")
     return []
 
 
-def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Target) -> Json:
+def _render_block(part: Text | Image | File | Call | ToolResult | Opaque, target: RenderTarget) -> Json:
     match part:
         case Text():
             return {"type": "text", "text": part.text}
@@ -138,7 +138,7 @@ def _render_block(part: Text | Image | File | Call | Result | Opaque, target: Ta
             return {"type": "document", "source": source, **present(title=part.name or None)}
         case Call():
             return _render_call(part, target)
-        case Result():
+        case ToolResult():
             return _render_result(part, target)
         case Opaque() if part.api == "messages":
             return dict(part.value)
@@ -156,7 +156,7 @@ def _render_data(part: Image | File) -> Json | None:
     return {"type": "base64", "media_type": head["media_type"], "data": part.url[head.end() :]}
 
 
-def _render_call(call: Call, target: Target) -> Json:
+def _render_call(call: Call, target: RenderTarget) -> Json:
     value = read_arguments(call.arguments)
     if value is None:
         target.notes.add("arguments that are no JSON object are left out of the calls before")
@@ -164,14 +164,14 @@ def _render_call(call: Call, target: Target) -> Json:
     return {"type": "tool_use", "id": call_id, "name": call.flat_name, "input": value or {}}
 
 
-def _render_result(result: Result, target: Target) -> Json:
+def _render_result(result: ToolResult, target: RenderTarget) -> Json:
     block: Json = {"type": "tool_result", "tool_use_id": tidy_id(result.call_id, f"{result.place}.tool_call_id")}
     plain = result.parts[0] if result.is_plain and result.parts else None
     block["content"] = plain.text if isinstance(plain, Text) else _render_blocks(result.parts, target)
     return {**block, "is_error": True} if result.is_error else block
 
 
-def _render_tools(request: Request, target: Target) -> Json:
+def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     given = request.tools if request.api == "messages" else offer_tools(request, target)
     tools = [_render_tool(tool, target) for tool in given]
     if not tools:
@@ -186,7 +186,7 @@ def _render_tools(request: Request, target: Target) -> Json:
     return {"tools": tools} if is_usual else {"tools": tools, "tool_choice": rendered}
 
 
-def _render_tool(tool: Tool | Opaque, target: Target) -> Json:
+def _render_tool(tool: ApiTool | Opaque, target: RenderTarget) -> Json:
     mark = _render_mark(tool.mark, target)
     if isinstance(tool, Opaque):
         return {**tool.value, **mark}
@@ -195,7 +195,7 @@ def _render_tool(tool: Tool | Opaque, target: Target) -> Json:
     return {**about, **mark}
 
 
-def _render_sampling(request: Request, target: Target) -> Json:
+def _render_sampling(request: ApiRequest, target: RenderTarget) -> Json:
     temperature = request.temperature
     if temperature is not None and temperature > 1:
         target.notes.add(f"temperature: {temperature:g} becomes 1, the highest there is")
@@ -206,7 +206,7 @@ def _render_sampling(request: Request, target: Target) -> Json:
     return present(top_p=request.top_p, top_k=request.top_k, temperature=temperature, stop_sequences=kept or None)
 
 
-def _render_output(request: Request) -> Json:
+def _render_output(request: ApiRequest) -> Json:
     effort, shape = request.effort, request.shape
     if effort not in (None, "none", *_EFFORTS):
         param = {"chat": "reasoning_effort", "responses": "reasoning.effort"}.get(request.api, "output_config.effort")
@@ -219,7 +219,7 @@ def _render_output(request: Request) -> Json:
     )
 
 
-def _render_service(request: Request, target: Target) -> Json:
+def _render_service(request: ApiRequest, target: RenderTarget) -> Json:
     user = request.user if request.user is not None else request.fields.get("safety_identifier")
     tier = request.service_tier
     if tier not in (None, *_SERVICE_TIERS):
@@ -228,7 +228,7 @@ def _render_service(request: Request, target: Target) -> Json:
     return present(metadata=metadata, service_tier=_SERVICE_TIERS.get(tier or ""))
 
 
-def _render_cache(request: Request, target: Target) -> Json:
+def _render_cache(request: ApiRequest, target: RenderTarget) -> Json:
     """The mark for the whole prompt. OpenAI keeps prompts unasked, Anthropic only what is marked: where a request says
     anything about its cache, all of its prompt is marked."""
     cache = request.cache
@@ -243,7 +243,7 @@ def _render_cache(request: Request, target: Target) -> Json:
     return _render_mark(present(type="ephemeral", ttl=retention or None), target)
 
 
-def _render_mark(mark: Json | None, target: Target) -> Json:
+def _render_mark(mark: Json | None, target: RenderTarget) -> Json:
     """Lifetimes are minima, so the next longer one is taken."""
     if mark is None:
         return {}
@@ -253,7 +253,7 @@ def _render_mark(mark: Json | None, target: Target) -> Json:
     return {"cache_control": {**mark, **present(ttl=ttl and _TTLS.get(str(ttl), "5m"))}}
 
 
-def _limit_marks(body: Json, target: Target) -> Json:
+def _limit_marks(body: Json, target: RenderTarget) -> Json:
     """The body with no more marks than there may be. OpenAI's clients leave the old ones where they are."""
     marked = [block for block in _all_blocks(body) if "cache_control" in block]
     num_extra = len(marked) - MAX_MARKS + ("cache_control" in body)

@@ -12,9 +12,9 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import wrap_input
 from hotloop.wire.chat.parse import ROLES, parse_choice, parse_common, parse_function, parse_shape, parse_stop
 from hotloop.wire.field import Body, Field, present, read_object, read_text
-from hotloop.wire.part import Call, File, Image, Opaque, Part, Result, Text, Turn, open_thought, parse_content
+from hotloop.wire.part import Call, File, Image, Opaque, Part, Text, ToolResult, Turn, open_thought, parse_content
 from hotloop.wire.policy import Notes
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.request import ApiRequest, ApiTool
 
 _OWN = {
     *("store", "background", "previous_response_id", "conversation", "prompt", "include", "truncation", "metadata"),
@@ -30,7 +30,7 @@ _RANKS: dict[type, int] = {Thought: 0, Text: 1, Image: 1, File: 1, Call: 2, Opaq
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Request:
+def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> ApiRequest:
     fields = Body(body)
     given = Field(fields)
     given.get("stream_options")  # how the stream is obscured: nobody else does that
@@ -42,7 +42,7 @@ def parse_request(body: Mapping[str, Any], notes: Notes | None = None) -> Reques
         turns.insert(0, Turn("system", (Text(instructions.text()),), is_plain=True, at=instructions))
     if not turns:
         raise RequestError("input: there is nothing to answer", param="input")
-    request = Request(
+    request = ApiRequest(
         api="responses",
         model=given.need("model").text(),
         turns=tuple(turns),
@@ -92,7 +92,7 @@ def _parse_item(item: Field) -> Turn:
             output, call_id = item.need("output"), item.need("call_id").text()
             is_custom = kind == "custom_tool_call_output"
             parts = parse_content(output, _parse_part)
-            result = Result(call_id, parts, output.is_text, is_custom=is_custom, at=item)
+            result = ToolResult(call_id, parts, output.is_text, is_custom=is_custom, at=item)
             return Turn("user", (result,), at=item)
     part = Opaque("responses", kind, item.object(), is_private=kind in _PRIVATE, at=item)
     return Turn("assistant", (part,), at=item)
@@ -134,7 +134,7 @@ def _parse_part(part: Field) -> Part:
     return Opaque("responses", kind, part.object(), at=part)
 
 
-def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Opaque]:
+def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[ApiTool | Opaque]:
     kind = tool.kind()
     if kind == "namespace" and namespace is None:
         for inner in tool.need("tools").each():
@@ -143,8 +143,8 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[Tool | Op
         form = read_object(tool, "format")
         yield parse_function(tool, namespace=namespace, is_custom=kind == "custom", form=form, at=tool)
     else:
-        yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
+        yield Opaque("responses", kind, tool.object(), is_private=kind != "namespace", at=tool)
 
 
 def _name(choice: Field) -> str:
-    return Tool(choice.need("name").text(), namespace=read_text(choice, "namespace")).flat_name
+    return ApiTool(choice.need("name").text(), namespace=read_text(choice, "namespace")).flat_name

@@ -74,7 +74,7 @@ class ResponsesReader(Reader):
         super().__init__(name_call)
         self._has_items = False
         self._open_calls: dict[int, OpenCall] = {}  # by their place in the output
-        self._told: set[int] = set()  # items of which there were deltas
+        self._streamed: set[int] = set()  # items of which there were deltas
 
     def push(self, event: ServerEvent) -> Iterator[Event]:
         if self.is_over or event.text.strip() == "[DONE]":
@@ -118,10 +118,10 @@ class ResponsesReader(Reader):
     def _grow(self, kind: str, index: int, text: str) -> Iterator[Event]:
         if kind in _TEXTS:
             yield from self._settle()
-            self._told.add(index)
+            self._streamed.add(index)
             yield TextDelta(text)
         elif kind in _THOUGHTS:
-            self._told.add(index)
+            self._streamed.add(index)
             yield ThoughtDelta(text)
         elif kind == "response.function_call_arguments.delta" and index in self._open_calls:
             yield from self._hold(self._open_calls[index].add(text))
@@ -136,7 +136,7 @@ class ResponsesReader(Reader):
                 yield from self._hold(call.add(arguments))
         elif item.type == "reasoning":
             yield from self._close_thought(index, item)
-        elif item.type == "message" and index not in self._told:
+        elif item.type == "message" and index not in self._streamed:
             text = "".join(piece.text or piece.refusal or "" for piece in item.content or ())
             if text:
                 yield TextDelta(text)
@@ -145,7 +145,7 @@ class ResponsesReader(Reader):
         text = "".join(piece.text or "" for piece in item.content or ())
         summary = "".join(piece.text or "" for piece in item.summary or ())
         thought = open_thought(text, summary, item.encrypted_content or "")
-        if index not in self._told and thought.shown:
+        if index not in self._streamed and thought.shown:
             yield ThoughtDelta(thought.shown)
         yield ThoughtClosed(thought)
 

@@ -8,12 +8,12 @@ from hotloop.core.message import Thought
 from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
 from hotloop.wire.field import Json, present
-from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Result, Text, Turn, seal_thought, text_of
-from hotloop.wire.policy import Target, offer_tools
-from hotloop.wire.request import Request, Tool
+from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Text, ToolResult, Turn, seal_thought, text_of
+from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
+from hotloop.wire.request import ApiRequest, ApiTool
 
 
-def render_request(request: Request, target: Target) -> Json:
+def render_request(request: ApiRequest, target: RenderTarget) -> Json:
     turns, instructions = request.turns, None
     if len(turns) > 1 and turns[0].role == "system" and turns[0].is_plain:
         turns, instructions = turns[1:], turns[0].texts[0]
@@ -27,6 +27,8 @@ def render_request(request: Request, target: Target) -> Json:
         **_render_output(request, target),
         **render_common(request, target),
     }
+    if request.is_continued:
+        target.notes.add(NOT_CONTINUED)
     if request.api != "responses":
         rendered.setdefault("store", False)
     return rendered
@@ -40,7 +42,7 @@ def render_call(call: Call) -> Json:
     return {"type": "function_call", **about, "arguments": call.arguments}
 
 
-def _render_turn(turn: Turn, api: Api, target: Target) -> Iterator[Json]:
+def _render_turn(turn: Turn, api: Api, target: RenderTarget) -> Iterator[Json]:
     """What belongs to a message is together in it; everything else is an item of its own."""
     is_answer = turn.role == "assistant"
     if not turn.parts:
@@ -59,14 +61,14 @@ def _render_turn(turn: Turn, api: Api, target: Target) -> Iterator[Json]:
             yield from _render_item(part, target)
 
 
-def _render_item(part: Part, target: Target) -> Iterable[Json]:
+def _render_item(part: Part, target: RenderTarget) -> Iterable[Json]:
     match part:
         case Thought():
             return _render_thought(part, target)
         case Call():
             target.lose_mark(part.mark)
             return [render_call(part)]
-        case Result():
+        case ToolResult():
             return [_render_result(part, target)]
         case Opaque() if part.api == "responses":
             return [part.value]
@@ -78,7 +80,7 @@ def _render_item(part: Part, target: Target) -> Iterable[Json]:
     return []
 
 
-def _render_thought(thought: Thought, target: Target) -> list[Json]:
+def _render_thought(thought: Thought, target: RenderTarget) -> list[Json]:
     """OpenAI takes back only what it has sealed; engines take back what they said."""
     text = "" if thought.is_sealed else thought.text
     is_own = thought.maker == "responses"
@@ -92,7 +94,7 @@ def _render_thought(thought: Thought, target: Target) -> list[Json]:
     return [{"type": "reasoning", "summary": summary, **present(content=content), **seal_thought(thought)}]
 
 
-def _render_result(result: Result, target: Target) -> Json:
+def _render_result(result: ToolResult, target: RenderTarget) -> Json:
     target.lose_mark(result.mark)
     kind = "custom_tool_call_output" if result.is_custom else "function_call_output"
     about: Json = {"type": kind, "call_id": result.call_id}
@@ -101,7 +103,7 @@ def _render_result(result: Result, target: Target) -> Json:
     return {**about, "output": [_render_part(part, is_answer=False, target=target) for part in result.parts]}
 
 
-def _render_part(part: Part, is_answer: bool, target: Target) -> Json:
+def _render_part(part: Part, is_answer: bool, target: RenderTarget) -> Json:
     if not isinstance(part, Thought):
         target.lose_mark(part.mark)
     match part:
@@ -118,7 +120,7 @@ def _render_part(part: Part, is_answer: bool, target: Target) -> Json:
     return {"type": "output_text" if is_answer else "input_text", "text": text_of(part) or ""}
 
 
-def _render_tools(request: Request, target: Target) -> Json:
+def _render_tools(request: ApiRequest, target: RenderTarget) -> Json:
     choice = request.choice
     if request.api == "responses":
         tools = [*_render_own(request.tools)]
@@ -131,7 +133,7 @@ def _render_tools(request: Request, target: Target) -> Json:
     if not tools:
         return {}
     chosen: Any = choice.mode
-    names = {tool.flat_name: tool for tool in request.tools if isinstance(tool, Tool)}
+    names = {tool.flat_name: tool for tool in request.tools if isinstance(tool, ApiTool)}
     if choice.name is not None:
         chosen = _render_named(choice.name, names)
     elif choice.allowed is not None and request.api == "responses":
@@ -140,29 +142,29 @@ def _render_tools(request: Request, target: Target) -> Json:
     return present(tools=tools, tool_choice=chosen, parallel_tool_calls=choice.is_parallel)
 
 
-def _render_named(name: str, tools: dict[str, Tool]) -> Json:
-    tool = tools.get(name) or Tool(name)
+def _render_named(name: str, tools: dict[str, ApiTool]) -> Json:
+    tool = tools.get(name) or ApiTool(name)
     return present(type="custom" if tool.is_custom else "function", name=tool.name, namespace=tool.namespace or None)
 
 
-def _render_own(tools: Iterable[Tool | Opaque]) -> Iterator[Json]:
+def _render_own(tools: Iterable[ApiTool | Opaque]) -> Iterator[Json]:
     """Tools of one namespace that follow each other are in it together."""
-    for namespace, inner in groupby(tools, lambda tool: tool.namespace if isinstance(tool, Tool) else None):
-        rendered = [_render_tool(tool) if isinstance(tool, Tool) else tool.value for tool in inner]
+    for namespace, inner in groupby(tools, lambda tool: tool.namespace if isinstance(tool, ApiTool) else None):
+        rendered = [_render_tool(tool) if isinstance(tool, ApiTool) else tool.value for tool in inner]
         if namespace:
             yield {"type": "namespace", "name": namespace, "tools": rendered}
         else:
             yield from rendered
 
 
-def _render_tool(tool: Tool) -> Json:
+def _render_tool(tool: ApiTool) -> Json:
     about = present(name=tool.name, description=tool.description)
     if tool.is_custom:
         return {"type": "custom", **about, **present(format=tool.form)}
     return {"type": "function", **about, **present(parameters=tool.schema, strict=tool.is_strict)}
 
 
-def _render_output(request: Request, target: Target) -> Json:
+def _render_output(request: ApiRequest, target: RenderTarget) -> Json:
     stop = [*request.stop] or None
     if stop and target.is_strict:
         target.notes.lose(["stop"])

@@ -17,7 +17,7 @@ from hotloop.wire.arguments import answer_stem
 from hotloop.wire.event import Begun, CallOrder, Ended, EndReason, Event, ThoughtClosed, ThoughtDelta
 from hotloop.wire.field import Json
 from hotloop.wire.part import Call, Opaque, seal_thought
-from hotloop.wire.request import Tool
+from hotloop.wire.request import ApiTool
 from hotloop.wire.responses.render import render_call
 from hotloop.wire.sse import write_typed
 
@@ -166,12 +166,12 @@ class ResponsesWriter:
     """Told the events of one answer. `head` is what the object repeats of its request, and may have the object's id;
     `tools` tell what calls were."""
 
-    def __init__(self, head: Json, tools: Iterable[Tool | Opaque] = ()) -> None:
+    def __init__(self, head: Json, tools: Iterable[ApiTool | Opaque] = ()) -> None:
         begun = {"id": "", "created_at": int(time.time()), **head}
         self._response: Json = {**begun, "status": "in_progress", "output": []}
         self._logprobs: list[Json] = []  # of text that has not been told yet
         self._has_begun = False
-        self._tools = {tool.flat_name: tool for tool in tools if isinstance(tool, Tool)}
+        self._tools = {tool.flat_name: tool for tool in tools if isinstance(tool, ApiTool)}
         self._order = CallOrder()
         self._stem = answer_stem(begun["id"]) if begun["id"] else ""
         self._items: list[OutputItem] = []
@@ -225,7 +225,7 @@ class ResponsesWriter:
                 thought.thought = event.thought
                 return opened + self._end_item("completed")
             case CallOpened():
-                tool = self._tools.get(event.name) or Tool(event.name)
+                tool = self._tools.get(event.name) or ApiTool(event.name)
                 self._logprobs.clear()  # a call has no place for them
                 call = Call(event.id, tool.name, "", tool.namespace, tool.is_custom)
                 return self._begin_item(CallItem(*self._next(), call))

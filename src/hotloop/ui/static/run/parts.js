@@ -16,11 +16,11 @@ const PARTS = {
   hosted_decode: ["sampled", "hosted model, decode"],
   tools: ["tool", "tools waited for"],
   foreseen: ["foreseen", "tools begun early"],
-  read_ahead: ["cached", "prefill ahead"],
+  prefill_ahead: ["cached", "prefill ahead"],
   prepare: ["network", "preparing the prompt"],
   network: ["network", "network"],
-  runtime: ["idle", "the run itself"],
-  client: ["idle", "the client, not asking"],
+  runtime: ["idle", "agent runtime"],
+  client: ["idle", "client idle"],
 };
 
 export function kindOf(part) {

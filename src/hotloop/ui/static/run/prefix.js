@@ -22,7 +22,7 @@ export function prefixPanel(shown) {
   let most = 1;
   const render = (i) => drawRow(shown.run.turns[places[i]], places[i], most, shown);
   const rows = new Rows({ height: HEIGHT, render, class: "prefix-map", role: "list", "aria-label": "Prompts" });
-  const nothing = empty("No prompt is told of.", "Servers of other makes may not report what they had cached.");
+  const nothing = empty("No prompts were reported.", "Servers of other makes may not report what they had cached.");
   shown.draw((run) => {
     places = run.turns.flatMap((turn, place) => (turn.tokens.prompt ? [place] : []));
     most = Math.max(1, ...places.map((place) => run.turns[place].tokens.prompt));

@@ -18,20 +18,20 @@ export function speculationPanel(shown) {
 function tellWon(run) {
   const tools = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "tool" && row.was_foreseen));
   const wasted = run.turns.flatMap((turn) => turn.rows.filter((row) => row.kind === "foreseen"));
-  const { tokens, read_ahead: ahead } = run;
+  const { tokens, prefill_ahead: ahead } = run;
   const lines = [];
   const sum = (rows, length) => rows.reduce((total, row) => total + length(row), 0);
   if (tools.length + wasted.length) {
     const hidden = sum(tools, (row) => Math.max(0, Math.min(row.dispatched, row.end) - row.start));
     lines.push(line("Tools begun early", [["tool", tools.length], ["foreseen", wasted.length]],
-      `${count(tools.length)} asked for, ${duration(hidden)} ahead of the model`,
-      wasted.length ? `${count(wasted.length)} in vain, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
-        : "none in vain"));
+      `${count(tools.length)} used, ${duration(hidden)} ahead of the model`,
+      wasted.length ? `${count(wasted.length)} unused, ${duration(sum(wasted, (row) => row.end - row.start))} of tools`
+        : "none unused"));
   }
   if (tokens.guessed) {
     lines.push(line("Tokens drafted", [["drafted", tokens.drafted], ["idle", tokens.guessed - tokens.drafted]],
-      `${plural(tokens.drafted, "token")} right (${percent(tokens.drafted, tokens.guessed)})`,
-        `${count(tokens.guessed - tokens.drafted)} computed in vain`));
+      `${plural(tokens.drafted, "token")} accepted (${percent(tokens.drafted, tokens.guessed)})`,
+        `${count(tokens.guessed - tokens.drafted)} rejected`));
   }
   if (tokens.forced) {
     lines.push(line("Tokens forced", [["forced", tokens.forced], ["idle", tokens.output - tokens.forced]],
@@ -39,8 +39,8 @@ function tellWon(run) {
         `${percent(tokens.forced, tokens.output)} of the output`));
   }
   if (ahead.prompt) {
-    lines.push(line("Read ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
-      `${plural(ahead.new + ahead.recomputed, "token")} read while tools ran`, "not waited for in the next turn"));
+    lines.push(line("Prefilled ahead", [["cached", ahead.new + ahead.recomputed], ["idle", 0]],
+      `${plural(ahead.new + ahead.recomputed, "token")} prefilled while tools ran`, "not waited for in the next turn"));
   }
   return lines;
 }

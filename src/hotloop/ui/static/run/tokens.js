@@ -21,7 +21,7 @@ export function tokensPanel(shown) {
   shown.listen(() => markChosen(place, shown.place));
   return panel("Tokens, turn by turn", note, place,
     legend([["cached", "cached"], ["recomputed", "recomputed"], ["new", "new"], ["sampled", "sampled"],
-      ["forced", "forced"], ["drafted", "drafted, and right"]]));
+      ["forced", "forced"], ["drafted", "drafted, accepted"]]));
 }
 
 function markChosen(place, chosen) {

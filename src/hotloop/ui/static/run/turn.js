@@ -7,12 +7,12 @@ import { words } from "./prefix.js";
 
 export function turnDetail(shown) {
   const place = el("aside", { class: "turn", "aria-live": "polite", "aria-label": "The turn that is chosen" });
-  let told = "";
+  let drawn = "";
   const show = () => {
     const turn = shown.run.turns[Math.max(shown.place, 0)];
     const facts = JSON.stringify(turn ?? null);
-    if (facts === told) return; // a run that grows leaves alone what is being read
-    told = facts;
+    if (facts === drawn) return; // a run that grows leaves alone what is being read
+    drawn = facts;
     place.replaceChildren(...(turn ? tell(turn) : []));
   };
   shown.listen(show);
@@ -24,19 +24,19 @@ function tell(turn) {
   return [
     el("h3", {}, `Turn ${turn.turn}`, turn.agent && el("span", { class: "muted" }, ` · ${turn.agent}`)),
     ...tellTime(turn),
-    el("h3", {}, "Asked"),
+    el("h3", {}, "Request"),
     facts([
       ["first token", duration(turn.first_token_ms)],
       ["model", turn.model],
       ["replica", turn.replica],
-      ["because of", turn.reason],
+      ["reason", turn.reason],
       ["class", turn.priority],
       ["ended by", turn.finish_reason],
       ["money", turn.money ? money(turn.money) : null],
       ["error", turn.error],
     ]),
     el("h3", {}, "Tokens"),
-    facts(tellTokens(turn.tokens, turn.read_ahead, turn.lost)),
+    facts(tellTokens(turn.tokens, turn.prefill_ahead, turn.lost)),
     ...turn.causes.filter((cause) => cause.reason !== "cold").flatMap(tellCause),
     ...tellTools(turn.rows),
     ...(turn.answer ? [el("h3", {}, "Answer"), said(turn.answer)] : []),
@@ -51,7 +51,7 @@ function tellTime(turn) {
     stack(parts.map(([part, ms]) => [kindOf(part), ms]), wall, { class: "thin" }),
     el("dl", { class: "facts" },
       lines.map(([mark, label, ms]) => [el("dt", {}, mark, label), el("dd", {}, duration(ms))]),
-      el("dt", {}, "all of it"), el("dd", {}, duration(wall))),
+      el("dt", {}, "total"), el("dd", {}, duration(wall))),
   ];
 }
 
@@ -64,7 +64,7 @@ function tellTokens(tokens, ahead, lost) {
     ["recomputed", some(tokens.recomputed)],
     ["from host memory", some(tokens.from_host)],
     ["from disk", some(tokens.restored)],
-    ["read ahead", some(ahead.prompt)],
+    ["prefilled ahead", some(ahead.prompt)],
     ["for no answer", some(lost.prompt)],
     ["output", count(tokens.output)],
     ["forced", some(tokens.forced)],

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from tests.agent.runs import listen
 
 from hotloop.agent.agent import Agent
@@ -15,15 +16,15 @@ LONG = "x" * MIN_CHARS
 
 
 class Reader(ScriptedModel):
-    """Tells when it has read ahead."""
+    """Tells when it has prefilled ahead."""
 
     def __init__(self, script: list[object], *, fails: bool = False) -> None:
         super().__init__(script)  # type: ignore[arg-type]
         self.has_read = asyncio.Event()
         self._fails = fails
 
-    async def read(self, ask: Ask) -> None:
-        await super().read(ask)
+    async def prefill(self, ask: Ask) -> None:
+        await super().prefill(ask)
         self.has_read.set()
         if self._fails:
             raise RequestError("not now")
@@ -68,8 +69,11 @@ async def test_not_for_a_few_words() -> None:
 async def test_it_can_be_switched_off() -> None:
     model = Reader([[ScriptedCall("quick"), ScriptedCall("late")], "ok"])
     agent = agent_of(model, LONG, waits=False)
-    plain = Agent(model, agent.tools, can_read_ahead=False)
+    plain = Agent(model, agent.tools, can_prefill_ahead=False)
     await listen(plain)
+    with pytest.warns(DeprecationWarning, match="can_prefill_ahead"):
+        as_before = Agent(model, agent.tools, can_read_ahead=False)
+    assert not as_before.settings.can_prefill_ahead
     assert not model.reads
 
 
@@ -79,7 +83,7 @@ async def test_a_run_that_is_cancelled_while_a_reading_stops_is_cancelled() -> N
     written: list[str] = []
 
     class Slow(ScriptedModel):
-        async def read(self, ask: Ask) -> None:
+        async def prefill(self, ask: Ask) -> None:
             is_reading.set()
             try:
                 await asyncio.Event().wait()
