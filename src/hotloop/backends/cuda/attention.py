@@ -14,7 +14,8 @@ included. A row of one part is stored at once.
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
 
 With a window a row sees only the last keys up to its own. A small one is read whole by one program, whatever the splits
-and whatever is shared; of a large one a split that has no key in it leaves a part that weighs nothing. A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
+and whatever is shared; of a large one a split that has no key in it leaves a part that weighs nothing.
+A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
 """
 
 import math
