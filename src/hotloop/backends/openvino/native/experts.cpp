@@ -62,6 +62,7 @@ constexpr int NUM_TOKENS = 4; // that go over a row at once
 
 using Vector = float __attribute__((vector_size(16)));
 using Integers = int32_t __attribute__((vector_size(16)));
+using Bytes = uint8_t __attribute__((vector_size(GROUP / 2)));
 
 inline Vector load(const float* from) {
     Vector v;
@@ -71,13 +72,13 @@ inline Vector load(const float* from) {
 
 inline float sum(Vector v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 
-// Rows of numbers, and the same in bytes: a scale and a sum for each group.
+// Rows of numbers, and the same in bytes: for each group a scale, and the sum of what the bytes stand for.
 struct Rows {
     int width, num_groups;
     std::vector<float> numbers;
     std::vector<int8_t> bytes;
     std::vector<float> scales;
-    std::vector<int32_t> sums;
+    std::vector<float> sums;
 
     Rows(int count, int width, bool has_bytes) : width(width), num_groups((width + GROUP - 1) / GROUP) {
         numbers.resize((size_t)count * width);
@@ -100,7 +101,7 @@ struct Rows {
                 total += to[i];
             }
             scales[(size_t)row * num_groups + g] = scale;
-            sums[(size_t)row * num_groups + g] = total;
+            sums[(size_t)row * num_groups + g] = total * scale;
         }
     }
 };
@@ -120,17 +121,17 @@ inline Integers dot(const int8_t* a, const int8_t* b) {  // of a group, in four 
 #endif
 }
 
-// One row of the weights, ready to be multiplied: as numbers, or as bytes with scales and zero points.
+// One row of the weights, ready to be multiplied: as numbers, or as bytes, of which those of INT4 have a scale for each
+// group, and a zero point times that.
 struct Row {
     const float* numbers;
     const int8_t* bytes;
-    float scale;          // INT8
-    const half* scales;   // INT4
-    const uint8_t* zeros;
+    float scale;
+    const float *scales, *shifts;
 };
 
 struct Room {
-    std::vector<float> numbers;
+    std::vector<float> numbers, scales, shifts;
     std::vector<int8_t> bytes;
 };
 
@@ -145,8 +146,11 @@ size_t row_bytes(int format, int width) {
 
 // Bytes of a group of INT4, from 0 to 15.
 inline void unpack(const uint8_t* packed, int8_t* to) {
-    for (int i = 0; i < GROUP / 2; i++) to[i] = (int8_t)(packed[i] & 15);
-    for (int i = 0; i < GROUP / 2; i++) to[i + GROUP / 2] = (int8_t)(packed[i] >> 4);
+    Bytes both;
+    memcpy(&both, packed, sizeof(both));
+    const Bytes low = both & 15, high = both >> 4;
+    memcpy(to, &low, sizeof(low));
+    memcpy(to + sizeof(low), &high, sizeof(high));
 }
 
 Row read_row(const Experts& e, const Matrix& m, size_t row, int width, Room& room) {
@@ -169,8 +173,13 @@ Row read_row(const Experts& e, const Matrix& m, size_t row, int width, Room& roo
     }
     if (e.format == INT4) {
         for (int g = 0; g < num_groups; g++) unpack(stored + g * GROUP / 2, room.bytes.data() + g * GROUP);
-        read.bytes = room.bytes.data();
-        read.scales = m.scales + row * num_groups, read.zeros = m.zeros + row * num_groups;
+        room.scales.resize(num_groups), room.shifts.resize(num_groups);
+        const half* scales = m.scales + row * num_groups;
+        const uint8_t* zeros = m.zeros + row * num_groups;
+        for (int g = 0; g < num_groups; g++) room.scales[g] = (float)scales[g];
+        for (int g = 0; g < num_groups; g++) room.shifts[g] = room.scales[g] * zeros[g];
+        read.scale = 1, read.bytes = room.bytes.data();
+        read.scales = room.scales.data(), read.shifts = room.shifts.data();
     }
     if (e.format != BF16 && !e.is_exact) return read;
     room.numbers.resize(width);
@@ -183,8 +192,9 @@ Row read_row(const Experts& e, const Matrix& m, size_t row, int width, Room& roo
     else if (e.format == INT8)
         for (int i = 0; i < width; i++) numbers[i] = read.bytes[i] * read.scale;
     else
-        for (int i = 0; i < width; i++)
-            numbers[i] = (read.bytes[i] - read.zeros[i / GROUP]) * (float)read.scales[i / GROUP];
+        for (int g = 0; g < num_groups; g++)
+            for (int i = g * GROUP; i < (g + 1) * GROUP; i++)
+                numbers[i] = read.bytes[i] * read.scales[g] - read.shifts[g];
     read.numbers = numbers;
     return read;
 }
@@ -210,15 +220,18 @@ void multiply_bytes(const Row& w, const Rows& rows, const int* at, float* out) {
     for (int g = 0; g < rows.num_groups; g++)
         for (int n = 0; n < N; n++) {
             const size_t place = (size_t)at[n] * rows.num_groups + g;
-            Integers parts = dot(w.bytes + g * GROUP, rows.bytes.data() + place * GROUP);
-            float scale = rows.scales[place];
-            if (w.scales) {
-                parts[0] -= w.zeros[g] * rows.sums[place];
-                scale *= (float)w.scales[g];
-            }
+            const Integers parts = dot(w.bytes + g * GROUP, rows.bytes.data() + place * GROUP);
+            const float scale = w.scales ? rows.scales[place] * w.scales[g] : rows.scales[place];
             totals[n] += __builtin_convertvector(parts, Vector) * scale;
         }
-    for (int n = 0; n < N; n++) out[n] = sum(totals[n]) * (w.scales ? 1 : w.scale);
+    for (int n = 0; n < N; n++) {
+        out[n] = sum(totals[n]) * w.scale;
+        if (!w.shifts) continue;
+        const float* sums = rows.sums.data() + (size_t)at[n] * rows.num_groups;
+        float shift;
+        multiply_numbers<1>(w.shifts, &sums, rows.num_groups, &shift);
+        out[n] -= shift;
+    }
 }
 
 template <int N>
