@@ -1,7 +1,12 @@
 """Routing and the products of experts beside their definition."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from tests.backends import reference
+from tests.engine.tiny import TOKENIZER
+from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
 
 from hotloop.backends.cuda.experts import (
     ExpertWeights,
@@ -12,7 +17,10 @@ from hotloop.backends.cuda.experts import (
     route,
 )
 from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
-from hotloop.models.spec import ExpertsSpec
+from hotloop.backends.cuda.weights import load_weights
+from hotloop.models.layout import share_of
+from hotloop.models.model import Model
+from hotloop.models.spec import ExpertsSpec, Family
 
 HIDDEN = 48
 SPEC = ExpertsSpec(num_experts=6, num_chosen=2, size=40)
@@ -102,3 +110,22 @@ def test_both_ways_agree_with_rows_that_pad_and_experts_that_nobody_chose(device
     many = grouped_products(x, weights, spec, route(logits, None, spec, slots, zeros(spec, device)), tiles)
     torch.testing.assert_close(few[:3], many[:3], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(many[:3], defined_mix(x, weights, spec)[:3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "gptoss", "glm4moe"])
+def test_the_shares_of_several_ranks_come_to_the_whole(family: Family, device: str) -> None:
+    spec = tiny_spec(family)
+    assert spec.experts
+    model = Model("tiny", Path("tiny"), "tiny", spec, TOKENIZER, None, DictWeights(tiny_weights(spec)), 0)
+    x, slots = torch.randn(3, spec.hidden_size, device=device), no_slots(3, device)
+
+    def mixed(rank: int, num_ranks: int) -> torch.Tensor:
+        share = share_of(spec, num_ranks).experts
+        layer = load_weights(model, device, torch.float32, rank=rank, num_ranks=num_ranks).layers[-1]
+        assert share
+        assert layer.experts
+        return mix(x, layer.experts, share, slots, zeros(spec.experts, device))
+
+    want = reference.experts(spec.experts, model.weights, f"layers.{spec.num_layers - 1}.", x.cpu().numpy())
+    torch.testing.assert_close(mixed(0, 1).cpu(), torch.from_numpy(want), rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(mixed(0, 2) + mixed(1, 2), mixed(0, 1), rtol=1e-4, atol=1e-2)
