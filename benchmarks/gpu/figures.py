@@ -117,17 +117,23 @@ def _median_s(act: Any, num_runs: int = 10) -> float:
     return statistics.median(times)
 
 
-def matrix_weights(spec: ModelSpec) -> int:
-    """Weights that every token is multiplied with, the head included."""
+def matrix_weights(spec: ModelSpec, num_rows: int = 1) -> int:
+    """Weights that so many rows are multiplied with, the head included: of experts those that some row goes to, if
+    each is as likely as the others.
+    """
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    per_layer = spec.hidden_size * (attention + 3 * spec.intermediate_size)
+    mlp, experts = float(spec.intermediate_size), spec.experts
+    if experts:
+        num_used = experts.num_experts * (1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows)
+        mlp = num_used * experts.size
+    per_layer = int(spec.hidden_size * (attention + 3 * mlp))
     return spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size
 
 
 def decode_limit(spec: ModelSpec, limits: Limits, batch: int, context: int) -> float:
     """Tokens a second if weights and KV are read once a step and nothing else costs time."""
     kv_bytes = batch * context * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
-    return batch * limits.copy_bytes_s / (2 * matrix_weights(spec) + kv_bytes)
+    return batch * limits.copy_bytes_s / (2 * matrix_weights(spec, batch) + kv_bytes)
 
 
 def prefill_limit(spec: ModelSpec, limits: Limits, num_tokens: int) -> float:
