@@ -17,6 +17,7 @@ from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
+from hotloop.server.loose import Loosener
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
@@ -42,6 +43,7 @@ class Service:
             word_late_system=config.word_late_system,
         )
         self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules)
+        self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(

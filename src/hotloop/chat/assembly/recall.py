@@ -32,9 +32,12 @@ class _Answer:
     """Whether the template has other words for it; None until that was tried."""
 
     def matches(self, message: Message) -> bool:
-        """Whether the message says what this answer said; its calls may have got their ids from another API."""
+        """Whether the message says what this answer said. Its calls may have got their ids from another API, and some
+        clients put a space where there was no text."""
         same_calls = [(call.name, call.arguments) for call in message.tool_calls]
-        return message.content == self.content and same_calls == [(call.name, call.arguments) for call in self.calls]
+        return message.content.strip() == self.content.strip() and same_calls == [
+            (call.name, call.arguments) for call in self.calls
+        ]
 
 
 class WrittenCalls:
@@ -82,6 +85,7 @@ class WrittenCalls:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
         if answer is None or not answer.matches(message):
             return message
+        message = replace(message, content=answer.content)
         plain = replace(message, content=answer.text, tool_calls=())
         if answer.is_reworded is None:
             answer.is_reworded = _is_reworded(word, message, plain)

@@ -12,7 +12,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
-from hotloop.server.delivery import Piece
+from hotloop.server.delivery import Piece, PlainText
 from hotloop.server.job import Job
 from hotloop.server.openai.render import clamp, generate
 from hotloop.server.options import Options, TokenId, TopLogprobs, parse_options, parse_sampling, refuse_if
@@ -48,17 +48,19 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
     caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
-    grammar = answer_grammar(parse_constraint(request, options), Calling(), service)
+    bound = answer_grammar(parse_constraint(request, options), Calling(), service)
     prompts = _parse_prompts(options, service.prompts, caller.scope)
+    inquiry = service.explainer.inquire(prompts, caller, options.compared_with)
     job = Job(
         endpoint="completions",
         prompt_param="prompt",
         prompts=prompts,
         num_choices=options.num_choices,
         sampling=sampling,
-        grammar=grammar,
-        inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
+        grammar=bound.grammar,
+        inquiry=inquiry,
         caller=caller,
+        parser=bound.watch(PlainText, inquiry),
         is_stream=request.is_stream,
         has_usage=request.has_usage,
     )
