@@ -64,6 +64,8 @@ class ExpertsSpec:
     gate_slope: float = 1.0
     shared_size: int = 0
     """Rows of the gate of an MLP beside the experts, which every token goes to."""
+    is_mxfp4: bool = False
+    """Whether the files hold the experts' matrices in MXFP4."""
     num_dense: int = 0
     """Layers before the first with experts, which have an MLP."""
 
