@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotloop.core.errors import ModelError
+from hotloop.models.mxfp4 import is_mxfp4
 from hotloop.models.spec import ExpertsSpec, Family, LinearSpec
 
 T = TypeVar("T", int, float)
@@ -103,6 +104,7 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 has_router_bias=True,
                 gate_limit=parse_number(config, "swiglu_limit", float, path, 7.0),
                 gate_slope=parse_number(config, "swiglu_alpha", float, path, 1.702),
+                is_mxfp4=is_mxfp4(config),
             )
         case "qwen3moe" | "qwen3next":
             if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:

@@ -25,6 +25,7 @@ from hotloop.models.architecture import (
     parse_rotary_dim,
     parse_windows,
 )
+from hotloop.models.gguf import widen
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
@@ -77,7 +78,9 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> NDArray[np.float32]:
         stored = self.stored(name)
-        return widen_int4(stored) if isinstance(stored, Int4Stored) else stored.floats()
+        if isinstance(stored, Int4Stored):
+            return widen_int4(stored)
+        return widen(stored) if stored.kind == "MXFP4" else stored.floats()
 
     def stored(self, name: str) -> Stored | Int4Stored:
         place, names = self._places[name], self._int4_names.get(name)

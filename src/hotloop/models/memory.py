@@ -40,12 +40,18 @@ def without_experts(spec: ModelSpec) -> ModelSpec:
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
-    Matrices that the files hold in four bits are held so, unless that format is fp8, or they are experts'.
+    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4.
     """
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
     share = share_of(spec, num_gpus)
     total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
+    if share.experts and share.experts.is_mxfp4 and weight_format != "fp8":
+        total -= sum(
+            _tensor_bytes(name, shape, weight_format) - prod(shape) * 17 // 32
+            for name, shape in _all_shapes(share)
+            if name.startswith("experts.") and len(shape) == 2
+        )
     if spec.int4 and weight_format != "fp8":
         for name, shape in _all_shapes(share):
             if len(shape) == 2 and not name.startswith(("router", "experts.")):

@@ -66,6 +66,8 @@ class ExpertsSpec:
     """Rows of the gate of an MLP beside the experts, which every token goes to."""
     has_shared_gate: bool = False
     """Whether what that comes to is multiplied by the sigmoid of a number of the token's own."""
+    is_mxfp4: bool = False
+    """Whether the files hold the experts' matrices in MXFP4."""
     num_dense: int = 0
     """Layers before the first with experts, which have an MLP."""
 
