@@ -119,6 +119,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
     "qwen3_5": _LINEAR | {"model_type": "qwen3_5_text", "tie_word_embeddings": True},
+    "qwen3_5_moe": {key: value for key, value in _LINEAR.items() if key != "intermediate_size"}
+    | {
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+    },
 }
 
 
@@ -138,12 +146,15 @@ def write_model(name: str, folder: Path) -> Path:
 def published_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """By the names that published files have, which transformers checks when it reads them."""
     shapes = {place.hf_name: place.shape for place in tensor_places(spec)}
-    if spec.family != "gptoss" or not spec.experts:
+    if spec.family not in ("gptoss", "qwen35moe") or not spec.experts:
         return shapes
     shapes = {name: shape for name, shape in shapes.items() if ".mlp.experts." not in name}
     count, size, hidden = spec.experts.num_experts, spec.experts.size, spec.hidden_size
     for layer in range(spec.num_layers):
         prefix = f"model.layers.{layer}.mlp.experts."
+        if spec.family == "qwen35moe":
+            shapes |= {f"{prefix}gate_up_proj": (count, 2 * size, hidden), f"{prefix}down_proj": (count, hidden, size)}
+            continue
         shapes |= {f"{prefix}gate_up_proj": (count, hidden, 2 * size), f"{prefix}gate_up_proj_bias": (count, 2 * size)}
         shapes |= {f"{prefix}down_proj": (count, size, hidden), f"{prefix}down_proj_bias": (count, hidden)}
     return shapes

@@ -22,10 +22,11 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": "glm4moe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
-_HYBRIDS = ("qwen3next", "qwen35")
+_HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 _NORM_FAMILIES = ("qwen3", "qwen3moe", *_HYBRIDS)
-_ROTARY_SHARES = {"glm4moe": 0.5, "qwen3next": 0.25, "qwen35": 0.25}
+_ROTARY_SHARES = {"glm4moe": 0.5, **dict.fromkeys(_HYBRIDS, 0.25)}
 _BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
 _MAX_LAYERS = 4096
 _WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
@@ -106,10 +107,10 @@ def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | N
                 gate_slope=parse_number(config, "swiglu_alpha", float, path, 1.702),
                 is_mxfp4=is_mxfp4(config),
             )
-        case "qwen3moe" | "qwen3next":
+        case "qwen3moe" | "qwen3next" | "qwen35moe":
             if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
                 raise ModelError(f"{path}: experts in only some of the layers are not supported")
-            is_normed = bool(config.get("norm_topk_prob", family == "qwen3next"))
+            is_normed = bool(config.get("norm_topk_prob", family != "qwen3moe"))
             experts = number("num_experts"), number("num_experts_per_tok"), number("moe_intermediate_size")
             if family == "qwen3moe":
                 return ExpertsSpec(*experts, is_normed=is_normed)

@@ -26,6 +26,7 @@ from hotloop.models.architecture import (
     parse_windows,
 )
 from hotloop.models.gguf import widen
+from hotloop.models.hybrid import StackedExperts
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
 from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
@@ -54,7 +55,7 @@ class SafetensorsWeights:
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
         self._int4_names: dict[str, dict[Part, str]] = {}
-        self._fused = FusedExperts(spec, self._located) if spec.family == "gptoss" else None
+        self._fused = _fused_experts(spec, self._located)
         wanted: dict[str, tuple[int, ...]] = self._fused.wanted() if self._fused else {}
         for place in self._places.values():
             if self._fused and place.expert is not None:
@@ -119,6 +120,13 @@ class SafetensorsWeights:
         others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
         plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
         return [name for name in plain if not self._located[name].stored().data.any()]
+
+
+def _fused_experts(spec: ModelSpec, located: Mapping[str, FileTensor]) -> FusedExperts | StackedExperts | None:
+    """What reads the experts, where the files have those of a layer in one tensor."""
+    if spec.family == "gptoss":
+        return FusedExperts(spec, located)
+    return StackedExperts(spec, located) if spec.experts and StackedExperts.NAMES[0].format(0) in located else None
 
 
 def _reordered(found: Stored, order: NDArray[np.intp]) -> Stored:
@@ -220,7 +228,7 @@ def config_spec(folder: Path) -> ModelSpec:
         family=family,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=parse_number(config, "intermediate_size", int, path),
+        intermediate_size=parse_number(config, "intermediate_size", int, path, config.get("moe_intermediate_size")),
         num_heads=num_heads,
         num_kv_heads=parse_number(config, "num_key_value_heads", int, path, num_heads),
         head_dim=head_dim,

@@ -11,10 +11,12 @@ In place of `q k v o` a layer of linear attention has
 and a layer of attention has `q_gate` beside `q`.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.models.spec import Int4Stored, LinearSpec, ModelSpec, Stored, Weights, halves_first
+from hotloop.models.spec import FileTensor, Int4Stored, LinearSpec, ModelSpec, Stored, Weights, halves_first
 
 Array = NDArray[np.float32]
 
@@ -48,6 +50,33 @@ class HybridWeights:
         if part == "linear_conv":
             return found.reshape(self._linear.conv_size, self._linear.conv_width)
         return found + 1 if part.endswith("norm") and part != "linear_norm" else found
+
+
+class StackedExperts:
+    """Experts as Qwen3.5's files have them: those of a layer in one tensor, gates above ups."""
+
+    NAMES = ("model.layers.{}.mlp.experts.gate_up_proj", "model.layers.{}.mlp.experts.down_proj")
+    packed_names: frozenset[str] = frozenset()
+
+    def __init__(self, spec: ModelSpec, located: Mapping[str, FileTensor]) -> None:
+        assert spec.experts
+        self._spec, self._experts, self._located = spec, spec.experts, located
+
+    def wanted(self) -> dict[str, tuple[int, ...]]:
+        """What the files call them, and the shapes they must have."""
+        hidden, size, count = self._spec.hidden_size, self._experts.size, self._experts.num_experts
+        shapes = (count, 2 * size, hidden), (count, hidden, size)
+        layers = range(self._spec.num_layers)
+        return {name.format(i): shape for i in layers for name, shape in zip(self.NAMES, shapes, strict=True)}
+
+    def stored(self, name: str) -> Stored:
+        """layers.N.experts.M.PART"""
+        _, layer, _, expert, part = name.split(".")
+        fused = self._located[self.NAMES[part == "down"].format(layer)].stored()
+        size = self._experts.size
+        rows = {"gate": slice(size), "up": slice(size, None)}.get(part, slice(None))
+        data = fused.data[int(expert), rows]
+        return Stored(data, fused.kind, (len(data), fused.shape[-1]))
 
 
 def _split_qkvz(fused: Array, linear: LinearSpec) -> tuple[Array, Array]:

@@ -75,6 +75,7 @@ _FAMILY_NAMES: dict[Family, dict[str, str]] = {
         "down_proj": "w2",
     },
     "qwen3next": {"mlp.shared_experts.": "mlp.shared_expert."},
+    "qwen35moe": {"mlp.shared_experts.": "mlp.shared_expert."},
     "gptoss": {"mlp.gate.weight": "mlp.router.weight", "mlp.gate.e_score_correction_bias": "mlp.router.bias"},
 }
 

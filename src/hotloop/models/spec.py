@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 
-Family = Literal["llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35"]
+Family = Literal[
+    "llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe", "qwen3next", "qwen35", "qwen35moe"
+]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
