@@ -75,6 +75,15 @@ def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:
         assert (got.argmax(1) == top[begin:]).all(), manner
 
 
+def test_int8_is_near(name: str, backend: Backend, tmp_path: Path) -> None:
+    model = read_model(name, tmp_path / "m", TOKENIZER)
+    fast = open_cpu(model, EngineConfig(kv_memory="8MiB"), weight_format="int8", precision="fast")
+    prompt = step((token_ids(), 0, OWN, EMPTY, 0))
+    exact, near = (each.run(prompt).copy() for each in (backend, fast))  # type: ignore[attr-defined]
+    fast.close()
+    assert np.corrcoef(exact.ravel(), near.ravel())[0, 1] > 0.9
+
+
 def test_an_engine_says_the_same_from_checkpoints(name: str, tmp_path: Path, empty_home: Path) -> None:
     """Turns of two sessions with the same head: each goes on where its last answer ended."""
     model = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER)

@@ -78,12 +78,17 @@ class DecoderGraph:
 
     def _attention(self, layer: int, h: Node) -> Node:
         name = f"layers.{layer}."
-        qkv = op.matmul(h, self._matrix(name + "q", name + "k", name + "v"), False, True)
+        gate = [name + "q_gate"] if self.spec.linear else []
+        qkv = op.matmul(h, self._matrix(name + "q", name + "k", name + "v", *gate), False, True)
         if self.spec.has_qkv_bias:
             qkv = op.add(qkv, op.constant(self._read(name + "q_bias", name + "k_bias", name + "v_bias")))
+        if gate:
+            heads = self.spec.num_heads, 2 * self.spec.num_kv_heads
+            sizes = _ints(sum(heads) * self.spec.head_dim, heads[0] * self.spec.head_dim)
+            qkv, gates = op.variadic_split(qkv, _axis(-1), sizes).outputs()
         mixed = self.style.attend(self.spec.kv_layers.index(layer), qkv)
-        if self.spec.linear:
-            mixed = op.multiply(mixed, op.sigmoid(op.matmul(h, self._matrix(name + "q_gate"), False, True)))
+        if gate:
+            mixed = op.multiply(mixed, op.sigmoid(gates))
         out = op.matmul(mixed, self._matrix(name + "o"), False, True)
         return op.add(out, op.constant(self._read(name + "o_bias"))) if self.spec.has_o_bias else out
 
