@@ -13,7 +13,8 @@ from tests.parity.manners import Array
 from tests.parity.models import EXPECTED, HYBRIDS, KEPT, NUM_TOKENS, read_model, token_ids, write_model
 
 from hotloop.backends.backend import Backend, Batch
-from hotloop.backends.openvino.linear import DeltaNet, _chunk, _step
+from hotloop.backends.openvino.linear import DeltaNet, numpy_delta
+from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.backends.openvino.runner import open_cpu
 from hotloop.core.config import EngineConfig
 from hotloop.engine.engine import Engine
@@ -71,8 +72,16 @@ def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:
         logits, top = kept[f"{name}, logits"], kept[f"{name}, top"]
     for manner, begin, got in manners(backend):
         places = [(i, position - begin) for i, position in enumerate(KEPT) if position >= begin]
-        assert max(float(np.abs(got[row] - logits[i]).max()) for i, row in places) < 1e-3, manner
+        assert max(float(np.abs(got[row] - logits[i]).max()) for i, row in places) < 2e-3, (
+            manner
+        )  # theirs is less exact
         assert (got.argmax(1) == top[begin:]).all(), manner
+
+
+def test_going_on_from_a_state_changes_no_bit(name: str, backend: Backend) -> None:
+    (_, _, plain), *others = manners(backend)
+    for manner, begin, got in others:
+        np.testing.assert_array_equal(got, plain[begin:], manner)
 
 
 def test_int8_is_near(name: str, backend: Backend, tmp_path: Path) -> None:
@@ -103,31 +112,30 @@ def test_an_engine_says_the_same_from_checkpoints(name: str, tmp_path: Path, emp
     assert said[True] == said[False]
 
 
-def test_a_chunk_is_what_its_tokens_are_one_by_one() -> None:
+def test_the_kernel_computes_as_numpy_does(name: str, tmp_path: Path) -> None:
+    """Sequences that begin, go on where they were and go on elsewhere; those whose memory fades at once too."""
+    spec = read_model(name, write_model(name, tmp_path / "m"), TOKENIZER).spec.linear
+    assert spec
     random = np.random.default_rng(0)
-    q, k, v = (random.standard_normal((50, 3, dim), np.float32) for dim in (8, 8, 5))
+    begins, slots = np.array([0, 20, 21, 50], np.int32), np.array([[-1, 0], [1, 1], [2, 3]], np.int32)
+    dims = ((spec.num_key_heads, spec.key_dim),) * 2 + ((spec.num_value_heads, spec.value_dim),)
+    q, k, v = (random.standard_normal((50, *each)).astype(np.float32) for each in dims)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    logs, shares = -random.random((50, 3), np.float32), random.random((50, 3), np.float32)
-    memory = random.standard_normal((3, 8, 5)).astype(np.float32)
-    one_by_one = memory.copy()
-    parts = [slice(i, i + 1) for i in range(50)]
-    expected = [_step(one_by_one, q[p], k[p], v[p], logs[p], shares[p]) for p in parts]
-    got = _chunk(memory, q, k, v, logs, shares)
-    np.testing.assert_allclose(got, np.concatenate(expected), atol=1e-4)
-    np.testing.assert_allclose(memory, one_by_one, atol=1e-4)
-
-
-def test_memory_that_fades_at_once_does_not_overflow() -> None:
-    q = k = v = np.ones((64, 1, 4), np.float32)
-    memory = np.ones((1, 4, 4), np.float32)
-    got = _chunk(memory, q, k / 2, v, np.full((64, 1), -100, np.float32), np.ones((64, 1), np.float32))
-    assert np.isfinite(got).all()
-    assert np.isfinite(memory).all()
+    logs, shares = (random.random((50, spec.num_value_heads)).astype(np.float32) for _ in range(2))
+    logs[::7] = 100
+    shape = (4, spec.num_value_heads, spec.key_dim, spec.value_dim)
+    memories = [random.standard_normal(shape).astype(np.float32)]
+    memories.append(memories[0].copy())
+    read = [np.empty_like(v) for _ in memories]
+    for rule, memory, found in zip((numpy_delta, open_delta(spec)), memories, read, strict=True):
+        rule(begins, slots, (q, k, v, -logs, shares), memory, found)
+    np.testing.assert_allclose(*read, atol=1e-5)
+    np.testing.assert_allclose(*memories, atol=1e-5)
 
 
 def test_states_take_what_was_reckoned(name: str, backend: Backend, tmp_path: Path) -> None:
     model = read_model(name, tmp_path / "m", TOKENIZER)
-    layers = DeltaNet(model.spec, HybridWeights(model.weights, model.spec), 3)
+    layers = DeltaNet(model.spec, HybridWeights(model.weights, model.spec), 3, numpy_delta)
     assert layers._inputs.nbytes + layers._memories.nbytes == 3 * backend.state_bytes
     taken = backend.num_states * backend.state_bytes + backend.num_blocks * backend.block_bytes
     assert 0.9 * (8 << 20) < taken <= 8 << 20

@@ -20,6 +20,7 @@ from hotloop.backends.openvino.graph import (
     gather_wanted_rows,
 )
 from hotloop.backends.openvino.linear import DeltaNet
+from hotloop.backends.openvino.native.delta import open_delta
 from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
@@ -73,7 +74,7 @@ class GapBackend(CpuBackend):
         self._attention = kernel.create(replace(spec, num_layers=len(spec.kv_layers)), self.num_blocks, angles)
         for index, layer in enumerate(spec.kv_layers):
             self._set_up(index, layer, model)
-        self._linear = DeltaNet(spec, model.weights, self.num_states) if spec.linear else None
+        self._linear = DeltaNet(spec, model.weights, self.num_states, open_delta(spec.linear)) if spec.linear else None
         self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
         self._short = self._compile(model, short)
         self._long = self._compile(model, long) if long else self._short

@@ -72,7 +72,8 @@ class DecoderGraph:
             shared = self._mlp(name + "shared_", h, experts.shared_size)
             if experts.has_shared_gate:
                 router = op.constant(self._read(name + "shared_router"))
-                shared = op.multiply(shared, op.sigmoid(op.matmul(h, router, False, True)))
+                logit = op.reduce_sum(op.multiply(h, router), _ints(-1), True)  # a matmul's sum depends on other rows
+                shared = op.multiply(shared, op.sigmoid(logit))
             x = op.add(x, shared)
         return op.add(x, gap)
 

@@ -3,6 +3,7 @@
     attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
     portable.cpp    for any CPU: float32 or float16 keys and values, exact; sliding windows and sinks
     experts.cpp     a mixture of experts on any CPU (mixture.py)
+    linear.cpp      linear attention by the gated delta rule on any CPU (delta.py)
 
 They are compiled once by the machine's own C++ compiler, and kept. Where a kernel cannot be had, `load_amx` and
 `load_portable` give nothing and say why in the log.
