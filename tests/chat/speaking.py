@@ -13,10 +13,10 @@ from hotloop.chat.formats import (
     HermesFormat,
     LlamaFormat,
     MistralFormat,
-    QwenCoderFormat,
-    ToolFormat,
 )
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.message import Tool
 from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
@@ -40,6 +40,8 @@ QWEN = byte_tokenizer(verbatim=("<tool_call>", "</tool_call>"))
 HERMES = byte_tokenizer("<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 LLAMA = byte_tokenizer("<|python_tag|>")
 MISTRAL = byte_tokenizer("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+GLM = byte_tokenizer("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+MINIMAX = byte_tokenizer("<minimax:tool_call>", "</minimax:tool_call>")
 
 FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "hermes": (HermesFormat(QWEN), QWEN),
@@ -52,6 +54,14 @@ FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "mistral_ids": (MistralFormat(MISTRAL, "[TOOL_CALLS]f[CALL_ID]1[ARGS]"), MISTRAL),
     "qwen3_coder": (QwenCoderFormat(QWEN), QWEN),
     "qwen3_coder_special": (QwenCoderFormat(HERMES), HERMES),
+    "glm": (GlmFormat(QWEN), QWEN),
+    "glm_special": (GlmFormat(GLM), GLM),
+    "glm_47": (GlmFormat(PLAIN, "</arg_key><arg_value>"), PLAIN),
+    "glm_47_special": (GlmFormat(GLM, "</arg_key><arg_value>"), GLM),
+    "minimax": (MiniMaxFormat(PLAIN), PLAIN),
+    "minimax_special": (MiniMaxFormat(MINIMAX), MINIMAX),
+    "deepseek_v32": (DsmlFormat(PLAIN), PLAIN),
+    "deepseek_v4": (DsmlFormat(PLAIN, "tool_calls>"), PLAIN),
 }
 
 
@@ -130,15 +140,20 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+class Quoted(str):
+    """A string between tags that is written as JSON."""
+
+
+TAGGED = ("qwen3", "glm", "minimax", "deepseek_v")
+"""How the names of families begin that write strings without quotes, between tags."""
+
+
 def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
     """One call as a family writes it, with what stands around a single one."""
     text = to_json(arguments)
     family = name.split("_")[0]
-    if name.startswith("qwen3"):
-        values = (value if isinstance(value, str) else to_json(value) for value in arguments.values())
-        lines = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in zip(arguments, values, strict=True))
-        parameters = "".join(lines)
-        return f"<tool_call>\n<function={tool}>\n{parameters}</function>\n</tool_call>"
+    if name.startswith(TAGGED):
+        return write_tags(name, tool, arguments)
     if family == "llama3":
         return f'{{"name": "{tool}", "parameters": {text}}}'
     if name == "mistral":
@@ -146,6 +161,25 @@ def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
     if family == "mistral":
         return f"[TOOL_CALLS]{tool}{'[CALL_ID]abc123XYZ' if name == 'mistral_ids' else ''}[ARGS]{text}"
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>'
+
+
+def write_tags(name: str, tool: str, arguments: dict[str, Any]) -> str:
+    values = {key: value if isinstance(value, str) else to_json(value) for key, value in arguments.items()}
+    if name.startswith("qwen3"):
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        return f"<tool_call>\n<function={tool}>\n{parameters}</function>\n</tool_call>"
+    if name.startswith("glm"):
+        gap = "" if "47" in name else "\n"
+        pairs = (f"<arg_key>{key}</arg_key>{gap}<arg_value>{value}</arg_value>{gap}" for key, value in values.items())
+        return f"<tool_call>{tool}{gap}{''.join(pairs)}</tool_call>"
+    if name.startswith("minimax"):
+        parameters = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+        return f'<minimax:tool_call>\n<invoke name="{tool}">\n{parameters}</invoke>\n</minimax:tool_call>'
+    kinds = {key: isinstance(value, str) and not isinstance(value, Quoted) for key, value in arguments.items()}
+    heads = {key: f'parameter name="{key}" string="{str(is_string).lower()}"' for key, is_string in kinds.items()}
+    inner = "".join(f"<｜DSML｜{heads[key]}>{value}</｜DSML｜parameter>\n" for key, value in values.items())
+    outer = "tool_calls" if name == "deepseek_v4" else "function_calls"
+    return f'<｜DSML｜{outer}>\n<｜DSML｜invoke name="{tool}">\n{inner}</｜DSML｜invoke>\n</｜DSML｜{outer}>'
 
 
 def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head: str = "```json\n") -> str:
@@ -157,4 +191,9 @@ def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head
 def join_calls(name: str, calls: list[str]) -> str:
     if name == "mistral":
         return "[TOOL_CALLS] [" + ", ".join(call[len("[TOOL_CALLS] [") : -1] for call in calls) + "]"
-    return {"llama3": "; ", "mistral": ""}.get(name.split("_")[0], "\n").join(calls)
+    if name.startswith(("minimax", "deepseek_v")):
+        opening, _, _ = calls[0].partition("\n")
+        _, _, closing = calls[0].rpartition("\n")
+        inner = (call.removeprefix(opening).removesuffix("\n" + closing) for call in calls)
+        return f"{opening}{''.join(inner)}\n{closing}"
+    return {"llama3": "; ", "mistral": ""}.get(name.split("_")[0], "" if "glm_47" in name else "\n").join(calls)

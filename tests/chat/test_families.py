@@ -12,7 +12,9 @@ from tests.chat.speaking import (
     HERMES,
     MISTRAL,
     PLAIN,
+    TAGGED,
     Language,
+    Quoted,
     hear,
     join_calls,
     to_json,
@@ -20,7 +22,8 @@ from tests.chat.speaking import (
     write_fenced,
 )
 
-from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat, QwenCoderFormat
+from hotloop.chat.formats import GenericFormat, HermesFormat, LlamaFormat, MistralFormat
+from hotloop.chat.tag_formats import QwenCoderFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool, ToolCall
@@ -107,7 +110,13 @@ def test_the_same_tools_have_the_same_grammar(name: str) -> None:
     assert tool_format.grammar(TOOLS, AUTO, tokenizer) != tool_format.grammar(TOOLS[::-1], AUTO, tokenizer)
 
 
-@pytest.mark.parametrize("name", ["hermes_special", "mistral", "mistral_args", "llama3", "qwen3_coder_special"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hermes_special", "mistral", "mistral_args", "llama3"),
+        *("qwen3_coder_special", "glm_special", "glm_47_special", "minimax_special"),
+    ],
+)
 def test_a_marker_that_is_a_token_binds_where_it_is_spelt_as_well(name: str) -> None:
     language = Language(name, TOOLS, AUTO)
     call = "<|python_tag|>" + paris(name) if name == "llama3" else paris(name)
@@ -236,15 +245,16 @@ def test_keys_and_choices_may_have_any_characters(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ['quote"', "back\\slash", "per%cent", "</tool_call>", "new\nline", "\n", "", "é"])
-def test_choices_between_tags_may_have_any_characters(choice: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "glm_47", "minimax", "deepseek_v32"])
+def test_choices_between_tags_may_have_any_characters(name: str, choice: str) -> None:
     tool = Tool("f", parameters={"properties": {"a": {"enum": [choice, "other"]}}, "required": ["a"]})
-    answer = write_call("qwen3_coder", "f", {"a": choice})
-    assert Language("qwen3_coder", (tool,), REQUIRED).accepts(answer)
-    assert hear(QwenCoderFormat(PLAIN).parser([tool]), answer).parsed == [("f", {"a": choice})]
+    answer = write_call(name, "f", {"a": choice})
+    assert Language(name, (tool,), REQUIRED).accepts(answer)
+    assert hear(FORMATS[name][0].parser([tool]), answer).parsed == [("f", {"a": choice})]
 
 
 # Hypothesis tries strings it finds in the code, and a family's markers are among them: `accepts` takes them as such.
-MARKER = re.compile(r"<\|\w+\|>|</?(tool_call|think)>|\[[A-Z_]+\]")
+MARKER = re.compile(r"<\|\w+\|>|</?(minimax:)?(tool_call|think|arg_key|arg_value)>|\[[A-Z_]+\]")
 characters = st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\n\t"\\<>/{}[]')
 texts = st.text(characters).filter(lambda text: not MARKER.search(text))
 KINDS: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
@@ -280,9 +290,9 @@ def tools_and_calls(draw: st.DrawFn) -> tuple[tuple[Tool, ...], list[tuple[Tool,
 def write_value_as_the_grammar_asks(name: str, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     """Between tags a string that has limits is written as JSON."""
     limited = {key for key, schema in tool.parameters["properties"].items() if "maxLength" in schema}
-    if not name.startswith("qwen3"):
+    if not name.startswith(TAGGED):
         return arguments
-    return {key: to_json(value) if key in limited else value for key, value in arguments.items()}
+    return {key: Quoted(to_json(value)) if key in limited else value for key, value in arguments.items()}
 
 
 @every_family
@@ -297,7 +307,7 @@ def test_what_is_accepted_is_read_back(
     is_tagged = not name.startswith("llama3")
     answer = (prose + "\n" if prose and is_tagged else "") + answer
     expected = [(tool.name, arguments) for tool, arguments in calls]
-    unsayable = name.startswith("qwen3") and any(is_unsayable(arguments) for _, arguments in calls)
+    unsayable = name.startswith(TAGGED) and any(is_unsayable(arguments) for _, arguments in calls)
     assert Language(name, tools, AUTO).accepts(answer) or unsayable
     if not unsayable:
         heard = hear(FORMATS[name][0].parser(tools), *answer)

@@ -14,8 +14,8 @@ from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
-from hotloop.chat.formats import ToolFormat, Tools, Turns
 from hotloop.chat.stream import CallParser, CallsOnly
+from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate

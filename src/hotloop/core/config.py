@@ -14,7 +14,9 @@ WeightFormat = Literal["int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
-ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder"]
+ToolFormatName = Literal[
+    "auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder", "glm", "minimax", "deepseek_v32"
+]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]
 Explanations = Literal["words", "causes", "off"]

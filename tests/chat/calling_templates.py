@@ -1,0 +1,69 @@
+"""Chat templates of families that call tools, as far as calls go: turns are those of ChatML in all of them."""
+
+from tests.chat.speaking import FORMATS
+
+_TURNS = """
+{%- macro written(v) -%}{{ v if v is string else v | tojson }}{%- endmacro -%}
+{%- if tools -%}
+{{ '<|im_start|>system\\nYou may call ' ~ (tools | tojson) ~ '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for m in messages -%}
+{{ '<|im_start|>' ~ ('user' if m.role == 'tool' else m.role) ~ '\\n' ~ m.content }}
+{%- if m.tool_calls -%}
+CALLS
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+_CALLS = {
+    "glm": """
+{%- for call in m.tool_calls -%}
+{{ ('\\n' if m.content or not loop.first else '') ~ '<tool_call>' ~ call.function.name ~ '\\n' }}
+{%- for k, v in call.function.arguments.items() -%}
+{{ '<arg_key>' ~ k ~ '</arg_key>\\n<arg_value>' ~ written(v) ~ '</arg_value>\\n' }}
+{%- endfor -%}
+{{ '</tool_call>' }}
+{%- endfor -%}""",
+    "glm_47": """
+{%- for call in m.tool_calls -%}
+{{ '<tool_call>' ~ call.function.name }}
+{%- for k, v in call.function.arguments.items() -%}
+<arg_key>{{ k }}</arg_key><arg_value>{{ written(v) }}</arg_value>
+{%- endfor -%}
+{{ '</tool_call>' }}
+{%- endfor -%}""",
+    "minimax": """
+{{- ('\\n' if m.content else '') ~ '<minimax:tool_call>\\n' }}
+{%- for call in m.tool_calls -%}
+{{ '<invoke name="' ~ call.function.name ~ '">\\n' }}
+{%- for k, v in call.function.arguments.items() -%}
+{{ '<parameter name="' ~ k ~ '">' ~ written(v) ~ '</parameter>\\n' }}
+{%- endfor -%}
+{{ '</invoke>\\n' }}
+{%- endfor -%}
+{{ '</minimax:tool_call>' }}""",
+    "deepseek_v32": """
+{%- set mark = '｜DSML｜' -%}
+{{ '\\n\\n' if m.content }}<{{ mark }}function_calls>{{ '\\n' }}
+{%- for call in m.tool_calls -%}
+<{{ mark }}invoke name="{{ call.function.name }}">{{ '\\n' }}
+{%- for k, v in call.function.arguments.items() -%}
+<{{ mark }}parameter name="{{ k }}" string="{{ 'true' if v is string else 'false' }}">
+{{- written(v) }}</{{ mark }}parameter>{{ '\\n' }}
+{%- endfor -%}
+</{{ mark }}invoke>{{ '\\n' }}
+{%- endfor -%}
+</{{ mark }}function_calls>""",
+}
+_CALLS["deepseek_v4"] = _CALLS["deepseek_v32"].replace("function_calls", "tool_calls")
+
+
+def calling_template(name: str) -> str:
+    """The template of a family, by its name in `FORMATS`."""
+    return _TURNS.replace("CALLS", _CALLS[name.removesuffix("_special")]).strip()
+
+
+TEMPLATED = [name for name in FORMATS if name.removesuffix("_special") in _CALLS]
