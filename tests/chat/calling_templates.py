@@ -57,6 +57,26 @@ _CALLS = {
 </{{ mark }}invoke>{{ '\\n' }}
 {%- endfor -%}
 </{{ mark }}function_calls>""",
+    "deepseek": """
+{%- for call in m.tool_calls -%}
+{{ '<｜tool▁calls▁begin｜>' if loop.first }}<｜tool▁call▁begin｜>
+{{- call.function.name + '<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜>' }}
+{%- endfor -%}
+{{ '<｜tool▁calls▁end｜>' }}""",
+    "deepseek_fenced": """
+{{- '<｜tool▁calls▁begin｜>' }}
+{%- for call in m.tool_calls -%}
+{{ '' if loop.first else '\n' }}<｜tool▁call▁begin｜>
+{{- call.type + '<｜tool▁sep｜>' + call.function.name }}
+{{- '\n' + '```json' + '\n' + call.function.arguments + '\n' + '```' + '<｜tool▁call▁end｜>' }}
+{%- endfor -%}
+{{ '<｜tool▁calls▁end｜>' }}""",
+    "kimi": """
+{{- '<|tool_calls_section_begin|>' }}
+{%- for call in m.tool_calls -%}
+<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
+{%- endfor -%}
+{{ '<|tool_calls_section_end|>' }}""",
 }
 _CALLS["deepseek_v4"] = _CALLS["deepseek_v32"].replace("function_calls", "tool_calls")
 

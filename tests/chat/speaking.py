@@ -14,6 +14,7 @@ from hotloop.chat.formats import (
     LlamaFormat,
     MistralFormat,
 )
+from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.chat.tool_format import ToolFormat
@@ -42,6 +43,19 @@ LLAMA = byte_tokenizer("<|python_tag|>")
 MISTRAL = byte_tokenizer("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 GLM = byte_tokenizer("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 MINIMAX = byte_tokenizer("<minimax:tool_call>", "</minimax:tool_call>")
+DEEPSEEK = byte_tokenizer(
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    )
+)
+KIMI = byte_tokenizer(
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+)
 
 FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "hermes": (HermesFormat(QWEN), QWEN),
@@ -62,6 +76,12 @@ FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "minimax_special": (MiniMaxFormat(MINIMAX), MINIMAX),
     "deepseek_v32": (DsmlFormat(PLAIN), PLAIN),
     "deepseek_v4": (DsmlFormat(PLAIN, "tool_calls>"), PLAIN),
+    "deepseek": (DeepSeekFormat(PLAIN), PLAIN),
+    "deepseek_special": (DeepSeekFormat(DEEPSEEK), DEEPSEEK),
+    "deepseek_fenced": (DeepSeekFormat(PLAIN, "```json"), PLAIN),
+    "deepseek_fenced_special": (DeepSeekFormat(DEEPSEEK, "```json"), DEEPSEEK),
+    "kimi": (KimiFormat(PLAIN), PLAIN),
+    "kimi_special": (KimiFormat(KIMI), KIMI),
 }
 
 
@@ -160,6 +180,16 @@ def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
         return f'[TOOL_CALLS] [{{"name": "{tool}", "arguments": {text}}}]'
     if family == "mistral":
         return f"[TOOL_CALLS]{tool}{'[CALL_ID]abc123XYZ' if name == 'mistral_ids' else ''}[ARGS]{text}"
+    if family == "deepseek":
+        is_fenced = "fenced" in name
+        head, tail = (
+            (f"function<｜tool▁sep｜>{tool}\n```json\n", "\n```") if is_fenced else (f"{tool}<｜tool▁sep｜>", "")
+        )
+        call = f"<｜tool▁call▁begin｜>{head}{text}{tail}<｜tool▁call▁end｜>"
+        return f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
+    if family == "kimi":
+        call = f"<|tool_call_begin|>functions.{tool}:0<|tool_call_argument_begin|>{text}<|tool_call_end|>"
+        return f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>'
 
 
@@ -189,11 +219,23 @@ def write_fenced(tool: str, arguments: dict[str, Any], space: str = "\n  ", head
 
 
 def join_calls(name: str, calls: list[str]) -> str:
+    opening, closing, joiner = _around(name)
+    inner = (call.removeprefix(opening).removesuffix(closing) for call in calls)
+    return opening + joiner.join(inner) + closing
+
+
+def _around(name: str) -> tuple[str, str, str]:
+    """What a family writes once around several calls, and what between them."""
+    family = name.split("_")[0]
     if name == "mistral":
-        return "[TOOL_CALLS] [" + ", ".join(call[len("[TOOL_CALLS] [") : -1] for call in calls) + "]"
-    if name.startswith(("minimax", "deepseek_v")):
-        opening, _, _ = calls[0].partition("\n")
-        _, _, closing = calls[0].rpartition("\n")
-        inner = (call.removeprefix(opening).removesuffix("\n" + closing) for call in calls)
-        return f"{opening}{''.join(inner)}\n{closing}"
-    return {"llama3": "; ", "mistral": ""}.get(name.split("_")[0], "" if "glm_47" in name else "\n").join(calls)
+        return "[TOOL_CALLS] [", "]", ", "
+    if family == "minimax":
+        return "<minimax:tool_call>", "\n</minimax:tool_call>", ""
+    if name.startswith("deepseek_v"):
+        outer = "tool_calls" if name == "deepseek_v4" else "function_calls"
+        return f"<｜DSML｜{outer}>", f"\n</｜DSML｜{outer}>", ""
+    if family == "deepseek":
+        return "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n" if "fenced" in name else ""
+    if family == "kimi":
+        return "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", ""
+    return "", "", {"llama3": "; ", "mistral": ""}.get(family, "" if "glm_47" in name else "\n")

@@ -115,6 +115,7 @@ def test_the_same_tools_have_the_same_grammar(name: str) -> None:
     [
         *("hermes_special", "mistral", "mistral_args", "llama3"),
         *("qwen3_coder_special", "glm_special", "glm_47_special", "minimax_special"),
+        *("deepseek_special", "deepseek_fenced_special", "kimi_special"),
     ],
 )
 def test_a_marker_that_is_a_token_binds_where_it_is_spelt_as_well(name: str) -> None:
@@ -236,7 +237,7 @@ def test_keywords_nobody_knows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("key", ['quote"', "back\\slash", "per%cent", "</tool_call>", "new\nline", "/*", "é", "<[1]>"])
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "deepseek", "kimi"])
 def test_keys_and_choices_may_have_any_characters(name: str, key: str) -> None:
     schema = {"properties": {key: {"enum": [key]}}, "required": [key]}
     answer = write_call(name, "f", {key: key})
@@ -254,7 +255,7 @@ def test_choices_between_tags_may_have_any_characters(name: str, choice: str) ->
 
 
 # Hypothesis tries strings it finds in the code, and a family's markers are among them: `accepts` takes them as such.
-MARKER = re.compile(r"<\|\w+\|>|</?(minimax:)?(tool_call|think|arg_key|arg_value)>|\[[A-Z_]+\]")
+MARKER = re.compile(r"<\|\w+\|>|<｜[\w▁]+｜>|</?(minimax:)?(tool_call|think|arg_key|arg_value)>|\[[A-Z_]+\]")
 characters = st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\n\t"\\<>/{}[]')
 texts = st.text(characters).filter(lambda text: not MARKER.search(text))
 KINDS: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from hotloop.chat import lark
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
+from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
 from hotloop.chat.tool_format import ToolFormat, Tools, Turns
@@ -23,10 +24,13 @@ from hotloop.models.tokenizer import Tokenizer
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
 _NAME_KEY = lark.literal('{"name": "')
 # Templates that have all of these words are of the family.
 _WORDS: dict[ToolFormatName, tuple[str, ...]] = {
     "deepseek_v32": ("｜DSML｜",),
+    "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
     "minimax": ("<minimax:tool_call>", "<invoke name="),
     "glm": (CALL, "<arg_key>", "<arg_value>"),
     "qwen3_coder": ("<function=", "<parameter="),
@@ -144,7 +148,7 @@ class MistralFormat(ToolFormat):
         ]
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", has_names=True))
+        return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", head=_MISTRAL_HEAD))
 
 
 _FORMATS: dict[str, type[ToolFormat]] = {
@@ -152,6 +156,7 @@ _FORMATS: dict[str, type[ToolFormat]] = {
     for each in (
         *(HermesFormat, GenericFormat, LlamaFormat, MistralFormat),
         *(QwenCoderFormat, GlmFormat, MiniMaxFormat, DsmlFormat),
+        *(DeepSeekFormat, KimiFormat),
     )
 }
 

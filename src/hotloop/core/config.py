@@ -15,7 +15,17 @@ Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 ToolFormatName = Literal[
-    "auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder", "glm", "minimax", "deepseek_v32"
+    "auto",
+    "generic",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "minimax",
+    "deepseek",
+    "deepseek_v32",
+    "kimi",
 ]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]
