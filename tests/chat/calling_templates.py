@@ -4,6 +4,25 @@ from tests.chat.speaking import FORMATS
 
 _TURNS = """
 {%- macro written(v) -%}{{ v if v is string else v | tojson }}{%- endmacro -%}
+{%- macro unquoted(v) -%}
+{%- if v is mapping -%}
+{
+{%- for k, inner in v | dictsort -%}
+{{ ',' if not loop.first }}{{ k }}:{{ unquoted(inner) }}
+{%- endfor -%}
+}
+{%- elif v is string -%}
+{{ QUOTE ~ v ~ QUOTE }}
+{%- elif v is sequence -%}
+[
+{%- for inner in v -%}
+{{ ',' if not loop.first }}{{ unquoted(inner) }}
+{%- endfor -%}
+]
+{%- else -%}
+{{ v | tojson }}
+{%- endif -%}
+{%- endmacro -%}
 {%- if tools -%}
 {{ '<|im_start|>system\\nYou may call ' ~ (tools | tojson) ~ '<|im_end|>\\n' }}
 {%- endif -%}
@@ -77,13 +96,33 @@ _CALLS = {
 <|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
 {%- endfor -%}
 {{ '<|tool_calls_section_end|>' }}""",
+    "granite_phi": """
+{%- set ns = namespace(objects=[]) -%}
+{%- for call in m.tool_calls -%}
+{%- set arguments = call.function.arguments | tojson -%}
+{%- set ns.objects = ns.objects + ['{"name": "' ~ call.function.name ~ '", "arguments": ' ~ arguments ~ '}'] -%}
+{%- endfor -%}
+{{ '<|tool_call|>[' ~ ns.objects | join(', ') ~ ']<|/tool_call|>' }}""",
+    "gemma": """
+{%- for call in m.tool_calls -%}
+{{ '<|tool_call>call:' ~ call.function.name ~ unquoted(call.function.arguments) ~ '<tool_call|>' }}
+{%- endfor -%}""",
 }
+_CALLS["gemma_function"] = _CALLS["gemma"].replace("<|tool_call>", "<start_function_call>")
+_CALLS["gemma_function"] = _CALLS["gemma_function"].replace("<tool_call|>", "<end_function_call>")
 _CALLS["deepseek_v4"] = _CALLS["deepseek_v32"].replace("function_calls", "tool_calls")
+
+
+# Granite's have no word for calls that come back: the format has.
+_GRANITE = _TURNS.replace("{%- if m.tool_calls -%}\nCALLS\n{%- endif -%}", "{#- -#}")
+_GRANITE = _GRANITE.replace("may call", "may say <|tool_call|> and call")
 
 
 def calling_template(name: str) -> str:
     """The template of a family, by its name in `FORMATS`."""
-    return _TURNS.replace("CALLS", _CALLS[name.removesuffix("_special")]).strip()
+    name = name.removesuffix("_special")
+    source = _GRANITE if name == "granite" else _TURNS.replace("CALLS", _CALLS[name])
+    return source.replace("QUOTE", "'<escape>'" if name == "gemma_function" else "'<|\"|>'").strip()
 
 
-TEMPLATED = [name for name in FORMATS if name.removesuffix("_special") in _CALLS]
+TEMPLATED = [name for name in FORMATS if name.removesuffix("_special") in (*_CALLS, "granite")]

@@ -10,10 +10,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hotloop.chat.formats import (
     GenericFormat,
+    GraniteFormat,
     HermesFormat,
     LlamaFormat,
     MistralFormat,
 )
+from hotloop.chat.gemma_calls import GemmaFormat
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tag_formats import DsmlFormat, GlmFormat, MiniMaxFormat, QwenCoderFormat
@@ -56,6 +58,10 @@ KIMI = byte_tokenizer(
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
 )
+GRANITE = byte_tokenizer("<|tool_call|>", "<|/tool_call|>")
+GEMMA = byte_tokenizer(
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"
+)
 
 FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "hermes": (HermesFormat(QWEN), QWEN),
@@ -82,6 +88,13 @@ FORMATS: dict[str, tuple[ToolFormat, Tokenizer]] = {
     "deepseek_fenced_special": (DeepSeekFormat(DEEPSEEK, "```json"), DEEPSEEK),
     "kimi": (KimiFormat(PLAIN), PLAIN),
     "kimi_special": (KimiFormat(KIMI), KIMI),
+    "granite": (GraniteFormat(PLAIN), PLAIN),
+    "granite_special": (GraniteFormat(GRANITE), GRANITE),
+    "granite_phi_special": (GraniteFormat(GRANITE, "<|/tool_call|>"), GRANITE),
+    "gemma": (GemmaFormat(PLAIN), PLAIN),
+    "gemma_special": (GemmaFormat(GEMMA), GEMMA),
+    "gemma_function": (GemmaFormat(PLAIN, "<start_function_call>"), PLAIN),
+    "gemma_function_special": (GemmaFormat(GEMMA, "<start_function_call>"), GEMMA),
 }
 
 
@@ -187,10 +200,27 @@ def write_call(name: str, tool: str, arguments: dict[str, Any]) -> str:
         )
         call = f"<｜tool▁call▁begin｜>{head}{text}{tail}<｜tool▁call▁end｜>"
         return f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
+    if family == "granite":
+        return f'<|tool_call|>[{{"name": "{tool}", "arguments": {text}}}]' + "<|/tool_call|>" * ("phi" in name)
+    if family == "gemma":
+        marks = ("<start_function_call>", "<end_function_call>", "<escape>")
+        opening, closing, quote = marks if "function" in name else ("<|tool_call>", "<tool_call|>", '<|"|>')
+        return f"{opening}call:{tool}{write_gemma(arguments, quote)}{closing}"
     if family == "kimi":
         call = f"<|tool_call_begin|>functions.{tool}:0<|tool_call_argument_begin|>{text}<|tool_call_end|>"
         return f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {text}}}\n</tool_call>'
+
+
+def write_gemma(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        keys = sorted(value, key=str.lower)
+        return "{" + ",".join(f"{key}:{write_gemma(value[key], quote)}" for key in keys) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(write_gemma(item, quote) for item in value) + "]"
+    return to_json(value)
 
 
 def write_tags(name: str, tool: str, arguments: dict[str, Any]) -> str:
@@ -236,6 +266,10 @@ def _around(name: str) -> tuple[str, str, str]:
         return f"<｜DSML｜{outer}>", f"\n</｜DSML｜{outer}>", ""
     if family == "deepseek":
         return "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n" if "fenced" in name else ""
+    if family == "granite":
+        return "<|tool_call|>[", "]" + "<|/tool_call|>" * ("phi" in name), ", "
+    if family == "gemma":
+        return "", "", ""
     if family == "kimi":
         return "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", ""
     return "", "", {"llama3": "; ", "mistral": ""}.get(family, "" if "glm_47" in name else "\n")

@@ -89,6 +89,9 @@ def read(name: str, answer: str, tools: tuple[Tool, ...] = ()) -> Heard:
         ("mistral", "[TOOL_CALLS] [oops]", "[TOOL_CALLS] [oops]", []),
         ("mistral", "[TOOL_CALLS]what is this?", "[TOOL_CALLS]what is this?", []),
         ("mistral", "[1, 2] [TOOL", "[1, 2] [TOOL", []),
+        ("granite", 'Hm.<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]', "Hm.", [*F, ("g", "{}")]),
+        ("granite", '<tool_call> [{"name": "f", "arguments": {"a": 1}}]', "", F),
+        ("granite", "<|tool_call|>[1]", None, []),
         ("deepseek", 'Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end', "Hm.", F),
         ("deepseek", '<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```{"a": 1}\n```', "", F),
         ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>{"a": 1}', "", [("function", '{"a": 1}')]),
@@ -271,7 +274,11 @@ PIECES = st.sampled_from(
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hermes", "llama3", "mistral", "deepseek", "kimi"]), st.lists(PIECES, max_size=25), st.data())
+@given(
+    st.sampled_from(["hermes", "llama3", "mistral", "deepseek", "kimi", "granite"]),
+    st.lists(PIECES, max_size=25),
+    st.data(),
+)
 def test_nothing_breaks_a_parser_and_no_cut_matters(name: str, pieces: list[str], data: st.DataObject) -> None:
     answer = "".join(pieces)
     tools = data.draw(st.sampled_from([(), TOOLS]))

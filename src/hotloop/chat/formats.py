@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from hotloop.chat import lark
+from hotloop.chat.gemma_calls import GemmaFormat
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
@@ -17,7 +18,7 @@ from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
-from hotloop.core.message import Message, Tool
+from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -25,12 +26,14 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
+_PHI_CLOSING = "<|/tool_call|>"
 _NAME_KEY = lark.literal('{"name": "')
 # Templates that have all of these words are of the family.
 _WORDS: dict[ToolFormatName, tuple[str, ...]] = {
     "deepseek_v32": ("｜DSML｜",),
     "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    "granite": ("<|tool_call|>",),
     "minimax": ("<minimax:tool_call>", "<invoke name="),
     "glm": (CALL, "<arg_key>", "<arg_value>"),
     "qwen3_coder": ("<function=", "<parameter="),
@@ -151,12 +154,46 @@ class MistralFormat(ToolFormat):
         return JsonCallParser(JsonMarks(TOOL_CALLS, "]", joiner=",", head=_MISTRAL_HEAD))
 
 
+class GraniteFormat(ToolFormat):
+    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini with a closing."""
+
+    name = "granite"
+    opening = "<|tool_call|>"
+
+    def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
+        super().__init__(tokenizer, source)
+        self._closing = _PHI_CLOSING if _PHI_CLOSING in source else ""
+        self._words_calls = "tool_calls" in source
+
+    def prepare(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
+        """Granite's templates leave calls out of what they are given back."""
+        return messages if self._words_calls else tuple(map(self._word, messages)), tools
+
+    def _word(self, message: Message) -> Message:
+        if not message.tool_calls:
+            return message
+        calls = ", ".join(map(_object, message.tool_calls))
+        return replace(message, content=f"{message.content}{self.opening}[{calls}]{self._closing}", tool_calls=())
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        more = ' ( ", " call )*' if choice.is_parallel else ""
+        closing = lark.spell(tokenizer, self._closing)
+        return [
+            *lark.start(f'"[" call{more} "]" {closing}', self.opening, choice, tokenizer),
+            f'call: {_NAME_KEY} {lark.functions(chosen)} "}}"',
+            *lark.json_functions(chosen, "arguments"),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return JsonCallParser(JsonMarks(self.opening, "]", joiner=",", openings=(CALL,)))
+
+
 _FORMATS: dict[str, type[ToolFormat]] = {
     each.name: each
     for each in (
         *(HermesFormat, GenericFormat, LlamaFormat, MistralFormat),
         *(QwenCoderFormat, GlmFormat, MiniMaxFormat, DsmlFormat),
-        *(DeepSeekFormat, KimiFormat),
+        *(DeepSeekFormat, KimiFormat, GraniteFormat, GemmaFormat),
     )
 }
 
@@ -179,6 +216,8 @@ def _detect(source: str, tokenizer: Tokenizer) -> ToolFormatName:
             return "generic" if any(_is_torn(word, tokenizer) for word in words) else name
     if CALL in source and re.search(r'"arguments\\?"', source):
         return "hermes"
+    if "<|tool_call>" in source or "<start_function_call>" in source:
+        return "gemma"
     if TOOL_CALLS in source and lark.special_id(TOOL_CALLS, tokenizer) is not None:
         return "mistral"
     if PYTHON_TAG in source or ('"parameters": ' in source and "ipython" in source):
@@ -225,10 +264,12 @@ def _word_calls(message: Message) -> Message:
     if not message.tool_calls:
         return message
     parts = [message.content] if message.content else []
-    for call in message.tool_calls:
-        name = json.dumps(call.name, ensure_ascii=False)
-        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>')
+    parts += [f"{CALL}\n{_object(call)}\n{END_CALL}" for call in message.tool_calls]
     return replace(message, content="\n".join(parts), tool_calls=())
+
+
+def _object(call: ToolCall) -> str:
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'
 
 
 def _shorten_ids(message: Message) -> Message:

@@ -26,6 +26,8 @@ ToolFormatName = Literal[
     "deepseek",
     "deepseek_v32",
     "kimi",
+    "granite",
+    "gemma",
 ]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]
