@@ -96,6 +96,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+_LINEAR = _PLAIN | {
+    "num_hidden_layers": 5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+    "layer_types": ["full_attention" if i == 3 else "linear_attention" for i in range(5)],
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": _LINEAR
+    | {
+        "model_type": "qwen3_next",
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "qwen3_5": _LINEAR | {"model_type": "qwen3_5_text", "tie_word_embeddings": True},
+}
+
 
 def token_ids(seed: int = 0, count: int = NUM_TOKENS) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, count)]
@@ -104,7 +129,7 @@ def token_ids(seed: int = 0, count: int = NUM_TOKENS) -> list[int]:
 def write_model(name: str, folder: Path) -> Path:
     """A folder with the model of that name."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (folder / "config.json").write_text(json.dumps({**CONFIGS, **HYBRIDS}[name]))
     shapes = published_shapes(config_spec(folder))
     save_file({each: tensor(each, shape) for each, shape in shapes.items()}, folder / "model.safetensors")
     return folder

@@ -60,7 +60,16 @@ def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int = 2) -> int:
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+    num_layers = spec.num_layers - (len(spec.linear.layers) if spec.linear else 0)
+    return 2 * num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """Of the recurrent state of a hybrid after one token, in float32."""
+    if not spec.linear:
+        return 0
+    memory = spec.linear.value_size * spec.linear.key_dim
+    return 4 * len(spec.linear.layers) * (memory + (spec.linear.conv_width - 1) * spec.linear.conv_size)
 
 
 def check_fits(name: str, parts: Mapping[str, int], free_bytes: int, *, have: str, advice: str = "") -> None:
