@@ -34,6 +34,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         Request(f"{answer_id}-{i}", token_ids, sampling, caller.priority, caller.session_id, job.grammar, caller.scope)
         for i, (token_ids, sampling) in enumerate(choices)
     ]
+    for request in requests:
+        request.resume_at = [pin.num_tokens for pin in job.pins]
     trace = service.recorder.open(http, job, answer_id, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
