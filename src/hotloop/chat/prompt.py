@@ -15,7 +15,9 @@ from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.formats import ToolFormat, Tools, Turns
-from hotloop.chat.stream import CallParser, CallsOnly
+from hotloop.chat.stream import CallParser, CallsOnly, PlainText
+from hotloop.chat.thinking import ThinkingFormat
+from hotloop.chat.thoughts import ThinkingParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.models.template import ChatTemplate
@@ -76,10 +78,12 @@ class Prompts:
         tokenizer: Tokenizer,
         tool_format: ToolFormat | None = None,
         rules: PromptRules | None = None,
+        thinking: ThinkingFormat | None = None,
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._format = tool_format
+        self.thinking = thinking
         self._rules = rules or PromptRules()
         self._splicer = Splicer(tokenizer, self._rules.memory_tokens)
         self._nonces = Nonces()
@@ -125,13 +129,23 @@ class Prompts:
         """The tools as prompt and grammar should have them."""
         return canonical_tools(tools) if self._rules.canonical_tools else tuple(tools)
 
-    def parser(self, tools: Sequence[Tool], *, must_call: bool = False) -> CallParser:
-        """The format's parser for an answer; what it finds is known again when it comes back."""
+    def parser(
+        self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
+    ) -> CallParser:
+        """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
+        make = partial(self._make_parser, tools, can_call=can_call, must_call=must_call)
+        parser = make()
+        if self.thinking:
+            parser = ThinkingParser(self.thinking, make, is_open=is_thinking)
+        return self._calls.watch(parser) if self._rules.exact_turns and can_call else parser
+
+    def _make_parser(self, tools: Sequence[Tool], *, can_call: bool, must_call: bool) -> CallParser:
+        """For an answer without thoughts."""
+        if not can_call:
+            return PlainText()
         assert self._format
         parser = self._format.parser(tools)
-        if must_call:
-            parser = CallsOnly(parser)
-        return self._calls.watch(parser) if self._rules.exact_turns else parser
+        return CallsOnly(parser) if must_call else parser
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.chat.prompt import Prompt
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling
-from hotloop.server.delivery import PlainText
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin
 from hotloop.server.tenants import Caller

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from hotloop.chat.prompt import ChatInput, Prompt
-from hotloop.chat.stream import CallParser
+from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
-from hotloop.server.delivery import PlainText, Silence
+from hotloop.server.delivery import Silence
 from hotloop.server.holds import Pin
 from hotloop.server.job import Job
 from hotloop.server.options import Options, parse_sampling
@@ -45,14 +45,21 @@ def make_job(
             service.engine.tokenizer.vocab_size,
             max_tokens=max_tokens,
             logprobs=logprobs,
-            keep_special=calling.is_possible and service.tool_format.keep_special,
+            keep_special=(calling.is_possible and service.tool_format.keep_special)
+            or (service.thinking is not None and service.thinking.is_special),
         )
     # OpenAI's clients say how long a prompt is to be kept, Anthropic's which part of it.
     whole = (Pin(len(prompt.token_ids), options.retention_s),) if options.retention_s else ()
     pins = find_pins(transcript.hints, transcript.messages, prompt, service.engine.tokenizer) + whole
     parser: Callable[[], CallParser] = Silence if is_silent else PlainText
-    if calling.is_possible and not is_silent:
-        parser = partial(service.prompts.parser, calling.allowed, must_call=calling.is_required)
+    if not is_silent and (calling.is_possible or service.thinking):
+        parser = partial(
+            service.prompts.parser,
+            calling.allowed,
+            can_call=calling.is_possible,
+            must_call=calling.is_required,
+            is_thinking=service.thinking is not None and service.thinking.is_open_in(prompt.text),
+        )
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,

@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 
 from hotloop.chat.formats import choose_format
 from hotloop.chat.prompt import PromptRules, Prompts
+from hotloop.chat.thinking import choose_thinking
 from hotloop.core.config import ServerConfig, parse_bytes
 from hotloop.core.errors import ConfigError, UnknownModel
 from hotloop.core.session import name_session
@@ -41,7 +42,8 @@ class Service:
             move_nonces=config.move_nonces,
             word_late_system=config.word_late_system,
         )
-        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules)
+        self.thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
+        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, self.thinking)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(

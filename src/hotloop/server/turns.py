@@ -3,8 +3,8 @@
     user       [result, result, text, text]       ->  tool, tool, user
     assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Signed thoughts are another model's and are dropped, as are a hosted tool's notes to itself; anything else that is not
-text is refused. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
+Thoughts that another maker signed are dropped, as are a hosted tool's notes to itself; anything else that is not text
+is refused. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
 the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
 
@@ -23,6 +23,7 @@ from hotloop.core.message import Message, Role, Thought, ToolCall
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.holds import Pin
 from hotloop.server.options import convert
+from hotloop.server.thinking import take_back
 from hotloop.wire.field import Json
 from hotloop.wire.part import Api, Call, Opaque, Part, Text, ToolResult, Turn
 from hotloop.wire.request import ApiRequest
@@ -30,7 +31,7 @@ from hotloop.wire.request import ApiRequest
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
 # Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
-DROPPED = ("reasoning", "web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
+DROPPED = ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
 
 MAX_BREAKPOINTS = 4
 """As many as Anthropic takes; of more, the last."""
@@ -115,7 +116,8 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
                     drafts.append(_Draft("tool", _result_text(part), call_id=part.call_id or None))
                     has_begun = False
                 case Thought() if is_answer:
-                    drafts[-1].thoughts += [] if part.maker else [part]
+                    own = take_back(part)
+                    drafts[-1].thoughts += [own] if own else []
                 case Opaque() if api == "responses" and part.kind in DROPPED:
                     pass
                 case _:

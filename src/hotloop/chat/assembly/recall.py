@@ -98,6 +98,10 @@ class _Watched:
     def num_calls(self) -> int:
         return self.parser.num_calls
 
+    @property
+    def is_calling(self) -> bool:
+        return self.parser.is_calling
+
     def push(self, text: str) -> list[StreamEvent]:
         self._answer.text += text
         return self._note(self.parser.push(text))

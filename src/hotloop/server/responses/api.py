@@ -30,6 +30,7 @@ from hotloop.wire.field import Field, Json, read_text
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
+_SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
 
 
@@ -91,7 +92,9 @@ def _make_job(
     caller = service.caller(http, request, options)
     job = make_job(request, options, service, caller, logprobs=logprobs)
     head = render_head(body, request, f"resp_{secrets.token_hex(24)}", is_strict=service.strict_tools)
-    return job, options, Composer(head, service.engine.tokenizer, job.inquiry, request.tools), items
+    seals = _SEALED in (options.include or ())
+    composer = Composer(head, service.engine.tokenizer, job.inquiry, request.tools, seals_thoughts=seals)
+    return job, options, composer, items
 
 
 async def show(http: HttpRequest) -> Response:

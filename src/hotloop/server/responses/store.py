@@ -24,7 +24,7 @@ from hotloop.wire.responses.parse import parse_input
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 @dataclass(slots=True)
@@ -127,8 +127,14 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
-    """Those that say something to the model."""
-    return tuple(item for item in items if item.get("type") not in DROPPED)
+    """Those that say something to the model: of thoughts, its own."""
+    return tuple(item for item in items if _says_something(item))
+
+
+def _says_something(item: Json) -> bool:
+    if item.get("type") == "reasoning":
+        return any(message.thoughts for message in make_messages([item]))
+    return item.get("type") not in DROPPED
 
 
 def make_messages(items: Sequence[Json]) -> tuple[Message, ...]:
