@@ -131,6 +131,10 @@ async def test_models_replicas_and_metrics_are_shown(stubs, route):
     await router.chat()
     models = (await router.client.get("/v1/models")).json()
     assert [card["id"] for card in models["data"]] == ["stub"]
+    assert models["object"] == "list"
+    models = (await router.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+    assert [(card["id"], card["type"]) for card in models["data"]] == [("stub", "model")]
+    assert (models["last_id"], models["has_more"]) == ("stub", False)
     assert await router.states() == {"s0": "up", "s1": "up"}
     page = (await router.client.get("/metrics")).text
     assert 'hotloop_router_replica_up{replica="s0"} 1.0' in page

@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic.types import ModelInfo
 from pydantic import BaseModel
 from tests.server.claude import TOOLS, ask, blocks_of, claude, post, prompt_tokens, read_events, saying
 from tests.server.serving import HELLO, MODEL, Serving, until
@@ -99,13 +100,6 @@ def test_count_tokens_is_what_the_usage_says(client: anthropic.Anthropic) -> Non
         assert prompt_tokens(ask(client, **fields, extra_body=extra, max_tokens=1)) == counted
 
 
-def test_what_is_counted_need_not_be_answered(client: anthropic.Anthropic) -> None:
-    messages: list[Any] = [*HELLO, {"role": "assistant", "content": "So"}]
-    assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
-    with pytest.raises(anthropic.BadRequestError, match="last turn"):
-        ask(client, messages=messages)
-
-
 def test_the_usage_tells_what_was_cached(client: anthropic.Anthropic) -> None:
     text = "Only this test says so. " * 20
     block = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
@@ -185,3 +179,15 @@ def test_closing_the_stream_frees_its_blocks(serving: Serving, client: anthropic
         next(iter(stream))
         assert serving.engine.stats().num_running
     until(lambda: not serving.engine.stats().num_running)
+
+
+def test_the_models_in_anthropics_shape(serving: Serving) -> None:
+    with claude(serving) as client:
+        [model] = client.models.list()
+        assert ModelInfo.model_validate_json(model.model_dump_json(), strict=True) == model
+        assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+        assert model.created_at.year > 2020
+        assert model.max_input_tokens in (serving.engine.max_context, None)  # a router does not know it
+        assert client.models.retrieve(MODEL) == model
+        with pytest.raises(anthropic.NotFoundError):
+            client.models.retrieve("other")

@@ -159,3 +159,28 @@ def test_a_call_that_is_cut_says_so(stream: bool) -> None:
         answer = Message.model_validate_json(response.text)
         assert answer.stop_reason == "max_tokens"
         assert blocks_of(answer) == [], "what is no call is not begun"
+
+
+def test_built_in_tools_are_left_out_and_told() -> None:
+    hosted: list[Any] = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "bash_20250124", "name": "bash"},
+    ]
+    with saying("Hello.") as client:
+        answer = ask(client, tools=[*hosted, *TOOLS])
+        plain = client.messages.count_tokens(model=MODEL, messages=HELLO, tools=TOOLS).input_tokens
+    assert blocks_of(answer) == ["Hello."]
+    assert prompt_tokens(answer) == plain
+    assert answer.usage.model_extra
+    assert [change.split()[1] for change in answer.usage.model_extra["hotloop"]["changes"]] == [
+        "put",
+        "web_search_20250305",
+        "bash_20250124",
+    ]
+
+
+def test_a_name_of_128_characters() -> None:
+    name = "mcp__" + "n" * 123
+    with saying(write_call(name)) as client:
+        answer = ask(client, tools=[{"name": name, "input_schema": {"type": "object", "properties": {}}}])
+    assert blocks_of(answer) == [(name, {})]

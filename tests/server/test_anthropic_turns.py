@@ -95,6 +95,7 @@ def test_thinking_is_dropped_and_its_turn_is_not() -> None:
 def test_breakpoints_know_where_they_are() -> None:
     tools = [{"name": name, "input_schema": {}} for name in "fgh"]
     tools[1] |= HOUR
+    tools.insert(0, {"type": "web_search_20250305", "name": "s"})
     turns = parse(
         ("user", [text("one", **FIVE), text("two")]),
         ("assistant", [text("three"), {"type": "tool_use", "id": "t", "name": "f", "input": {}, **FIVE}]),

@@ -17,7 +17,13 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 def calling(choice: Any, tools: tuple[Tool, ...] = TOOLS, **fields: Any) -> Calling:
     given = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
-    about = {"model": "m", "messages": [{"role": "user"}], "tools": given, "tool_choice": choice, **fields}
+    about = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": given,
+        "tool_choice": choice,
+        **fields,
+    }
     return parse_calling(parse_request(about, Notes()), is_strict=True)
 
 
@@ -70,7 +76,7 @@ def test_choices_that_cannot_be_met(choice: Any, tools: tuple[Tool, ...]) -> Non
 def test_a_tool_says_itself_whether_it_is_strict_or_the_server_does() -> None:
     functions = [{"name": "a"}, {"name": "b", "strict": True}, {"name": "c", "strict": False}]
     tools = [{"type": "function", "function": function} for function in functions]
-    request = parse_request({"model": "m", "messages": [{"role": "user"}], "tools": tools}, Notes())
+    request = parse_request({"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}, Notes())
     for is_strict in (True, False):
         parsed = parse_calling(request, is_strict=is_strict).tools
         assert [tool.is_strict for tool in parsed] == [is_strict, True, False]

@@ -68,7 +68,12 @@ CALLS = {"tools": TOOLS, "tool_choice": "required"}
 SHAPE = {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}}
 
 
-@pytest.mark.parametrize("fields", [CALLS, {**CALLS, **LOGPROBS}, SHAPE], ids=["calls", "logprobs", "shape"])
+OLD_CALLS = {"functions": [tool["function"] for tool in TOOLS], "function_call": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    "fields", [CALLS, {**CALLS, **LOGPROBS}, SHAPE, OLD_CALLS], ids=["calls", "logprobs", "shape", "functions"]
+)
 def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
     check("CreateChatCompletionResponse", serving.chat(max_tokens=300, **fields).json())
     for chunk in chunks(serving.chat(max_tokens=300, **fields, **USAGE).text):
@@ -78,6 +83,23 @@ def test_calls_and_shapes(serving: Serving, check: Check, fields: dict[str, Any]
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}], ids=str)
 def test_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
     check("CreateCompletionResponse", serving.complete(**only("a"), **fields).json())
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}, {"echo": True}, {"stop": "aa"}], ids=str)
+def test_chunks_of_completions(serving: Serving, check: Check, fields: dict[str, Any]) -> None:
+    """The description has one shape for answers and chunks, in which the reason is never null; but its own example of a
+    stream has null before the end, as the service does, and so have we. The end of a choice has one of its words."""
+    reasons: dict[int, str] = {}
+    for chunk in chunks(serving.complete(**only("a"), **fields, stream=True).text):
+        for choice in chunk["choices"]:
+            assert choice["index"] not in reasons, "nothing follows the end of a choice"
+            if choice["finish_reason"]:
+                reasons[choice["index"]] = choice["finish_reason"]
+            else:
+                assert "finish_reason" in choice
+                choice["finish_reason"] = "stop"
+        check("CreateCompletionResponse", chunk)
+    assert len(reasons) == fields.get("n", 1)
 
 
 def test_models(serving: Serving, check: Check) -> None:

@@ -191,7 +191,6 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [function("f", {"type": "object", "properties": {"a": {"type": "odd"}}})]}, "tools[0].parameters"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -200,12 +199,13 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"previous_response_id": 7}, "previous_response_id"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"ebnf": "root ::= 'a'"}, "ebnf"),
         ({"n": 2}, "n"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
@@ -217,10 +217,27 @@ def test_bad_input(serving: Serving, fields: dict[str, Any], param: str) -> None
 def test_other_refusals(serving: Serving, client: openai.OpenAI) -> None:
     check_error(serving.http.get("/v1/responses/resp_1"), 404, "response_not_found")
     check_error(serving.http.get("/v1/responses/resp_1/input_items?limit=0"), 400)
-    check_error(serving.http.get("/v1/responses/resp_1?stream=true"), 400)
+    check_error(serving.http.get("/v1/responses/resp_1?stream=true"), 404, "response_not_found")
+    made = ask(serving).json()
+    for query in ("stream=true", "stream=maybe", "stream=true&starting_after=-1"):
+        check_error(serving.http.get(f"/v1/responses/{made['id']}?{query}"), 400)
     check_error(serving.http.put("/v1/responses/resp_1"), 405)
     check_error(ask(serving, previous_response_id="resp_1"), 404, "previous_response_not_found")
     too_long = check_error(ask(serving, input="a" * 9999), 400, "context_length_exceeded")
     assert too_long["param"] == "input"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="another", input="hello")
+
+
+def test_counting_the_tokens_of_an_input(client: openai.OpenAI) -> None:
+    """As many as the response then has, tools, instructions and what it continues included."""
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=3)
+    fields: Any = {"input": "go on", "instructions": "Be kind.", "tools": TOOLS, "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(model=MODEL, **fields)
+    made = client.responses.create(model=MODEL, max_output_tokens=1, **fields)
+    assert made.usage
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.input_tokens.count(model=MODEL, input=[])
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model=MODEL, input="x", previous_response_id="resp_none")

@@ -145,3 +145,10 @@ def test_a_named_custom_tool(client: openai.OpenAI) -> None:
     assert response.output[0].type == "custom_tool_call"
     assert response.tool_choice.to_dict() == {"type": "custom", "name": "apply_patch"}  # type: ignore[union-attr]
     assert json.loads(response.to_json())["tools"][1]["strict"] is True
+
+
+def test_built_in_tools_are_left_out_and_told(serving: Serving) -> None:
+    kinds = ["file_search", "mcp", "code_interpreter", "web_search"]
+    made = ask(serving, tools=[{"type": kind} for kind in kinds]).json()
+    assert made["tools"] == []
+    assert [change.split()[1] for change in made["usage"]["hotloop"]["changes"]] == kinds

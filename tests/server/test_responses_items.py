@@ -117,11 +117,12 @@ def test_many_calls_in_one_turn_take_no_longer_than_they_must() -> None:
     assert len(message.tool_calls) == 100_000
 
 
-def test_notes_are_dropped() -> None:
+def test_thoughts_of_others_are_dropped_and_notes_of_hosted_tools_become_words() -> None:
     notes: list[Any] = [{"type": "reasoning", "summary": []}, {"type": "tool_search_call", "arguments": {}}]
     items = [*notes, said("user", "hello")]
-    assert parse_items(given_input(items)) == (said("user", "hello"),) == parse_items(given_input("hello"))
-    assert make_messages(parse_items(given_input(items))) == (Message("user", "hello"),)
+    assert parse_items(given_input(items)) == (notes[1], said("user", "hello"))
+    assert parse_items(given_input("hello")) == (said("user", "hello"),)
+    assert make_messages(items) == (Message("assistant", "[tool_search_call]\n"), Message("user", "hello"))
 
 
 @pytest.mark.parametrize("kind", ["item_reference", "compaction"])

@@ -146,12 +146,66 @@ def test_in_the_background(serving: Serving, client: openai.OpenAI) -> None:
         made = client.responses.create(
             model=MODEL, input="hello", background=True, max_output_tokens=3, extra_body=only("a")
         )
-        assert made.status == "in_progress"
+        assert made.status == "queued"
+        assert client.responses.retrieve(made.id).status == "queued"
         with pytest.raises(openai.BadRequestError, match="still being written"):
             client.responses.create(model=MODEL, input="go on", previous_response_id=made.id)
-    until(lambda: client.responses.retrieve(made.id).status != "in_progress")
+    until(lambda: client.responses.retrieve(made.id).status not in ("queued", "in_progress"))
     assert client.responses.retrieve(made.id).output_text == "aaa"
     assert client.responses.cancel(made.id).status == "incomplete"  # too late: it is answered as it is
+
+
+def test_a_response_in_the_background_says_when_it_is_begun(serving: Serving, client: openai.OpenAI) -> None:
+    made = client.responses.create(model=MODEL, input="hello", background=True, extra_body=ENDLESS)
+    until(lambda: client.responses.retrieve(made.id).status == "in_progress")
+    for _ in range(2):
+        assert client.responses.cancel(made.id).status == "cancelled"
+    until(lambda: is_idle(serving))
+    assert client.responses.cancel(made.id).status == "cancelled"
+
+
+def test_what_ended_and_was_not_in_the_background_cannot_be_cancelled(client: openai.OpenAI) -> None:
+    made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        client.responses.cancel(made.id)
+    assert client.responses.retrieve(made.id).status == made.status
+
+
+def test_a_stream_in_the_background(serving: Serving) -> None:
+    with serving.gate:
+        body = {"input": "hello", "background": True, "stream": True, "max_output_tokens": 3, **only("a")}
+        with serving.http.stream("POST", "/v1/responses", json=body) as response:
+            lines = response.iter_lines()
+            first = [next(lines) for _ in range(6)]  # two events, before the engine has begun
+            serving.gate.__exit__()
+            text = "\n".join([*first, *lines]) + "\n"
+    events = check_events(text)
+    assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    last = events[-1]["response"]
+    assert (last["status"], last["background"], last["output"][0]["content"][0]["text"]) == ("incomplete", True, "aaa")
+    path = f"/v1/responses/{last['id']}"
+    assert serving.http.get(path).json() == last
+    assert serving.http.get(path, params={"stream": "true"}).text == text
+    rest = serving.http.get(path, params={"stream": "true", "starting_after": 2})
+    assert rest.headers["content-type"].startswith("text/event-stream")
+    assert rest.text == text[text.index("event: response.output_item.added") :]
+
+
+def test_a_stream_in_the_background_outlives_its_client(serving: Serving, client: openai.OpenAI) -> None:
+    stream = client.responses.create(model=MODEL, input="hello", stream=True, background=True, extra_body=ENDLESS)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    until(lambda: client.responses.retrieve(first.response.id).status == "in_progress")
+    again = client.responses.retrieve(first.response.id, stream=True, starting_after=1)
+    assert next(iter(again)).type == "response.in_progress"
+    assert is_busy(serving)
+    client.responses.cancel(first.response.id)
+    last = list(again)[-1]
+    assert last.type == "response.failed"
+    assert last.response.status == "cancelled"
+    until(lambda: is_idle(serving))
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])

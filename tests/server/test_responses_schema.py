@@ -50,3 +50,13 @@ def test_input_items(serving: Serving, check: Check) -> None:
 def test_errors(serving: Serving, check: Check) -> None:
     for response in (ask(serving, input=7), serving.http.get("/v1/responses/resp_1")):
         check("ErrorResponse", response.json())
+
+
+def test_in_the_background(serving: Serving, check: Check) -> None:
+    check("Response", ask(serving, background=True).json())
+    for event in check_events(ask(serving, background=True, stream=True).text):
+        check("ResponseStreamEvent", event)
+
+
+def test_input_tokens(serving: Serving, check: Check) -> None:
+    check("TokenCountsResource", serving.http.post("/v1/responses/input_tokens", json={"input": "hello"}).json())

@@ -50,8 +50,9 @@ def ask_both(serving: Serving, **fields: Any) -> list[str]:
         {"structured_outputs": {"json": json.dumps(WEATHER)}},
         {"guided_json": WEATHER},
         {"guided_json": json.dumps(WEATHER)},
+        {"response_format": {"type": "json_object", "schema": WEATHER}},
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_json_schema(serving: Serving, fields: dict[str, Any]) -> None:
     for text in ask_both(serving, **fields):

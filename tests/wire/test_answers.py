@@ -32,16 +32,25 @@ BODY: dict[str, Any] = {
 ARGUMENTS = st.sampled_from(["{}", '{"a": 1}', '{"ü": "}"}'])
 USAGE = ApiUsage(100, 64, 7, 16, 2)
 
-thoughts = st.one_of(
-    said.map(Thought),
+unsigned = said.map(Thought)
+signed = st.one_of(
     st.builds(lambda text, mark: Thought(text, mark, maker="messages"), said, ids),
     ids.map(lambda data: Thought(data, is_sealed=True, maker="messages")),
 )
+thoughts = unsigned | signed
 parts = st.tuples(st.lists(thoughts, max_size=1), st.lists(said.map(Text), max_size=1)).map(
     lambda pair: [*pair[0], *pair[1]]
 )
 calls = st.lists(st.builds(Call, ids, names, ARGUMENTS), max_size=3, unique_by=lambda call: call.id)
 answers = st.builds(lambda parts, calls: (*parts, *calls), parts, calls)
+
+
+def _mixed(thoughts: st.SearchStrategy[Thought]) -> st.SearchStrategy[Any]:
+    part = st.one_of(thoughts, said.map(Text), st.builds(Call, ids, names, ARGUMENTS))
+    return st.lists(part, max_size=5, unique_by=lambda each: each.id if isinstance(each, Call) else id(each))
+
+
+in_any_order = _mixed(unsigned) | _mixed(signed)  # one model signs all of its thoughts or none
 
 
 def events_of(whole: Iterable[Any], reason: str | None = None) -> Iterator[Event]:
@@ -96,6 +105,38 @@ def test_a_stream_cut_anywhere_is_the_answer_that_was_written(api: Api, whole: A
     assert simplified(read_stream(api, data, cuts)) == expected
     at_once = msgspec.json.encode(writer(api).whole(events_of(whole)))
     assert simplified(gather(FORMATS[api].reader(name_call).whole(at_once))) == expected
+
+
+@pytest.mark.parametrize("api", APIS)
+@settings(max_examples=10, deadline=None)
+@given(whole=answers)
+def test_a_stream_that_comes_byte_by_byte(api: Api, whole: Any) -> None:
+    written = writer(api)
+    data = b"".join(piece for event in events_of(whole) for piece in written.write(event))
+    assert read_stream(api, data, range(len(data))) == read_stream(api, data)
+    assert simplified(read_stream(api, data)) == simplified(gather(events_of(whole)))
+
+
+@pytest.mark.parametrize("api", APIS)
+@settings(max_examples=60)
+@given(whole=in_any_order)
+def test_parts_in_any_order_are_the_same_streamed_and_whole(api: Api, whole: Any) -> None:
+    """Thoughts between texts, text behind calls: a chat has one text and brings thoughts, text and calls in its own
+    order, the other formats keep it."""
+    written = writer(api)
+    streamed = read_stream(api, b"".join(piece for event in events_of(whole) for piece in written.write(event)))
+    at_once = gather(FORMATS[api].reader(name_call).whole(msgspec.json.encode(writer(api).whole(events_of(whole)))))
+    wanted = gather(events_of(whole))
+    assert (streamed.text, at_once.text) == (wanted.text, wanted.text)
+    assert streamed.calls == at_once.calls == wanted.calls
+    assert shown(streamed) == shown(at_once) == shown(wanted)
+    assert streamed.ended == at_once.ended == wanted.ended
+    if api != "chat":
+        assert streamed.parts == at_once.parts == wanted.parts
+
+
+def shown(answer: Answer) -> str:
+    return "".join(thought.shown for thought in answer.thoughts)
 
 
 @pytest.mark.parametrize(("far", "near"), [*product(APIS, APIS)])

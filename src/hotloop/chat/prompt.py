@@ -53,6 +53,8 @@ class ChatInput:
     tools: Tools = ()
     is_answer_next: bool = True
     """Whether the prompt ends where the assistant's answer begins."""
+    begun: str = ""
+    """What the answer begins with, if it is next: the model goes on from there."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
 
@@ -133,19 +135,11 @@ class Prompts:
         self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
     ) -> CallParser:
         """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
-        make = partial(self._make_parser, tools, can_call=can_call, must_call=must_call)
-        parser = make()
-        if self.thinking:
-            parser = ThinkingParser(self.thinking, make, is_open=is_thinking)
+        make = partial(self._format.parser, tools) if can_call and self._format else PlainText
+        parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
+        if must_call:
+            parser = CallsOnly(parser)
         return self._calls.watch(parser) if self._rules.exact_turns and can_call else parser
-
-    def _make_parser(self, tools: Sequence[Tool], *, can_call: bool, must_call: bool) -> CallParser:
-        """For an answer without thoughts."""
-        if not can_call:
-            return PlainText()
-        assert self._format
-        parser = self._format.parser(tools)
-        return CallsOnly(parser) if must_call else parser
 
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
@@ -181,9 +175,10 @@ class Prompts:
             messages = word_system_turns(messages)
         if self._format:
             messages, tools = self._format.prepare(messages, tools)
-        return self._template.render(
+        worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
+        return worded + conversation.begun
 
 
 def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:

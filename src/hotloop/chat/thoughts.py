@@ -62,6 +62,7 @@ class ThinkingParser:
         self._thought = _Trimmed()
         self._is_blank = True  # whether nothing but space stands on the line so far
         self._is_behind_thought = False  # whether nothing but space was said since the last thought
+        self._space = ""  # of the answer's text, before a thought or something else
         self._num_calls_before = 0  # of the stretches before this one
         self._pending = ""  # might be the beginning of a mark
 
@@ -86,7 +87,7 @@ class ThinkingParser:
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         events = self._say(len(self._pending))
         events += self._tell(self._parser.finish(is_cut=is_cut))
-        return events + self._close_thought()
+        return [*events, *self._close_thought(), *self._tell_space()]
 
     def _next_mark(self) -> str | None:
         found = [(at, mark) for mark in self._marks if (at := self._pending.find(mark)) >= 0]
@@ -130,6 +131,7 @@ class ThinkingParser:
         self._num_calls_before += self._parser.num_calls
         self._parser = self._make_parser()
         self._is_thinking, self._is_behind_thought, self._is_blank = is_opening, not is_opening, True
+        self._space = ""
         return events
 
     def _tell(self, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
@@ -139,6 +141,7 @@ class ThinkingParser:
                     yield from self._tell_thought(text) if self._is_thinking else self._tell_text(text)
                 case CallOpened():
                     yield from self._close_thought()
+                    yield from self._tell_space()
                     yield replace(event, index=event.index + self._num_calls_before)
                 case CallDelta() | CallClosed():
                     yield replace(event, index=event.index + self._num_calls_before)
@@ -148,13 +151,20 @@ class ThinkingParser:
             yield ThoughtDelta(body)
 
     def _tell_text(self, text: str) -> Iterator[StreamEvent]:
-        """None follows a call, as everywhere; and space behind a thought is not content."""
+        """None follows a call, as everywhere; and space around a thought is not content."""
         if self._num_calls_before:
             return
-        text = text.lstrip() if self._is_behind_thought else text
-        if text:
+        text = text.lstrip() if self._is_behind_thought else self._space + text
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        if body:
             self._is_behind_thought = False
-            yield TextDelta(text)
+            yield TextDelta(body)
+
+    def _tell_space(self) -> Iterator[StreamEvent]:
+        space, self._space = self._space, ""
+        if space:
+            yield TextDelta(space)
 
     def _close_thought(self) -> list[StreamEvent]:
         """An empty one is none: formats have it where there is nothing to think."""

@@ -12,7 +12,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Tool
 
 _MAX_DEPTH = 128  # of nested JSON in one tool's parameters
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,14 @@ class ToolChoice:
         return tuple(tool for tool in tools if self.name is None or tool.name == self.name)
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice, *, schema_field: str = "parameters") -> None:
+def check_tools(
+    tools: Sequence[Tool], choice: ToolChoice, *, schema_field: str = "parameters", max_name: int = 64
+) -> None:
     """Raise RequestError for tools that cannot be offered, or a choice that they cannot meet."""
     names: set[str] = set()
     for i, tool in enumerate(tools):
-        if not _NAME.fullmatch(tool.name):
-            reason = f"{tool.name!r:.100} is not 1 to 64 letters, digits, '_', '-' or '.'"
+        if len(tool.name) > max_name or not _NAME.fullmatch(tool.name):
+            reason = f"{tool.name!r:.100} is not 1 to {max_name} letters, digits, '_', '-' or '.'"
             raise RequestError(f"tools[{i}]: the name {reason}", param=f"tools[{i}]")
         if tool.name in names:
             raise RequestError(f"tools[{i}]: there is another tool named {tool.name!r}", param=f"tools[{i}]")

@@ -42,6 +42,8 @@ class Grammar:
     kind: Literal["json_schema", "regex", "lark"]
     """`lark` is llguidance's dialect: `%json {...}` embeds a JSON schema, `<[12]>` is the token with that id."""
     text: str
+    begun: str = ""
+    """What the answer begins with: it is in the prompt, and the model goes on from there."""
 
 
 def json_schema(schema: Any) -> Grammar:

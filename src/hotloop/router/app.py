@@ -8,7 +8,7 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
 from hotloop.router.upstream.wire import Headers, UpstreamRequest, fetch
 from hotloop.trace.tracer import NullTracer, Tracer
+from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
 
 log = logging.getLogger("hotloop.router")
 
@@ -147,7 +148,7 @@ class RouterApp:
         elif method == "GET" and path == "/metrics":
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
         elif method == "GET":
-            status, value = self._show(path)
+            status, value = self._show(path, caller.headers)
             await caller.send_whole(status, [(b"content-type", JSON)], msgspec.json.encode(value))
         else:
             raise RouteError(404, "unknown_url", f"there is no {method} {path:.200} here")
@@ -200,7 +201,7 @@ class RouterApp:
                 return
         raise RouteError(404, OWNED[prefix], f"nobody here knows {path.removeprefix(prefix)!r:.200}, or no longer")
 
-    def _show(self, path: str) -> tuple[int, Any]:
+    def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
         if path == "/health":
             return 200, {"status": "ok"}
         if path == "/ready":
@@ -209,14 +210,14 @@ class RouterApp:
         if path == "/router/replicas":
             return 200, self._show_replicas()
         models = {name for each in self.fleet.replicas.values() if each.state == "up" for name in each.models}
-        cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": "hotloop"} for name in sorted(models)}
+        for_anthropic = VERSION_HEADER.encode() in headers
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [*cards.values()]}
+            return 200, render_models([*map(ServedModel, sorted(models))], for_anthropic=for_anthropic)
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
-            if name not in cards:
+            if name not in models:
                 raise RouteError(404, "model_not_found", f"no replica has the model {name!r:.200}")
-            return 200, cards[name]
+            return 200, render_model(ServedModel(name), for_anthropic=for_anthropic)
         raise RouteError(404, "unknown_url", f"there is no GET {path:.200} here")
 
     def _show_replicas(self) -> dict[str, Any]:

@@ -14,13 +14,14 @@ Api = Literal["chat", "completions", "responses", "messages"]
 Auth = Literal["bearer", "x-api-key"]
 
 CHAT = "/v1/chat/completions"
-COUNT_TOKENS = "/v1/messages/count_tokens"
+QUESTIONS: Mapping[str, Api] = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "responses"}
+"""Where it is only asked how long a prompt is."""
 PATHS: Mapping[str, Api] = {
     CHAT: "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
-    COUNT_TOKENS: "messages",
+    **QUESTIONS,
 }
 
 _OPENAI: frozenset[Api] = frozenset({"chat", "completions"})

@@ -18,7 +18,7 @@ from msgspec import Raw
 from hotloop.core.errors import RequestError
 from hotloop.core.request import Priority
 from hotloop.core.session import PRIORITY_HEADER, name_session
-from hotloop.router.kinds import COUNT_TOKENS, PATHS, Api
+from hotloop.router.kinds import PATHS, QUESTIONS, Api
 from hotloop.router.placement.index import HASH_BYTES
 from hotloop.router.placement.placement import PromptDigest
 
@@ -80,7 +80,7 @@ class RoutedRequest(PromptDigest):
     @property
     def is_question(self) -> bool:
         """Whether it only asks about a prompt, which is never translated."""
-        return self.target == COUNT_TOKENS
+        return self.target in QUESTIONS
 
     def read_body(self) -> dict[str, Any]:
         body: dict[str, Any] = msgspec.json.decode(self.raw)

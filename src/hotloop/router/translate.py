@@ -18,6 +18,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.formats import FORMATS, Writer
 from hotloop.wire.part import Api as Format
 from hotloop.wire.policy import RenderTarget, check_portable
+from hotloop.wire.readable import Reading
 from hotloop.wire.reader import Reader
 from hotloop.wire.sse import EventReader, ServerEvent
 
@@ -52,7 +53,11 @@ class Translation:
         request = self._near.parse(body, target.notes)
         check_portable(request)
         fields = {name: value for name, value in request.fields.items() if name not in _ROUTED}
-        self._request = replace(request, fields=fields)
+        reading = Reading(is_for_other_api=True)
+        reading.check(request.turns)
+        self._request = replace(request, fields=fields, turns=reading.read(request.turns))
+        for change in reading.changes:
+            target.notes.add(change)
         self._body = self._far.render(self._request, target)
         self._call_word = "toolu" if near == "messages" else "call"
         self.notes = target.notes.all

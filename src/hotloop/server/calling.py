@@ -17,8 +17,7 @@ _SCHEMA_FIELDS: dict[Api, str] = {
     "responses": "parameters",
     "messages": "input_schema",
 }
-# What coding agents offer unasked, and a model can do without. Nobody would run it here, so the model is not told.
-LEFT_OUT = ("web_search", "web_search_preview", "image_generation", "tool_search")
+_MAX_NAMES: dict[Api, int] = {"chat": 64, "responses": 64, "messages": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,10 @@ class Calling:
     choice: ToolChoice = field(default_factory=ToolChoice)
     places: Mapping[str, str] = field(default_factory=dict)
     """Where in the body a tool's schema is, by the tool's name."""
+    changes: tuple[str, ...] = ()
+    """What was left out."""
+    is_legacy: bool = False
+    """Whether they are called functions, and a call is the message's `function_call`."""
 
     @property
     def is_possible(self) -> bool:
@@ -42,17 +45,21 @@ class Calling:
 
 
 def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
-    """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit."""
-    choice, schema_field = request.choice, _SCHEMA_FIELDS[request.api]
-    left_out = LEFT_OUT if request.api == "responses" else ()
-    given = [tool for tool in request.tools if isinstance(tool, ApiTool) or tool.kind not in left_out]
+    """`is_strict` is for tools that do not say it themselves. Raises RequestError if tools and choice do not fit.
+
+    Built-in tools, which coding agents offer unasked, are left out: nobody would run them here. A chat has none."""
+    choice, schema_field = request.choice, "parameters" if request.is_legacy else _SCHEMA_FIELDS[request.api]
+    given = [tool for tool in request.tools if isinstance(tool, ApiTool) or not tool.is_private]
+    kinds = dict.fromkeys(tool.kind for tool in request.tools if isinstance(tool, Opaque) and tool.is_private)
+    changes = tuple(f"tools: {kind:.100} was left out, since nothing here runs it" for kind in kinds)
     tools = tuple(_make_tool(tool, is_strict) for tool in given)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
-    check_tools(tools, chosen, schema_field=schema_field)
+    check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     known = [tool for tool in given if isinstance(tool, ApiTool)]
-    return Calling(tools, allowed, chosen, {tool.flat_name: _place(tool, schema_field) for tool in known})
+    places = {tool.flat_name: _place(tool, schema_field) for tool in known}
+    return Calling(tools, allowed, chosen, places, changes, request.is_legacy)
 
 
 def _make_tool(tool: ApiTool | Opaque, is_strict: bool) -> Tool:

@@ -18,6 +18,7 @@ from hotloop.server.service import Service
 from hotloop.server.tenants import Caller, name_owner
 from hotloop.wire.chat.parse import parse_request
 from hotloop.wire.field import Json
+from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -55,13 +56,13 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_render_model(Service.of(request))]})
+    return JSONResponse(render_models([_model(Service.of(request))], for_anthropic=VERSION_HEADER in request.headers))
 
 
 async def show_model(request: Request) -> Response:
     service = Service.of(request)
     service.check_model(request.path_params["model"])
-    return JSONResponse(_render_model(service))
+    return JSONResponse(render_model(_model(service), for_anthropic=VERSION_HEADER in request.headers))
 
 
 async def explain(request: Request) -> Response:
@@ -105,11 +106,5 @@ def _make_prompt(body: Json, options: TokenizeBody, service: Service, scope: str
     return make_prompt(request, given, service, scope, is_silent=options.add_generation_prompt is False)
 
 
-def _render_model(service: Service) -> Json:
-    return {
-        "id": service.model,
-        "object": "model",
-        "created": service.started_at,
-        "owned_by": "hotloop",
-        "max_model_len": service.engine.max_context,
-    }
+def _model(service: Service) -> ServedModel:
+    return ServedModel(service.model, service.started_at, service.engine.max_context)

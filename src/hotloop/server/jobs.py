@@ -3,13 +3,14 @@
 Tokenizing a long history and compiling a schema take a while, so jobs are made off the event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from hotloop.chat.prompt import ChatInput, Prompt
 from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.errors import RequestError
+from hotloop.core.message import Message
 from hotloop.core.request import SamplingParams
 from hotloop.server.calling import Calling, parse_calling
 from hotloop.server.delivery import Silence
@@ -36,7 +37,10 @@ def make_job(
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
     grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     conversation = make_chat_input(request, options, calling, transcript, is_silent=is_silent)
+    if grammar and conversation.begun:
+        grammar = replace(grammar, begun=conversation.begun)
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
+    prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -94,12 +98,25 @@ def make_chat_input(
 ) -> ChatInput:
     """Tools that may not be called stay in the prompt, so that what is cached of it is still good."""
     messages, is_off = transcript.messages, (request.thinking or {}).get("type") == "disabled"
+    is_continued = request.is_continued
     return ChatInput(
-        messages=messages,
+        messages=messages[:-1] if is_continued else messages,
         tools=calling.tools,
-        is_answer_next=messages[-1].role != "assistant" if request.api == "messages" else not is_silent,
+        is_answer_next=is_continued or request.api == "messages" or not is_silent,
+        begun=_parse_beginning(messages, request.turns_param) if is_continued else "",
         extra={**({"enable_thinking": False} if is_off else {}), **(options.chat_template_kwargs or {})},
     )
+
+
+def _parse_beginning(messages: Sequence[Message], param: str) -> str:
+    """The last message, as the beginning of the answer."""
+    *before, last = messages
+    if not before:
+        raise RequestError(f"{param}: there is nothing to answer", param=param)
+    if last.tool_calls or last.thoughts:
+        what = "calls" if last.tool_calls else "thinking"
+        raise RequestError(f"{param}: the last turn has {what}, and cannot be continued", param=param)
+    return last.content
 
 
 def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:

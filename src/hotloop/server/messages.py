@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from hotloop.core.errors import HotloopError, RequestError
+from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import CallOpened, ThoughtClosed
 from hotloop.server.delivery import Piece
@@ -71,9 +71,6 @@ def _make_job(body: Json, http: HttpRequest) -> tuple[ApiRequest, Job]:
     if options.thread is not None:
         reason = "thread: no conversation is kept here: send all of it, without thread"
         raise ThreadUnsupported(reason, param="thread")
-    if request.turns[-1].role == "assistant":
-        reason = "messages: the last turn is the assistant's, and cannot be continued here"
-        raise RequestError(reason, param="messages")
     refuse_if(("n", options.num_choices != 1, "must be 1: a message is one answer"))
     caller = service.caller(http, request, options)
     return request, make_job(request, options, service, caller, is_silent=request.max_tokens == 0)

@@ -20,6 +20,8 @@ from hotloop.wire.request import ApiRequest
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_N = 128
+MAX_TEMPERATURE = 2
+"""As at OpenAI; the engine itself takes more."""
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 10_000
 
@@ -106,6 +108,14 @@ class Options(msgspec.Struct, kw_only=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 OptionsKind = TypeVar("OptionsKind", bound=Options)
 
+# What would change the answer, and cannot be done here.
+_REFUSED = {
+    "audio": "is not supported: answers are text",
+    "ebnf": "is not supported: give a grammar in Lark as grammar, a regex, or a JSON schema",
+    "mcp_servers": "is not supported: no MCP server is called from here; offer its tools as tools",
+    "web_search_options": "is not supported: nothing here searches the web; offer a tool that does",
+}
+
 # Sampling parameters that have the same name on the wire and in the engine.
 _SAMPLING = (
     *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "min_tokens"),
@@ -114,9 +124,14 @@ _SAMPLING = (
 
 
 def parse_options(request: ApiRequest, kind: type[OptionsKind]) -> OptionsKind:
-    refuse_if(("stream_options", request.has_usage and not request.is_stream, "needs stream: true"))
+    given = {**request.own, **request.fields}
+    refuse_if(
+        ("stream_options", request.has_usage and not request.is_stream, "needs stream: true"),
+        ("modalities", given.get("modalities") not in (None, [], ["text"]), "can be text only"),
+        *((name, given.get(name) not in (None, []), reason) for name, reason in _REFUSED.items()),
+    )
     cache = {"prompt_cache_options": request.cache.options, "prompt_cache_retention": request.cache.retention}
-    return convert({**request.own, **request.fields, **cache}, kind)
+    return convert({**given, **cache}, kind)
 
 
 def parse_sampling(
@@ -130,6 +145,7 @@ def parse_sampling(
 ) -> SamplingParams:
     """What APIs spell differently is handed in."""
     _check_stop(request)
+    refuse_if(("temperature", (request.temperature or 0) > MAX_TEMPERATURE, f"must be at most {MAX_TEMPERATURE}"))
     _check_tokens("logit_bias", options.logit_bias or (), vocab_size)
     _check_tokens("stop_token_ids", options.stop_token_ids or (), vocab_size)
     given = {name: getattr(options, name) for name in _SAMPLING}

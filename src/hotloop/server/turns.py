@@ -3,8 +3,8 @@
     user       [result, result, text, text]       ->  tool, tool, user
     assistant  [thought, text, text, call, call]  ->  assistant, with what it thought and two calls
 
-Thoughts that another maker signed are dropped, as are a hosted tool's notes to itself; anything else that is not text
-is refused. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
+Thoughts that another maker signed are dropped; for what else is not text a short text stands, and the transcript says
+so. A cache breakpoint (`cache_control`) is a place in the messages after blocks were joined; before it lie
 the tools, the system prompt and the messages so far, in whatever order the model's template words them.
 """
 
@@ -25,13 +25,12 @@ from hotloop.server.holds import Pin
 from hotloop.server.options import convert
 from hotloop.server.thinking import take_back
 from hotloop.wire.field import Json
-from hotloop.wire.part import Api, Call, Opaque, Part, Text, ToolResult, Turn
-from hotloop.wire.request import ApiRequest
+from hotloop.wire.part import Api, Call, Part, Text, ToolResult, Turn
+from hotloop.wire.readable import Reading
+from hotloop.wire.request import ApiRequest, ApiTool
 
 # An answer comes back in as many parts as it was given out in, and was one text; other texts are lines of their own.
 _JOINERS: dict[Role, str] = {"assistant": "", "user": "\n", "system": "\n"}
-# Notes that a model or a hosted tool left for itself: nothing here can read them, and nobody wrote them here.
-DROPPED = ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
 
 MAX_BREAKPOINTS = 4
 """As many as Anthropic takes; of more, the last."""
@@ -60,6 +59,8 @@ def _parse_hint(mark: Json, place: str, index: int, num_chars: int | None = None
 class HintedMessages(NamedTuple):
     messages: tuple[Message, ...]
     hints: list[CacheHint]
+    changes: tuple[str, ...] = ()
+    """What was replaced by a short text."""
 
 
 class _Draft(msgspec.Struct):
@@ -79,25 +80,27 @@ class _Draft(msgspec.Struct):
 
 def parse_transcript(request: ApiRequest) -> HintedMessages:
     """Raises RequestError for what is not supported. Breakpoints are Anthropic's: of tools, then turns, then all."""
-    messages, hints = parse_turns(request.turns, request.api)
+    Reading().check(request.turns)
+    messages, hints, changes = parse_turns(request.turns, request.api)
     if not messages:
         raise RequestError(f"{request.turns_param}: there is nothing to answer", param=request.turns_param)
     if request.api != "messages":
-        return HintedMessages(messages, [])
-    marks = [(tool.mark, i) for i, tool in enumerate(request.tools) if tool.mark is not None]
-    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", i) for mark, i in marks]
+        return HintedMessages(messages, [], changes)
+    told = accumulate(isinstance(tool, ApiTool) for tool in request.tools)  # of built-in ones the model is not told
+    marks = [(tool.mark, i, num_told) for i, (tool, num_told) in enumerate(zip(request.tools, told, strict=True))]
+    of_tools = [_parse_hint(mark, f"tools[{i}].cache_control", num - 1) for mark, i, num in marks if mark is not None]
     if request.cache.mark is not None:
         end = len(messages) - 1, len(messages[-1].content)
         hints.append(_parse_hint(request.cache.mark, "cache_control", *end))
-    return HintedMessages(messages, [*of_tools, *hints])
+    return HintedMessages(messages, [*of_tools, *hints], changes)
 
 
 def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
     """In Anthropic's messages, turns of one role that follow each other are one, and parts may be marked."""
     drafts: list[_Draft] = []
     hints: list[CacheHint] = []
-    joins = api == "messages"
-    for turn in turns:
+    joins, reading = api == "messages", Reading()
+    for turn in reading.read(turns):
         is_answer = turn.role == "assistant"
         is_joined = joins and bool(drafts) and drafts[-1].role == turn.role
         has_begun = is_joined or is_answer or not (turn.parts or joins)
@@ -118,14 +121,12 @@ def parse_turns(turns: Iterable[Turn], api: Api) -> HintedMessages:
                 case Thought() if is_answer:
                     own = take_back(part)
                     drafts[-1].thoughts += [own] if own else []
-                case Opaque() if api == "responses" and part.kind in DROPPED:
-                    pass
                 case _:
                     raise _unsupported(part, turn)
             if joins and not isinstance(part, Thought) and part.mark is not None and drafts:
                 end = len(drafts) - 1, len(drafts[-1].content)
                 hints.append(_parse_hint(part.mark, f"{part.place}.cache_control", *end))
-    return HintedMessages(tuple(draft.finish() for draft in drafts), hints)
+    return HintedMessages(tuple(draft.finish() for draft in drafts), hints, reading.changes)
 
 
 def _result_text(result: ToolResult) -> str:

@@ -14,18 +14,20 @@ from hotloop.wire.request import ApiRequest, ApiTool
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
 
+NOT_CONTINUED = "the last turn is the assistant's: it is answered, not continued"
+
 _MAX_CHARS = 160
 _MAX_NOTES = 16
 # Fields that no other API has a word for, and that a request does not do without.
 _NOT_PORTABLE = {
-    "functions": "is too old to be carried to this replica: use tools",
-    "function_call": "is too old to be carried to this replica: use tools",
     "n": "this replica gives one answer at a time",
     "thread": "no conversation is kept here: send all of it, without thread",
     "previous_response_id": "the replica keeps no responses: send the whole conversation as input",
     "conversation": "the replica keeps no conversations: send the whole of it as input",
     "prompt": "the replica keeps no prompts: send the instructions themselves",
     "background": "the replica answers at once or not at all",
+    "mcp_servers": "the replica calls no MCP servers: offer their tools",
+    "web_search_options": "the replica does not search the web",
 }
 _UNSAFE = re.compile(r"[^ -~]")
 
@@ -84,7 +86,7 @@ def check_portable(request: ApiRequest) -> None:
     """Raises RequestError for what no other API can say."""
     for name, reason in _NOT_PORTABLE.items():
         value = request.own.get(name)
-        if value not in (None, "", False) and (name, value) != ("n", 1):
+        if value not in (None, "", False, []) and (name, value) != ("n", 1):
             raise RequestError(f"{name}: {reason}", param=name)
 
 

@@ -85,6 +85,8 @@ class ApiRequest:
     turns: tuple[Turn, ...]
     tools: tuple[ApiTool | Opaque, ...] = ()
     choice: Choice = field(default_factory=Choice)
+    is_legacy: bool = False
+    """Whether tools were offered in OpenAI's older words, `functions`: the answer has one `function_call`."""
     shape: OutputShape | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -99,6 +101,7 @@ class ApiRequest:
     user: str | None = None
     service_tier: str | None = None
     cache: Cache = field(default_factory=Cache)
+    continues_last: bool = False
     own: Mapping[str, object] = field(default_factory=dict)
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are not known here, as they came."""
@@ -107,6 +110,12 @@ class ApiRequest:
         """With what was not read of the body; `own` are the names that mean something to its own API only."""
         own_fields, unknown = body.split_rest(own)
         return replace(self, own={**self.own, **own_fields}, fields=unknown)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the last turn is the beginning of the answer. In Anthropic's messages it is if it is the
+        assistant's; a chat has to say so."""
+        return self.continues_last or (self.api == "messages" and self.turns[-1].role == "assistant")
 
     @property
     def turns_param(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -256,6 +257,22 @@ def test_a_shape_is_compiled_once_and_the_oldest_is_let_go():
     for grammar in (first, first, second, first, third, first, second):
         take(grammars.matcher(grammar), TOKENIZER.encode(grammar.text[-2]))
     assert (grammars.num_hits, grammars.num_misses) == (3, 4)
+
+
+@pytest.mark.parametrize("grammars", [BYTES, WORDY], ids=["bytes", "words"])
+def test_a_matcher_goes_on_from_what_is_begun(grammars: Grammars):
+    """As one that has taken it, but for what can be rolled back; the grammar is compiled once."""
+    tokenizer = TOKENIZER if grammars is BYTES else WORDS
+    whole = Grammar("lark", 'start: "quick" " brown" (" fox" | " dog")')
+    grammars.matcher(whole)
+    num_misses = grammars.num_misses
+    begun = grammars.matcher(replace(whole, begun="quick br"))
+    assert grammars.num_misses == num_misses
+    assert written(tokenizer, begun.forced()).startswith("own")
+    assert grammars.matcher(replace(whole, begun="quick brown fox")).is_complete
+    for wrong in ("slow", "quick brown fox jumps"):
+        with pytest.raises(RequestError, match="does not fit"):
+            grammars.matcher(replace(whole, begun=wrong))
 
 
 def test_threads_share_a_compilation():

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.router.translate.replicas import MESSAGES, Json
 
@@ -216,11 +217,13 @@ def test_arguments_that_are_no_json_do_not_end_a_session() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"n": 2}, "n"),
-        ({"functions": []}, "functions"),
+        ({"functions": {"name": "f"}}, "functions"),
         ({"temperature": "hot"}, "temperature"),
         ({"stop": [1]}, "stop[0]"),
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
@@ -255,3 +258,41 @@ def test_a_mark_on_nothing_is_told() -> None:
     body, notes = ask({"role": "user", "content": "a"}, empty)
     assert "cache_control" not in str(body)
     assert notes == ("cache_control left out where there is nothing to keep",)
+
+
+def test_what_the_replicas_api_has_no_word_for_becomes_a_short_text() -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+    body, notes = ask({"role": "user", "content": [text("hear"), audio]})
+    assert [block["text"] for block in body["messages"][0]["content"]] == ["hear", "[audio]"]
+    assert any("content of type audio became a short text" in note for note in notes)
+
+
+def test_the_older_words_for_tools_are_carried_there_and_back() -> None:
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    given = {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "f", "content": "1"},
+        ],
+        "functions": [{"name": "f", "parameters": {"type": "object", "properties": {}}}],
+        "function_call": {"name": "f"},
+    }
+    translation = translate("chat", MESSAGES, given)
+    _, body = translation.request()
+    assert [tool["name"] for tool in body["tools"]] == ["f"]
+    assert body["tool_choice"] == {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
+    assert [block["type"] for turn in body["messages"] for block in turn["content"]] == [
+        "text",
+        "tool_use",
+        "tool_result",
+    ]
+    assert body["messages"][1]["content"][0]["id"] == body["messages"][2]["content"][0]["tool_use_id"]
+    block = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
+    answer = {"id": "msg_1", "type": "message", "content": [block], "stop_reason": "tool_use", "usage": {}}
+    _, data = translation.answer(200, msgspec.json.encode(answer))
+    [choice] = msgspec.json.decode(data)["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["function_call"]["name"] == "f"

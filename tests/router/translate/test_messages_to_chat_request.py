@@ -213,7 +213,8 @@ def test_openai_itself_is_sent_nothing_it_would_refuse() -> None:
 
 
 def test_a_last_turn_of_the_assistant_and_a_prompt_only_to_be_read_are_told() -> None:
-    _, notes = ask({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, max_tokens=0)
+    turns = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    _, notes = ask(*turns, max_tokens=0, is_strict=True)
     assert len(notes) == 2
 
 
@@ -232,6 +233,7 @@ def test_a_last_turn_of_the_assistant_and_a_prompt_only_to_be_read_are_told() ->
         ({"model": 3}, "model"),
         ({"stream": "yes"}, "stream"),
         ({"thread": {"id": "t"}}, "thread"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"system": [{"type": "text"}]}, "system[0].text"),
@@ -242,3 +244,13 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
         ask(**fields)
     assert caught.value.param == param
     assert "\n" not in str(caught.value)
+
+
+def test_a_beginning_of_the_answer_is_continued_where_that_can_be_said() -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "It is ("}]
+    given = {"model": "m", "max_tokens": 5, "messages": turns}
+    body = translate("messages", CHAT, given).request()[1]
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    hosted = translate("messages", CHAT, given, is_strict=True)
+    assert "continue_final_message" not in hosted.request()[1]
+    assert "answered, not continued" in hosted.notes[0]

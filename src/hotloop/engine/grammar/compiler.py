@@ -40,6 +40,9 @@ class Compiler:
         self._trial = Trial(vocab_size, special, self.eos_ids)
         self.endings = Endings(self._inner.tokenize_str, self.eos_ids)
 
+    def spell(self, text: str) -> list[int]:
+        return list(self._inner.tokenize_str(text))
+
     def compile(self, grammar: Grammar) -> LLMatcher:
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:

@@ -8,7 +8,7 @@ the same whether a run is appended at once or sampled one by one.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from hotloop.backends.backend import Mask
 from hotloop.backends.sampler import is_allowed
+from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.recent import RecentDict
 from hotloop.engine.grammar.compiler import Compiler, first_line
@@ -186,12 +187,17 @@ class Grammars:
         self._kept: RecentDict[Grammar, _Shape] = RecentDict(max_grammars)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """At the beginning of this grammar. Raises what `prepare` raises."""
-        shape = self.prepare(grammar)
+        """At the beginning of this grammar, or behind what is begun. Raises what `prepare` raises."""
+        grammar, begun = replace(grammar, begun=""), grammar.begun
+        shape, compiler = self.prepare(grammar), self._prepared()
         with self._lock:
             self.num_hits += not shape.is_fresh
             shape.is_fresh = False
-        return Matcher(shape.parser.result().deep_copy(), self._prepared(), lambda: self._forget(grammar, shape))
+        parser = shape.parser.result().deep_copy()
+        token_ids = compiler.spell(begun) if begun else []
+        if token_ids and parser.try_consume_tokens(token_ids) < len(token_ids):
+            raise RequestError("what the answer begins with does not fit what it must look like")
+        return Matcher(parser, compiler, lambda: self._forget(grammar, shape))
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""

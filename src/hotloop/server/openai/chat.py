@@ -59,11 +59,12 @@ class ChatRenderer:
         self._has_logprobs = job.sampling.logprobs is not None
         self._can_call = job.calling.is_possible
         self._is_named = job.calling.choice.name is not None
+        self._is_legacy = job.calling.is_legacy
 
     def whole(self, index: int, piece: Piece) -> Json:
         return {
             "index": index,
-            "message": render_message(gather(piece.parts)),
+            "message": render_message(gather(piece.parts), is_legacy=self._is_legacy),
             "logprobs": self._render_logprobs(piece.logprobs),
             "finish_reason": self._finish_reason(piece),
             "stop_reason": piece.stop_match,
@@ -75,7 +76,7 @@ class ChatRenderer:
 
     def deltas(self, index: int, piece: Piece) -> Iterable[Json]:
         """The log probabilities of all that is new go with the first piece, be it empty."""
-        deltas = [delta for part in piece.parts if (delta := render_delta(part))]
+        deltas = [delta for part in piece.parts if (delta := render_delta(part, is_legacy=self._is_legacy))]
         if piece.logprobs and not deltas:
             deltas.append({})
         logprobs = self._render_logprobs(piece.logprobs)
@@ -91,7 +92,9 @@ class ChatRenderer:
         """Calls are a reason of their own only where the model ended its turn by itself, and chose what to call."""
         has_ended = piece.finish_reason is FinishReason.STOP and piece.stop_match is None
         has_called = has_ended and piece.num_calls > 0
-        return "tool_calls" if has_called and not self._is_named else piece.finish_reason
+        if not has_called or self._is_named:
+            return piece.finish_reason
+        return "function_call" if self._is_legacy else "tool_calls"
 
     def _render_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json | None:
         if not self._has_logprobs:

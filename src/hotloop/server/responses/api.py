@@ -12,26 +12,33 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hotloop.core.errors import HotloopError, RequestError
 from hotloop.server.errors import Cancelled
 from hotloop.server.job import Job
-from hotloop.server.jobs import make_job
+from hotloop.server.jobs import make_job, make_prompt
 from hotloop.server.options import Options, TopLogprobs, convert, parse_options, refuse_if
+from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer, render_head
 from hotloop.server.responses.store import EndedResponse, ResponseStore, RunningResponse, parse_items, render_items
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.server.tenants import name_owner
 from hotloop.wire.field import Field, Json, read_text
+from hotloop.wire.request import ApiRequest
 from hotloop.wire.responses.parse import parse_request
 
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
 _MAX_METADATA = 16
+SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 
 
 class ResponseOptions(Options, kw_only=True):
@@ -50,6 +57,11 @@ class ResponseOptions(Options, kw_only=True):
         return self.store is not False
 
 
+class ShowQuery(msgspec.Struct, kw_only=True):
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
+
+
 class PageQuery(msgspec.Struct, kw_only=True):
     order: Literal["asc", "desc"] = "desc"
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -62,29 +74,23 @@ async def create(http: HttpRequest) -> Response:
     previous_id = read_text(Field(body), "previous_response_id")
     previous = store.find_previous(previous_id, owner) if previous_id else ()
     job, options, composer, items = await asyncio.to_thread(_make_job, body, previous, http)
-    run = RunningResponse(owner, items, submit(http, job, composer.id), composer, options.is_stored)
+    outputs, is_background = submit(http, job, composer.id), bool(options.background)
+    run = RunningResponse(owner, items, outputs, composer, options.is_stored, is_background)
     store.start(run)
+    if is_background:
+        return _start(run, store, is_stream=job.is_stream)
     if job.is_stream:
         return ResponseStream(run, store, http.state.request_id)
-    if options.background:
-        run.task = asyncio.create_task(_finish(run, store))
-        return JsonResponse(run.encode())
     return await _answer(run, store, http.receive)
 
 
 def _make_job(
     body: Json, previous: tuple[Json, ...], http: HttpRequest
 ) -> tuple[Job, ResponseOptions, Composer, tuple[Json, ...]]:
-    """The instructions are of this response alone: they are not among the items that a later one continues."""
     service = Service.of(http)
-    items = previous + parse_items(Field(body).need("input"))
-    request = parse_request({**body, "input": [*items]})
-    options = parse_options(request, ResponseOptions)
+    request, options, items = _parse(body, previous)
     refuse_if(
-        ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),
-        ("prompt", options.prompt is not None, "is not supported: send the instructions themselves"),
         ("n", options.num_choices != 1, "must be 1: a response is one answer"),
-        ("background", options.background and request.is_stream, "cannot be given together with stream"),
         ("background", options.background and not options.is_stored, "needs store: nobody could ask for the response"),
     )
     has_logprobs = _LOGPROBS in (options.include or ()) or options.top_logprobs is not None
@@ -97,10 +103,43 @@ def _make_job(
     return job, options, composer, items
 
 
+def _parse(body: Json, previous: tuple[Json, ...]) -> tuple[ApiRequest, ResponseOptions, tuple[Json, ...]]:
+    """The instructions are of this response alone: they are not among the items that a later one continues."""
+    items = previous + parse_items(Field(body).need("input"))
+    request = parse_request({**body, "input": [*items]})
+    options = parse_options(request, ResponseOptions)
+    refuse_if(
+        ("conversation", options.conversation is not None, "is not supported: use previous_response_id"),
+        ("prompt", options.prompt is not None, "is not supported: send the instructions themselves"),
+    )
+    return request, options, items
+
+
+async def input_tokens(http: HttpRequest) -> Response:
+    store, owner = _store(http), name_owner(http.headers)
+    body = await Service.of(http).read(http)
+    previous_id = read_text(Field(body), "previous_response_id")
+    previous = store.find_previous(previous_id, owner) if previous_id else ()
+    num_tokens = await asyncio.to_thread(_count_tokens, body, previous, http)
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _count_tokens(body: Json, previous: tuple[Json, ...], http: HttpRequest) -> int:
+    service = Service.of(http)
+    request, options, _ = _parse(body, previous)
+    scope = service.scope(http.headers, options.cache_salt)
+    return len(make_prompt(request, options, service, scope).token_ids)
+
+
 async def show(http: HttpRequest) -> Response:
-    if http.query_params.get("stream") == "true":
-        raise RequestError("stream: a response is streamed only while it is made", param="stream")
-    return JsonResponse(_find(http).encode())
+    found, query = _find(http), convert(dict(http.query_params), ShowQuery, strict=False)
+    if not query.stream:
+        return JsonResponse(found.encode())
+    if not found.log:
+        reason = "stream: only a response that was made with background and stream can be streamed again"
+        raise RequestError(reason, param="stream")
+    begin = 0 if query.starting_after is None else query.starting_after + 1
+    return StreamingResponse(found.log.follow(begin), headers=SSE_HEADERS)
 
 
 async def delete(http: HttpRequest) -> Response:
@@ -115,10 +154,14 @@ async def delete(http: HttpRequest) -> Response:
 
 
 async def cancel(http: HttpRequest) -> Response:
-    """End it within a step of the engine. One that has ended already is answered as it is."""
-    run = _store(http).find_running(http.path_params["id"], name_owner(http.headers))
+    """End it within a step of the engine. One that has ended is answered as it is, if it could have been cancelled."""
+    store, response_id, owner = _store(http), http.path_params["id"], name_owner(http.headers)
+    run = store.find_running(response_id, owner)
     if not run:
-        return JsonResponse(_find(http).encode())
+        ended = store.find_ended(response_id, owner)
+        if not ended.is_background and ended.status != "cancelled":
+            raise RequestError("Cannot cancel a synchronous response.", param="response_id")
+        return JsonResponse(ended.encode())
     run.outputs.fail(Cancelled())
     is_cancelled = isinstance(run.outputs.failure, Cancelled)
     return JsonResponse({**run.composer.render(), **({"status": "cancelled"} if is_cancelled else {})})
@@ -132,6 +175,7 @@ async def input_items(http: HttpRequest) -> Response:
 
 ROUTES = (
     Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
     Route("/v1/responses/{id}", show, methods=["GET"]),
     Route("/v1/responses/{id}", delete, methods=["DELETE"]),
     Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
@@ -166,19 +210,35 @@ async def _answer(run: RunningResponse, store: ResponseStore, receive: Receive) 
     return JsonResponse(store.settle(run))
 
 
+def _start(run: RunningResponse, store: ResponseStore, *, is_stream: bool) -> Response:
+    """Write it in the background, whether or not somebody listens."""
+    queued = run.composer.queue()
+    if is_stream:
+        run.log = EventLog()
+        run.log.add(run.composer.number(queued))
+    run.task = asyncio.create_task(_finish(run, store))
+    return StreamingResponse(run.log.follow(), headers=SSE_HEADERS) if run.log else JsonResponse(run.encode())
+
+
 async def _finish(run: RunningResponse, store: ResponseStore) -> None:
+    last: list[Json] = []
     try:
-        await _compose(run)
+        last = await _compose(run)
     except HotloopError as error:
-        run.composer.stop(error)
+        last = run.composer.stop(error)
     finally:
-        store.settle(run)
+        store.settle(run)  # who hears of the end may ask for the response at once
+        if run.log:
+            run.log.add(run.composer.number(last))
+            run.log.end()
 
 
-async def _compose(run: RunningResponse) -> None:
+async def _compose(run: RunningResponse) -> list[Json]:
     while run.outputs.has_more:
-        run.composer.add(await run.outputs.take())
-    run.composer.finish(run.outputs.usages[0])
+        events = run.composer.add(await run.outputs.take())
+        if run.log:
+            run.log.add(run.composer.number(events))
+    return run.composer.finish(run.outputs.usages[0])
 
 
 def _store(http: HttpRequest) -> ResponseStore:

@@ -7,7 +7,6 @@ from hotloop.core.errors import HotloopError
 from hotloop.core.request import FinishReason, Usage
 from hotloop.core.stream import ThoughtClosed
 from hotloop.models.tokenizer import Tokenizer
-from hotloop.server.calling import LEFT_OUT
 from hotloop.server.delivery import Piece
 from hotloop.server.errors import Cancelled, Disconnected, kind_of
 from hotloop.server.explain.inquiry import NO_INQUIRY, Inquiry
@@ -19,6 +18,9 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import ApiRequest, ApiTool
 from hotloop.wire.responses import writer as wire
+
+_TOLD = ("function", "custom", "namespace")
+"""Tools that the model is told of."""
 
 
 class Composer(wire.ResponsesWriter):
@@ -41,10 +43,16 @@ class Composer(wire.ResponsesWriter):
         self._inquiry = inquiry
         self._seals_thoughts = seals_thoughts
         self._is_cut = False
+        self._is_queued = False
+
+    def queue(self) -> list[Json]:
+        """It was asked for, and nobody has begun with it."""
+        self._is_queued = True
+        self._response["status"] = "queued"
+        return [self._tell("response.created"), self._tell("response.queued")]
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
-        begun = [] if self._has_begun else self.tell(Begun())
-        return b"".join(self.number(begun + self.add(pieces)))
+        return b"".join(self.number(self.add(pieces)))
 
     def close(self, usages: Sequence[Usage]) -> bytes:
         return self._end_stream(self.finish(usages[0]))
@@ -53,7 +61,7 @@ class Composer(wire.ResponsesWriter):
         return self._end_stream(self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
-        events: list[Json] = []
+        events: list[Json] = [] if self._has_begun else self.tell(Begun())
         for _, piece in pieces:
             self._logprobs += render_logprobs(piece.logprobs, self._tokenizer)
             self._is_cut |= piece.finish_reason is FinishReason.LENGTH
@@ -81,6 +89,11 @@ class Composer(wire.ResponsesWriter):
             self._response |= {"status": "failed", "error": {"code": code, "message": str(error)}}
         return [self._tell("response.failed")]
 
+    def _begin(self, begun: Begun) -> list[Json]:
+        self._response["status"] = "in_progress"
+        events = super()._begin(begun)
+        return events[1:] if self._is_queued else events
+
     def _end_stream(self, events: list[Json]) -> bytes:
         self.on_end()
         return b"".join(self.number(events))
@@ -89,7 +102,7 @@ class Composer(wire.ResponsesWriter):
 def render_head(body: Json, request: ApiRequest, response_id: str, *, is_strict: bool) -> Json:
     """What the object says about its request. `truncation` is what was done, not what was asked for."""
     repeated = {name: body.get(name) for name in ("max_output_tokens", "prompt_cache_key", "safety_identifier")}
-    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] not in LEFT_OUT]
+    tools = [_render_tool(tool, is_strict) for tool in body.get("tools") or () if tool["type"] in _TOLD]
     return {
         **wire.render_head(body),
         **repeated,

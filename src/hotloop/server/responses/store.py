@@ -16,15 +16,23 @@ from hotloop.core.errors import RequestError
 from hotloop.core.message import Message
 from hotloop.server.delivery import OutputCollector
 from hotloop.server.errors import UnknownPrevious, UnknownResponse
+from hotloop.server.responses.log import EventLog
 from hotloop.server.responses.render import Composer
-from hotloop.server.turns import DROPPED, parse_turns
+from hotloop.server.turns import parse_turns
 from hotloop.wire.field import Field, Json
 from hotloop.wire.responses.parse import parse_input
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 << 20
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "fco",
+}
 
 
 @dataclass(slots=True)
@@ -36,6 +44,9 @@ class RunningResponse:
     outputs: OutputCollector
     composer: Composer
     is_stored: bool
+    is_background: bool = False
+    log: EventLog | None = None
+    """Its events, if it is streamed in the background."""
     task: asyncio.Task[None] | None = None
 
     def encode(self) -> bytes:
@@ -51,6 +62,8 @@ class EndedResponse:
     output: tuple[Json, ...]
     status: str
     body: bytes
+    is_background: bool = False
+    log: EventLog | None = None
 
     def encode(self) -> bytes:
         return self.body
@@ -58,7 +71,10 @@ class EndedResponse:
     @property
     def num_bytes(self) -> int:
         """Items are shared along a chain of responses, and counted for each: the bound holds whoever goes first."""
-        return len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
+        num_logged = self.log.num_bytes if self.log else 0
+        return (
+            num_logged + len(self.body) + sum(200 + len(msgspec.json.encode(item)) for item in self.items + self.output)
+        )
 
 
 class ResponseStore:
@@ -80,7 +96,8 @@ class ResponseStore:
         response = run.composer.render()
         body = msgspec.json.encode(response)
         if run.is_stored:
-            ended = EndedResponse(run.owner, run.items, keep_items(response["output"]), response["status"], body)
+            output, status = keep_items(response["output"]), response["status"]
+            ended = EndedResponse(run.owner, run.items, output, status, body, run.is_background, run.log)
             self._ended.put(run.composer.id, ended, ended.num_bytes)
         return body
 
@@ -90,7 +107,7 @@ class ResponseStore:
     def find(self, response_id: str, owner: str) -> RunningResponse | EndedResponse:
         """One that may be looked at."""
         run = self.find_running(response_id, owner)
-        return run if run and run.is_stored else self._find_ended(response_id, owner)
+        return run if run and run.is_stored else self.find_ended(response_id, owner)
 
     def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
         """One that may be cancelled, whether or not it will be stored."""
@@ -109,10 +126,10 @@ class ResponseStore:
         return found.items + found.output
 
     def delete(self, response_id: str, owner: str) -> None:
-        self._find_ended(response_id, owner)
+        self.find_ended(response_id, owner)
         self._ended.drop(response_id)
 
-    def _find_ended(self, response_id: str, owner: str) -> EndedResponse:
+    def find_ended(self, response_id: str, owner: str) -> EndedResponse:
         ended = self._ended.get(response_id)
         if not ended or ended.owner != owner:
             raise UnknownResponse(f"there is no response {response_id!r:.100}, or no longer")
@@ -127,14 +144,12 @@ def parse_items(given: Field) -> tuple[Json, ...]:
 
 
 def keep_items(items: Iterable[Json]) -> tuple[Json, ...]:
-    """Those that say something to the model: of thoughts, its own."""
-    return tuple(item for item in items if _says_something(item))
+    """Those that say something to the model: what another one thought is for itself."""
+    return tuple(item for item in items if item.get("type") != "reasoning" or _is_own(item))
 
 
-def _says_something(item: Json) -> bool:
-    if item.get("type") == "reasoning":
-        return any(message.thoughts for message in make_messages([item]))
-    return item.get("type") not in DROPPED
+def _is_own(item: Json) -> bool:
+    return any(message.thoughts for message in make_messages([item]))
 
 
 def make_messages(items: Sequence[Json]) -> tuple[Message, ...]:
@@ -150,7 +165,7 @@ def render_items(items: Sequence[Json], response_id: str) -> list[Json]:
 
 def _render_item(item: Json, stem: str) -> Json:
     kind = item.get("type") or "message"
-    rendered = {**item, "id": f"{_PREFIXES.get(kind, 'fco')}_{stem}", "type": kind, "status": "completed"}
+    rendered = {**item, "id": f"{_PREFIXES.get(kind) or kind}_{stem}", "type": kind, "status": "completed"}
     if kind == "message":
         rendered["content"] = _render_content(item["content"], item["role"])
     return rendered

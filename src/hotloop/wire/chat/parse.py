@@ -10,7 +10,7 @@ from hotloop.wire.part import Call, File, Image, Opaque, Part, Role, Text, ToolR
 from hotloop.wire.policy import Notes
 from hotloop.wire.request import ApiRequest, ApiTool, Cache, Choice, ChoiceMode, OutputShape
 
-_OWN = {"functions", "function_call", "n", "store", "modalities", "audio", "prediction", "web_search_options"}
+_OWN = {"n", "store", "modalities", "audio", "prediction", "web_search_options"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MARKS = {"cache_control", "prompt_cache_breakpoint"}
 _BESIDE = {"refusal", "function_call", "reasoning_content", "reasoning", "thinking_blocks"}
@@ -35,12 +35,14 @@ def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> ApiRequest:
     given = Field(body)
     options, older = given.get("stream_options"), given.get("max_tokens")
     limit = given.get("max_completion_tokens") or older
+    functions = _parse_functions(given)
     request = ApiRequest(
         api="chat",
         model=given.need("model").text(),
         turns=turns,
-        tools=tuple(map(_parse_tool, given.items("tools"))),
-        choice=parse_choice(given),
+        tools=tuple(map(_parse_tool, given.items("tools"))) if functions is None else functions,
+        choice=parse_choice(given) if functions is None else _parse_function_choice(given.get("function_call")),
+        is_legacy=functions is not None,
         shape=parse_shape(given.get("response_format"), "json_schema"),
         max_tokens=limit.count(1) if limit else None,
         stop=parse_stop(given.get("stop")),
@@ -48,9 +50,22 @@ def _parse_fields(body: Body, turns: tuple[Turn, ...]) -> ApiRequest:
         effort=read_text(given, "reasoning_effort"),
         thinking=read_object(given, "thinking"),
         verbosity=read_text(given, "verbosity"),
+        continues_last=_parse_continued(given, turns),
         **parse_common(given),
     )
     return request.with_rest(body, _OWN)
+
+
+def _parse_continued(given: Field, turns: tuple[Turn, ...]) -> bool:
+    """In vLLM's words. What a prompt ends with otherwise is not read here."""
+    continued = given.get("continue_final_message")
+    if continued is None or not continued.flag():
+        return False
+    if not turns or turns[-1].role != "assistant":
+        raise continued.refuse("the last message must be the assistant's")
+    if given.object().get("add_generation_prompt") is True:
+        raise continued.refuse("cannot be given together with add_generation_prompt")
+    return True
 
 
 def parse_common(given: Field) -> Json:
@@ -78,7 +93,7 @@ def parse_shape(form: Field | None, within: str | None) -> OutputShape | None:
     if form is None or form.kind() == "text":
         return None
     if form.kind() == "json_object":
-        return OutputShape()
+        return OutputShape(read_object(form, "schema"))  # where others than OpenAI take it
     if form.kind() != "json_schema":
         raise form.need("type").refuse(f"expected text, json_object or json_schema, got {form.kind()!r:.60}")
     holder = form.need(within) if within else form
@@ -112,11 +127,11 @@ def parse_stop(stop: Field | None) -> tuple[str, ...]:
 
 def _parse_message(message: Field, notes: Notes | None) -> Turn:
     role = message.need_text("role")
-    if role == "tool":
+    if role in ("tool", "function"):
         return Turn("user", (_parse_result(message),), at=message)
     if role not in ROLES:
-        raise message.need("role").refuse("expected system, developer, user, assistant or tool")
-    content = message.get("content")
+        raise message.need("role").refuse("expected system, developer, user, assistant, tool or function")
+    content = message.get("content") if role == "assistant" else message.need("content")
     parts = parse_content(content, _parse_part)
     if role == "assistant":
         if not _BESIDE.isdisjoint(message.object()):
@@ -143,8 +158,9 @@ def _parse_beside(message: Field) -> list[Part]:
     parts: list[Part] = []
     if refusal := message.get("refusal"):
         parts.append(Text(refusal.text(), is_refusal=True, at=refusal))
-    if old := message.get("function_call"):
-        parts.append(Opaque("chat", "function_call", old.object(), at=old))
+    if call := message.get("function_call"):
+        arguments = read_text(call, "arguments")
+        parts.append(Call(_name_function_call(message), call.need_text("name"), arguments or "", at=call))
     return parts
 
 
@@ -154,9 +170,18 @@ def _parse_call(call: Field) -> Call:
     return Call(read_text(call, "id") or "", function.need_text("name"), arguments or "", at=call)
 
 
+def _name_function_call(message: Field) -> str:
+    """The older calls have no ids: a result is that of the last call before it, which is known by its place."""
+    messages, index = message.within.value if message.within else (), int(message.name)
+    earlier = (i for i in range(index, -1, -1) if isinstance(messages[i], dict) and messages[i].get("function_call"))
+    return f"call_function_{next(earlier, index)}"
+
+
 def _parse_result(message: Field) -> ToolResult:
     content = message.get("content")
     is_plain, call_id = content is None or content.is_text, read_text(message, "tool_call_id") or ""
+    if message.value["role"] == "function":
+        call_id = _name_function_call(message)
     return ToolResult(call_id, parse_content(content, _parse_part), is_plain, mark=parse_mark(message), at=message)
 
 
@@ -174,6 +199,22 @@ def _parse_part(part: Field) -> Part:
             file = part.need("file")
             return File(file.need("file_data").text(), name=read_text(file, "filename"), mark=mark, at=part)
     return Opaque("chat", kind, part.object(), mark=mark, at=part)
+
+
+def _parse_functions(given: Field) -> tuple[ApiTool, ...] | None:
+    """OpenAI's older words for tools; None where they are not used."""
+    functions, choice = given.get("functions"), given.get("function_call")
+    if functions and (given.get("tools") or given.get("tool_choice")):
+        raise functions.refuse("cannot be given together with tools, which are the newer word for the same")
+    if choice and not functions:
+        raise choice.refuse("there are no functions")
+    return tuple(parse_function(function, at=function) for function in functions.each()) if functions else None
+
+
+def _parse_function_choice(choice: Field | None) -> Choice:
+    if choice is None or choice.is_text:
+        return Choice(parse_mode(choice), is_parallel=False)
+    return Choice("required", choice.need("name").text(), is_parallel=False)
 
 
 def _parse_tool(tool: Field) -> ApiTool | Opaque:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from hotloop.core.message import Thought
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, ToolResult, Turn, is_signed, render_block, text_of
-from hotloop.wire.policy import RenderTarget, offer_tools
+from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
 from hotloop.wire.request import ApiRequest, ApiTool
 
 MAX_USER_CHARS = 64
@@ -32,7 +32,14 @@ def render_request(request: ApiRequest, target: RenderTarget) -> Json:
         **_render_sampling(request, target),
         **_render_output(request, target),
         **render_common(request, target),
+        **_render_continued(request, target),
     }
+
+
+def _render_continued(request: ApiRequest, target: RenderTarget) -> Json:
+    """In the words that engines have for it; OpenAI has none."""
+    is_said = request.is_continued and not target.is_strict
+    return {"continue_final_message": True, "add_generation_prompt": False} if is_said else {}
 
 
 def render_rest(request: ApiRequest, target: RenderTarget, home: Api) -> Json:
@@ -72,8 +79,8 @@ def render_call(call: Call) -> Json:
 
 def _render_turns(request: ApiRequest, target: RenderTarget) -> list[Json]:
     messages = [message for turn in request.turns for message in _render_turn(turn, target)]
-    if request.api != "chat" and request.turns[-1].role == "assistant":
-        target.notes.add("the last turn is the assistant's: it is answered, not continued")
+    if request.is_continued and target.is_strict:
+        target.notes.add(NOT_CONTINUED)
     return messages
 
 

@@ -32,9 +32,10 @@ FINISH_REASONS: dict[EndReason, str] = {
 class ChatWriter:
     """Told the events of one answer. `model` is what it is called if the answer does not say."""
 
-    def __init__(self, model: str, *, has_usage: bool = True) -> None:
+    def __init__(self, model: str, *, has_usage: bool = True, is_legacy: bool = False) -> None:
         self._model = model
         self._has_usage = has_usage
+        self._is_legacy = is_legacy
         self._envelope: Json = {}
         self._bare: set[int] = set()  # calls without arguments so far
 
@@ -45,21 +46,21 @@ class ChatWriter:
                 yield self._chunk({"role": "assistant", "content": "", "refusal": None})
             case Ended():
                 for index in sorted(self._bare):
-                    yield self._chunk(render_delta(CallDelta(index, "{}")))
-                yield self._chunk({}, **render_finish(event))
+                    yield self._chunk(self._delta(CallDelta(index, "{}")))
+                yield self._chunk({}, **render_finish(event, is_legacy=self._is_legacy))
                 if self._has_usage:
                     yield self._write([], event.usage.render_chat())
                 yield DONE
             case CallClosed(index=index):
                 if index in self._bare:  # clients parse the arguments: a call without any has an empty object
                     self._bare.discard(index)
-                    yield self._chunk(render_delta(CallDelta(index, "{}")))
+                    yield self._chunk(self._delta(CallDelta(index, "{}")))
             case _:
                 if isinstance(event, CallOpened):
                     self._bare.add(event.index)
                 elif isinstance(event, CallDelta):
                     self._bare.discard(event.index)
-                if delta := render_delta(event):
+                if delta := self._delta(event):
                     yield self._chunk(delta)
 
     def fail(self, error: RemoteError) -> bytes:
@@ -68,13 +69,18 @@ class ChatWriter:
 
     def whole(self, events: Iterable[Event]) -> Json:
         answer = gather(events)
-        choice = {"index": 0, "message": render_message(answer), "logprobs": None, **render_finish(answer.ended)}
+        message = render_message(answer, is_legacy=self._is_legacy)
+        finish = render_finish(answer.ended, is_legacy=self._is_legacy)
+        choice = {"index": 0, "message": message, "logprobs": None, **finish}
         envelope = self._render_envelope(answer.id, answer.model, "chat.completion")
         return {**envelope, "choices": [choice], "usage": answer.ended.usage.render_chat()}
 
     def _render_envelope(self, answer_id: str, model: str, kind: str) -> Json:
         stem = answer_stem(answer_id)
         return {"id": f"chatcmpl-{stem}", "object": kind, "created": int(time.time()), "model": model or self._model}
+
+    def _delta(self, event: Event) -> Json:
+        return render_delta(event, is_legacy=self._is_legacy)
 
     def _chunk(self, delta: Json, **finish: Any) -> bytes:
         return self._write([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **finish}])
@@ -84,11 +90,13 @@ class ChatWriter:
         return write_data({**body, "usage": usage} if self._has_usage else body)
 
 
-def render_finish(ended: Ended) -> Json:
-    return {"finish_reason": FINISH_REASONS[ended.reason], "stop_reason": ended.stop}
+def render_finish(ended: Ended, *, is_legacy: bool = False) -> Json:
+    reason = "function_call" if is_legacy and ended.reason == "calls" else FINISH_REASONS[ended.reason]
+    return {"finish_reason": reason, "stop_reason": ended.stop}
 
 
-def render_message(answer: Answer) -> Json:
+def render_message(answer: Answer, *, is_legacy: bool = False) -> Json:
+    """`is_legacy`: with one `function_call` in place of `tool_calls`, as who offered `functions` expects it."""
     calls = [
         render_call(call if call.arguments or call.id in answer.cut else Call(call.id, call.name, "{}"))
         for call in answer.calls
@@ -96,13 +104,21 @@ def render_message(answer: Answer) -> Json:
     message: Json = {"role": "assistant", "content": answer.text or None if calls else answer.text, "refusal": None}
     thought = "".join(thought.shown for thought in answer.thoughts)
     signed = [render_block(thought) for thought in answer.thoughts if is_signed(thought)]
-    rest = present(reasoning_content=thought or None, thinking_blocks=signed or None, tool_calls=calls or None)
-    return {**message, **rest}
+    rest = present(reasoning_content=thought or None, thinking_blocks=signed or None)
+    if calls and is_legacy:
+        return {**message, **rest, "function_call": calls[0]["function"]}
+    return {**message, **rest, **present(tool_calls=calls or None)}
 
 
-def render_delta(event: Event) -> Json:
+def render_delta(event: Event, *, is_legacy: bool = False) -> Json:
     """What a message gains. A chat has no word for the end of a call: the next one begins, or the answer ends."""
     match event:
+        case CallOpened() | CallDelta() if is_legacy and event.index:
+            return {}
+        case CallOpened() if is_legacy:
+            return {"function_call": {"name": event.name, "arguments": ""}}
+        case CallDelta() if is_legacy:
+            return {"function_call": {"arguments": event.arguments}}
         case TextDelta():
             return {"content": event.text}
         case CallOpened():

@@ -143,7 +143,7 @@ def _parse_tool(tool: Field, namespace: str | None = None) -> Iterable[ApiTool |
         form = read_object(tool, "format")
         yield parse_function(tool, namespace=namespace, is_custom=kind == "custom", form=form, at=tool)
     else:
-        yield Opaque("responses", kind, tool.object(), is_private=True, at=tool)
+        yield Opaque("responses", kind, tool.object(), is_private=kind != "namespace", at=tool)
 
 
 def _name(choice: Field) -> str:

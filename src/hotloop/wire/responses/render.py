@@ -9,7 +9,7 @@ from hotloop.wire.arguments import unwrap_input
 from hotloop.wire.chat.render import render_common, render_effort, render_rest
 from hotloop.wire.field import Json, present
 from hotloop.wire.part import Api, Call, File, Image, Opaque, Part, Text, ToolResult, Turn, seal_thought, text_of
-from hotloop.wire.policy import RenderTarget, offer_tools
+from hotloop.wire.policy import NOT_CONTINUED, RenderTarget, offer_tools
 from hotloop.wire.request import ApiRequest, ApiTool
 
 
@@ -27,6 +27,8 @@ def render_request(request: ApiRequest, target: RenderTarget) -> Json:
         **_render_output(request, target),
         **render_common(request, target),
     }
+    if request.is_continued:
+        target.notes.add(NOT_CONTINUED)
     if request.api != "responses":
         rendered.setdefault("store", False)
     return rendered
