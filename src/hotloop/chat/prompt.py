@@ -20,6 +20,7 @@ from hotloop.chat.thinking import ThinkingFormat
 from hotloop.chat.thoughts import ThinkingParser
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
+from hotloop.core.thinking import Thinking
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
@@ -141,6 +142,10 @@ class Prompts:
             parser = CallsOnly(parser)
         return self._calls.watch(parser) if self._rules.exact_turns and can_call else parser
 
+    def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:
+        """How an answer to this prompt thinks; None if the model does not."""
+        return self.thinking.limit(prompt.text, self._tokenizer, max_tokens) if self.thinking else None
+
     def remember(self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, scope: str = "") -> None:
         """An answer, whatever ended it, and the prompt it answers. To be told before the client can come back."""
         if self._rules.exact_turns:
@@ -178,6 +183,8 @@ class Prompts:
         worded = self._template.render(
             messages, tools=tools, add_generation_prompt=conversation.is_answer_next, extra=conversation.extra
         )
+        if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
+            worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
         return worded + conversation.begun
 
 

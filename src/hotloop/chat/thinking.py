@@ -83,27 +83,29 @@ def choose_thinking(
     """The format of this name, or the one that template and vocabulary speak of; None if the model does not think."""
     if name == "off" or template is None:
         return None
-    if name == "auto":
-        known = (each for each in _FORMATS.values() if _is_spoken(each, template.source, tokenizer))
-        chosen = next(known, None)
-        return _fit(chosen, template, tokenizer) if chosen else None
-    return _fit(_FORMATS[name], template, tokenizer)
+    if name != "auto":
+        return _fit(_FORMATS[name], template, tokenizer)
+    spoken = [each for each in _FORMATS.values() if _is_spoken(each, template.source)]
+    known = [each for each in _FORMATS.values() if _is_known(each, tokenizer)]
+    return _fit((spoken or known)[0], template, tokenizer) if spoken or known else None
 
 
-def thinking_variables(source: str, *, is_wanted: bool | None, effort: str | None) -> Mapping[str, Any]:
+def thinking_variables(source: str, *, is_wanted: bool | None, effort: str | None = None) -> Mapping[str, Any]:
     """What a template is told so that its model thinks, or does not; None: as it does by itself."""
     switches = {} if is_wanted is None else {name: pair[not is_wanted] for name, pair in _SWITCHES.items()}
-    if effort and is_wanted is not False:
+    if effort:
         switches["reasoning_effort"] = effort
     return {name: value for name, value in switches.items() if re.search(rf"\b{name}\b", source)}
 
 
-def _is_spoken(thinking: ThinkingFormat, source: str, tokenizer: Tokenizer) -> bool:
+def _is_spoken(thinking: ThinkingFormat, source: str) -> bool:
     if thinking.has_channels:
         return "<|channel|>" in source and "<|message|>" in source
-    marks = (thinking.opening, thinking.closing)
-    in_template = any(mark.strip() in source for mark in marks)
-    return in_template or all(len(tokenizer.encode(mark)) == 1 for mark in marks)
+    return any(mark.strip() in source for mark in (thinking.opening, thinking.closing))
+
+
+def _is_known(thinking: ThinkingFormat, tokenizer: Tokenizer) -> bool:
+    return all(len(tokenizer.encode(mark)) == 1 for mark in (thinking.opening, thinking.closing))
 
 
 def _fit(thinking: ThinkingFormat, template: ChatTemplate, tokenizer: Tokenizer) -> ThinkingFormat:

@@ -20,3 +20,8 @@ class Thinking:
     """Whether the prompt has opened a thought already."""
     max_tokens: int | None = None
     """Most tokens of thoughts; none if the answer should not think."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it may have to be ended; a thought that should not be, and that nobody opened, needs no end."""
+        return self.max_tokens is not None and (self.max_tokens > 0 or self.is_open)

@@ -7,6 +7,7 @@ from hotloop.chat.prompt import Prompt
 from hotloop.chat.stream import CallParser, PlainText
 from hotloop.core.grammar import Grammar
 from hotloop.core.request import SamplingParams
+from hotloop.core.thinking import Thinking
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import Inquiry
 from hotloop.server.holds import Pin
@@ -23,6 +24,7 @@ class Job:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     grammar: Grammar | None
+    thinking: Thinking | None = None
     inquiry: Inquiry
     caller: Caller
     calling: Calling = field(default_factory=Calling)

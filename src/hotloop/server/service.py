@@ -42,8 +42,9 @@ class Service:
             move_nonces=config.move_nonces,
             word_late_system=config.word_late_system,
         )
-        self.thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
-        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, self.thinking)
+        thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
+        self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, thinking)
+        self.template_source = engine.template.source if engine.template else ""
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(
@@ -55,6 +56,7 @@ class Service:
         )
         self.recorder = RequestRecorder(tracer, self.explainer, self.model)
         self.strict_tools = config.strict_tools
+        self.max_thinking = config.max_thinking
         self.fingerprint = f"fp_{hashlib.sha256(f'{__version__} {engine.name}'.encode()).hexdigest()[:10]}"
         self.started_at = int(time.time())
         self._isolation = config.cache_isolation

@@ -9,11 +9,41 @@ encrypted, since such clients give nothing else back.
 import base64
 import binascii
 import hashlib
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from hotloop.chat.thinking import thinking_variables
+from hotloop.core.errors import RequestError
 from hotloop.core.message import Thought
+from hotloop.wire.request import ApiRequest
 
 _OWN = "hotloop:"
+# How many tokens an effort stands for where the chat template does not know of efforts; others: as many as it likes.
+_BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingWish:
+    """What a request asks for: variables for the template, and most tokens of thought."""
+
+    variables: Mapping[str, Any]
+    max_tokens: int | None
+
+
+def parse_wish(request: ApiRequest, source: str, max_thinking: int | None = None) -> ThinkingWish:
+    """`source` is the model's chat template, `max_thinking` the most that anybody may have."""
+    given, effort = request.thinking or {}, request.effort
+    kind, budget = given.get("type"), given.get("budget_tokens")
+    if budget is not None and (type(budget) is not int or budget < 0):
+        raise RequestError(f"thinking.budget_tokens: expected a whole number, got {budget!r:.100}", param="thinking")
+    if kind == "disabled" or effort == "none":
+        return ThinkingWish(thinking_variables(source, is_wanted=False), 0)
+    is_wanted = True if kind in ("enabled", "adaptive") or effort else None
+    variables = thinking_variables(source, is_wanted=is_wanted, effort=effort)
+    effort_limit = None if "reasoning_effort" in variables else _BUDGETS.get(effort or "")
+    limits = [limit for limit in (budget, effort_limit, max_thinking) if limit is not None]
+    return ThinkingWish(variables, min(limits, default=None))
 
 
 def sign(thought: Thought) -> Thought:
