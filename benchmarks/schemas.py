@@ -30,6 +30,7 @@ from hotloop.models.model import load_model
 from hotloop.models.tokenizer import Tokenizer
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+MAX_TEXT = 1 << 30  # longer than any grammar: what it does not mention comes last
 MAX_ORDERS = 5000  # places looked at while searching for an order of properties
 
 
@@ -99,7 +100,7 @@ class Judge:
     def _judge_instance(self, case: Case, grammar: Grammar, description: str, instance: Any, is_valid: bool) -> None:
         text = write_json(instance)
         is_plain = accepts_text(self._bytes.matcher(grammar), text)
-        ordered = text if is_plain else OrderSearch(self._bytes.matcher(grammar)).find(instance)
+        ordered = text if is_plain else OrderSearch(self._bytes.matcher(grammar), grammar.text).find(instance)
         kind = "valid" if is_valid else "invalid"
         if not is_valid and ordered is not None and is_valid_but_for_formats(case.schema, instance):
             self.tally.verdicts["invalid by a format or content alone, accepted"] += 1
@@ -158,10 +159,12 @@ def accepts_text(matcher: Matcher, text: str) -> bool:
 
 
 class OrderSearch:
-    """Writes an instance with its properties in an order that the matcher takes, if there is one."""
+    """Writes an instance with its properties in an order that the matcher takes, if there is one. Those that the
+    grammar's text mentions first are tried first, since most grammars want them in that order."""
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, text: str = "") -> None:
         self._matcher = matcher
+        self._text = text
         self._num_looked = 0
 
     def find(self, instance: Any) -> str | None:
@@ -200,7 +203,8 @@ class OrderSearch:
         members, is_first = state
         if not members:
             return self._write(rest, written)
-        for name, value in members.items():
+        for name in sorted(members, key=lambda name: self._text.find(json.dumps(name) + ":") % MAX_TEXT):
+            value = members[name]
             self._num_looked += 1
             if self._num_looked > MAX_ORDERS:
                 return False

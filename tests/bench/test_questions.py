@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hotloop.bench.questions import SchemaCheck, ToolQuestion, is_right, is_well_formed
+from hotloop.bench.questions import ToolQuestion, follows_schema, is_right, is_well_formed
 from hotloop.core.message import ToolCall
 
 PARAMETERS = {
@@ -39,12 +39,12 @@ def call(arguments: Any, name: str = "weather.get") -> ToolCall:
     ],
 )
 def test_a_call_is_valid_if_its_schema_says_so(arguments: Any, is_valid: bool, is_formed: bool):
-    assert SchemaCheck()(question(), call(arguments)) == is_valid
+    assert follows_schema(question(), call(arguments)) == is_valid
     assert is_well_formed(question(), call(arguments)) == is_formed
 
 
 def test_a_call_of_a_tool_that_was_not_offered_is_not_valid():
-    assert not SchemaCheck()(question(), call({"city": "Turin"}, "weather_get"))
+    assert not follows_schema(question(), call({"city": "Turin"}, "weather_get"))
 
 
 KEY = {"weather.get": {"city": ["New York", "NYC"], "days": [3, ""]}}

@@ -7,7 +7,7 @@ import pytest
 from tests.bench.fake_tools import Calls, FakeToolServer, first_tool
 
 from hotloop.bench.client import ChatClient
-from hotloop.bench.questions import AskOptions, SchemaCheck
+from hotloop.bench.questions import AskOptions, follows_schema
 from hotloop.bench.tools import Measured, learn, measure
 from hotloop.bench.tools_report import figures_of, figures_of_all, tools_json
 from hotloop.bench.workflows import generate_workflows
@@ -60,7 +60,7 @@ async def test_figures():
         return first_tool(body) if body["shortcuts"] else [("find_customer", "{}")]
 
     with FakeToolServer(script) as server:
-        figures = figures_of("mine", await run(server), SchemaCheck())
+        figures = figures_of("mine", await run(server), follows_schema)
     assert (figures.num_questions, figures.num_answers, figures.num_calls, figures.num_valid) == (8, 16, 16, 8)
     assert (figures.num_identical, figures.num_right, figures.num_errors, figures.num_without_call) == (0, 0, 0, 0)
     assert (figures.forced_share, figures.acceptance) == (0.5, 0.75)
@@ -78,7 +78,7 @@ async def test_right_answers_are_counted():
 
     with FakeToolServer(script) as server:
         measured = await run(server)
-    columns = figures_of_all({"a": measured, "b": measured}, SchemaCheck())
+    columns = figures_of_all({"a": measured, "b": measured}, follows_schema)
     values = tools_json(columns)["categories"]
     assert [column["label"] for column in values] == ["a", "b", "total"]
     assert [column["num_right"] for column in values] == [8, 8, 16]

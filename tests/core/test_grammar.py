@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import json_schema, schema_text
+from hotloop.core.grammar import MalformedSchema, json_schema, loosen, schema_text
 
 
 def reduced(schema: Any) -> Any:
@@ -46,12 +46,12 @@ def test_the_caller_cannot_choose_the_spacing():
     }
 
 
-@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf", "items", "prefixItems"])
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "items", "prefixItems"])
 def test_lists_of_schemas_are_reduced(keyword: str):
     assert reduced({keyword: [{"title": "x"}, True]}) == {keyword: [{}, True]}
 
 
-@pytest.mark.parametrize(("name", "is_kept"), [("date", True), ("uuid", True), ("int32", False), ("ipv6", False)])
+@pytest.mark.parametrize(("name", "is_kept"), [("email", True), ("uuid", True), ("int32", False), ("ipv6", False)])
 def test_unknown_formats_are_annotations(name: str, is_kept: bool):
     assert ("format" in reduced({"type": "string", "format": name})) == is_kept
 
@@ -60,7 +60,38 @@ def test_unknown_formats_are_annotations(name: str, is_kept: bool):
     ("names", "is_kept"), [({"type": "string"}, False), ({}, False), (True, False), ({"maxLength": 3}, True)]
 )
 def test_a_name_is_a_string_whether_or_not_the_schema_says_so(names: Any, is_kept: bool):
-    assert ("propertyNames" in reduced({"type": "object", "propertyNames": names})) == is_kept
+    assert ("patternProperties" in reduced({"type": "object", "propertyNames": names})) == is_kept
+
+
+def test_what_is_wrong_is_said_with_its_place():
+    with pytest.raises(RequestError, match=r"properties\.a\.items: 'uniqueItems' is not supported"):
+        schema_text({"properties": {"a": {"items": {"type": "array", "uniqueItems": True}}}})
+    with pytest.raises(MalformedSchema, match=r"properties\.a: 'type' cannot be 'cheese'"):
+        schema_text({"properties": {"a": {"type": "cheese"}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "loose", "dropped"),
+    [
+        ({"a": 1}, {"a": 1}, ()),
+        ({"type": "array", "uniqueItems": True}, {"type": "array"}, ("'uniqueItems'",)),
+        (
+            {"items": {"pattern": "^(?=a)", "minLength": 1}, "contains": {}},
+            {"items": {"minLength": 1}},
+            ("items: 'pattern'", "'contains'"),
+        ),
+        (
+            {"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "anyOf": [{}, {"minLength": 2}]},
+            {"anyOf": [{}, {"minLength": 2}], "allOf": [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}]},
+            ("'oneOf'",),
+        ),
+        ({"if": {"pattern": "a"}, "then": {"minLength": 2}}, {"then": {"minLength": 2}}, ("'if'",)),
+        ({"anyOf": [{"not": {"format": "uuid"}}]}, {"anyOf": [{}]}, ("anyOf.0: 'not'",)),
+    ],
+)
+def test_what_cannot_be_kept_to_is_dropped(schema: Any, loose: Any, dropped: tuple[str, ...]):
+    assert loosen(schema) == (loose, dropped)
+    schema_text(loose)
 
 
 def test_before_2019_a_reference_stands_alone():
@@ -110,3 +141,20 @@ def test_a_malformed_schema_is_refused_in_one_line(schema: Any):
         json_schema(schema)
     assert raised.value.param == "grammar"
     assert "\n" not in str(raised.value)
+
+
+ODD = {"type": "array", "uniqueItems": True}
+
+
+def test_definitions_that_nothing_leads_to_do_not_count():
+    definitions = {
+        "a": {"items": {"$ref": "#/$defs/b"}},
+        "b": {"type": "string"},
+        "odd": ODD,
+        "c": {"$ref": "#/$defs/odd"},
+    }
+    schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": definitions}
+    assert [*reduced(schema)["$defs"]] == ["a", "b"]
+    assert loosen(schema)[1] == ()
+    assert loosen({**schema, "items": {"$ref": "#/$defs/c"}})[1] == ("$defs.odd: 'uniqueItems'",)
+    assert loosen({**schema, "items": {"$ref": "#named"}})[1] == ("$defs.odd: 'uniqueItems'",)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import openai
@@ -13,7 +14,7 @@ from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from tests.server.asking import ENDLESS, TOOLS, ask, check_events
 from tests.server.calls import write_call
-from tests.server.serving import MODEL, Serving, only, until
+from tests.server.serving import MODEL, Routing, Serving, only, until
 from tests.server.test_lifecycle import is_busy, is_idle
 
 from hotloop.core.config import ServerConfig
@@ -192,7 +193,14 @@ def test_a_stream_in_the_background(serving: Serving) -> None:
     assert rest.text == text[text.index("event: response.output_item.added") :]
 
 
-def test_a_stream_in_the_background_outlives_its_client(serving: Serving, client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_stream_in_the_background_outlives_its_client(serving: Serving, is_routed: bool) -> None:
+    front = Routing(serving.url) if is_routed else nullcontext(serving.url)
+    with front as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        outlive(client, serving)
+
+
+def outlive(client: openai.OpenAI, serving: Serving) -> None:
     stream = client.responses.create(model=MODEL, input="hello", stream=True, background=True, extra_body=ENDLESS)
     first = next(iter(stream))
     assert first.type == "response.created"

@@ -138,15 +138,18 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
 
 
+SCHEMA_PARAM = "response_format.json_schema.schema"
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
     ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name", "missing"),
     ({"response_format": schema_format([])}, "response_format.json_schema.schema", "object"),
-    ({"response_format": schema_format({"not": {"type": "null"}})}, "response_format", "not"),
-    ({"response_format": schema_format({"$ref": "#/nowhere"})}, "response_format", "nowhere"),
-    ({"response_format": schema_format({"properties": 5})}, "response_format", "properties"),
+    ({"response_format": schema_format({"not": {"pattern": "x"}})}, SCHEMA_PARAM, "'not'"),
+    ({"response_format": schema_format({"not": {"pattern": "x"}}, strict=True)}, SCHEMA_PARAM, "strict: false"),
+    ({"response_format": schema_format({"$ref": "#/nowhere"})}, SCHEMA_PARAM, "nowhere"),
+    ({"response_format": schema_format({"properties": 5})}, SCHEMA_PARAM, "properties"),
+    ({"response_format": schema_format({"properties": 5}, strict=False)}, SCHEMA_PARAM, "properties"),
     ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
     ({"guided_json": "[1]"}, "guided_json", "not a JSON schema"),
     ({"guided_json": {"type": "cheese"}}, "guided_json", "cheese"),
@@ -215,3 +218,38 @@ def test_nothing_asked_for_is_nothing() -> None:
     assert constraint() is None
     with pytest.raises(RequestError, match="cannot be given together"):
         constraint(regex="a", grammar="b")
+
+
+LISTS = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(("values", "is_broken"), [([1, 1], True), ([1, 2], False)])
+def test_without_strict_an_answer_is_enforced_as_far_as_possible(values: list[int], is_broken: bool) -> None:
+    with Serving(script=[json.dumps({"a": values})]) as serving:
+        answer = serving.chat(response_format=schema_format(LISTS, strict=False), max_tokens=99).json()
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": values}
+    broken = f"{SCHEMA_PARAM}: the answer does not follow the schema: a breaks uniqueItems true"
+    assert changes_of(answer) == [f"{LOOSE}properties.a: 'uniqueItems'", *([broken] if is_broken else [])]
+
+
+def test_what_is_checked_is_the_whole_answer_with_its_beginning() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": '{"a": [1, '}]
+    with Serving(script=['{"a": [1, 1]}']) as serving:
+        shape, begun = schema_format(LISTS, strict=False), {"continue_final_message": True}
+        answer = serving.chat(messages=turns, response_format=shape, max_tokens=99, **begun).json()
+    assert answer["choices"][0]["message"]["content"] == "1]}"
+    assert "the answer does not follow the schema: a breaks uniqueItems true" in changes_of(answer)[-1]
+
+
+def test_without_strict_a_schema_that_does_not_compile_asks_for_json(serving: Serving) -> None:
+    schema = {"type": "array", "items": {"$ref": "#/nowhere"}}
+    for ask in (serving.chat, serving.complete):
+        answer = ask(response_format=schema_format(schema, strict=False), max_tokens=40).json()
+        assert changes_of(answer)[0] == f"{LOOSE}the whole schema"
+
+
+LOOSE = f"{SCHEMA_PARAM}: not enforced, but checked afterwards: "
+
+
+def changes_of(answer: Any) -> list[str]:
+    return [change for change in answer["usage"]["hotloop"]["changes"] if change.startswith(SCHEMA_PARAM)]

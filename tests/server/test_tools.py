@@ -217,15 +217,24 @@ def test_usage_tells_how_the_tokens_came_about(serving: Serving) -> None:
     assert plain["sampled_tokens"] == 3
 
 
+UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+def object_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool("two words")]}, "tools", "two words"),
     ({"tools": [tool("x" * 65)]}, "tools", "x"),
     ({"tools": [tool("f"), tool("f")]}, "tools", "f"),
     ({"tools": [tool("f", {"type": "array"})]}, "tools", "array"),
-    ({"tools": [tool("f", {"type": "object", "properties": {"a": {"not": {}}}})]}, "tools", "not"),
-    ({"tools": [tool("f", {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}})]}, "tools", "$ref"),
+    ({"tools": [tool("f", object_of(a={"type": "cheese"}))]}, "tools", "properties.a: 'type' cannot be 'cheese'"),
+    ({"tools": [tool("f", object_of(a=UNIQUE), strict=True)]}, "tools", "properties.a: 'uniqueItems'"),
+    ({"tools": [tool("f", object_of(a=UNIQUE), strict=True)]}, "tools", "without strict: true"),
+    ({"tools": [tool("f", object_of(a={"$ref": "http://x/y"}), strict=True)]}, "tools", "$ref"),
     ({"tools": [*TOOLS, tool("f", {"type": "object", "properties": {"a": 5}})]}, "tools", "tools[2].function.param"),
-    ({"tools": [*TOOLS, tool("f", {"type": "object", "properties": {"a": {"not": {}}}})]}, "tools", "tools[2]"),
+    ({"tools": [*TOOLS, tool("f", object_of(a=UNIQUE), strict=True)]}, "tools", "tools[2].function.parameters"),
     ({"tool_choice": named("nothing")}, "tool_choice", "nothing"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "tools"),
     ({"tools": None, "tool_choice": named("weather")}, "tool_choice", "no tools"),
@@ -238,3 +247,56 @@ def test_what_cannot_be_is_refused_by_name(serving: Serving, fields: dict[str, A
         error = check_error(serving.chat(**{"tools": TOOLS} | fields, stream=stream), 400, "invalid_value")
         assert error["param"].split("[")[0] == param
         assert word in error["message"]
+
+
+ODD: list[tuple[Any, str]] = [
+    (UNIQUE, "properties.a: 'uniqueItems'"),
+    ({"type": "array", "contains": {"const": 1}}, "properties.a: 'contains'"),
+    ({"type": "string", "pattern": "^(?!x)"}, "properties.a: 'pattern'"),
+    ({"type": "string", "not": {"pattern": "x"}}, "properties.a: 'not'"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "pattern": "x"}]}, "properties.a: 'oneOf'"),
+    ({"type": "object", "properties": {"b": {}}, "propertyNames": {"pattern": "^b"}}, "properties.a: 'propertyNames'"),
+    ({"$ref": "http://x/y"}, "properties.a"),
+    ({"$ref": "#/nowhere"}, "properties.a"),
+    ({"patternProperties": {"x": {}, "y": {}}}, "properties.a"),
+]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("schema", "told"), ODD, ids=str)
+def test_an_odd_tool_is_enforced_as_far_as_possible(serving: Serving, schema: Any, told: str, choice: str) -> None:
+    tools = [*TOOLS, tool("odd", object_of(a=schema))]
+    usage = serving.chat(tools=tools, tool_choice=choice, max_tokens=60).json()["usage"]
+    [change] = [change for change in usage["hotloop"]["changes"] if "not enforced" in change]
+    assert change.startswith("tools[2].function.parameters: ")
+    assert told in change
+
+
+def test_what_is_not_enforced_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Serving() as serving:
+        for _ in range(3):
+            serving.chat(tools=[tool("odd", object_of(a=UNIQUE))], max_tokens=5)
+    assert [record.getMessage() for record in caplog.records if "not enforced" in record.getMessage()] == [
+        "tool odd: not enforced, but checked afterwards: properties.a: 'uniqueItems'"
+    ]
+
+
+@pytest.mark.parametrize(("values", "is_broken"), [(["x", "x"], True), (["x", "y"], False)])
+def test_a_call_is_checked_for_what_was_not_enforced(values: list[str], is_broken: bool) -> None:
+    odd = tool("odd", object_of(a=UNIQUE))
+    with Serving(script=[write_call("odd", a=values)]) as serving:
+        answer = serving.chat(tools=[odd], max_tokens=300, tool_choice="required", parallel_tool_calls=False).json()
+        lines = serving.chat(tools=[odd], max_tokens=300, stream=True, stream_options={"include_usage": True}).text
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": values}
+    broken = "the arguments of odd do not follow the schema: a breaks uniqueItems true"
+    assert (f"tools[0].function.parameters: {broken}" in answer["usage"]["hotloop"]["changes"]) == is_broken
+    assert (broken in lines) == is_broken
+
+
+def test_a_required_key_without_a_property_can_be_written() -> None:
+    odd = tool("odd", {"type": "object", "properties": {}, "required": ["x"]}, strict=True)
+    with Serving(script=[write_call("odd", x=[1])]) as serving:
+        answer = serving.chat(tools=[odd], max_tokens=300, tool_choice="required", parallel_tool_calls=False).json()
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"x": [1]}

@@ -23,6 +23,7 @@ _pdf = "data:application/pdf;base64,BB"
 
 _texts = st.builds(Text, said)
 _images = st.builds(Image, _urls)
+_detailed = st.builds(Image, _urls, st.none() | st.sampled_from(["low", "high"]))
 _files = st.builds(File, st.just(_pdf), name=names)
 
 
@@ -71,7 +72,7 @@ _turns: dict[Api, st.SearchStrategy[Turn]] = {
     ),
     "responses": st.one_of(
         _plain("user"),
-        _turn("user", _texts, _images, _files),
+        _turn("user", _texts, _detailed, _files),
         _results().map(lambda result: Turn("user", (result,))),
         _answer(_unsigned | _sealed | _signed | _redacted, st.lists(_texts, max_size=2), _calls),
         _answer(_unsigned, _one_text, st.builds(Call, ids, names, _arguments, names)),
@@ -79,7 +80,7 @@ _turns: dict[Api, st.SearchStrategy[Turn]] = {
     ),
     "chat": st.one_of(
         _plain("user"),
-        _turn("user", _marked(_texts), _marked(_images), _marked(_files)),
+        _turn("user", _marked(_texts), _marked(_detailed), _marked(_files)),
         _results().map(lambda result: Turn("user", (ToolResult(result.call_id, (Text(result.text),)),))),
         _answer(_unsigned, _one_text, _calls),
         _plain("system"),
@@ -111,6 +112,13 @@ def _goes_on(before: Turn, turn: Turn) -> bool:
     return before.role == turn.role == "assistant"
 
 
+def _agreed(request: ApiRequest, api: Api) -> ApiRequest:
+    """A tool that must be called is one of those given, and only a chat's stream says whether it has usage."""
+    choice, [first, *_] = request.choice, request.tools
+    named = replace(choice, name=first.name) if choice.name and isinstance(first, ApiTool) else choice
+    return replace(request, choice=named, has_usage=request.is_stream and api == "chat")
+
+
 def requests(api: Api) -> st.SearchStrategy[ApiRequest]:
     is_plain = api != "messages"
     begins = [Turn("system", (Text("s"),), is_plain), Turn("user", (Text("hi"),), is_plain)]
@@ -135,13 +143,14 @@ def requests(api: Api) -> st.SearchStrategy[ApiRequest]:
         "responses": {"include": ["x"], "previous_response_id": "r"},
         "messages": {"container": "c"},
     }[api]
+    choices = [Choice(), Choice("auto"), Choice("none"), Choice("required", is_parallel=False), Choice("required", "f")]
     return st.builds(
         ApiRequest,
         api=st.just(api),
         model=st.just("m"),
         turns=turns,
         tools=st.lists(tools, min_size=1, max_size=2, unique_by=lambda tool: tool.name).map(tuple),
-        choice=st.sampled_from([Choice(), Choice("auto"), Choice("none"), Choice("required", is_parallel=False)]),
+        choice=st.sampled_from(choices),
         shape=st.none() | st.builds(OutputShape, _schemas, st.just(about)),
         max_tokens=st.integers(1, 99),
         temperature=st.none() | st.floats(0, 1),
@@ -151,9 +160,10 @@ def requests(api: Api) -> st.SearchStrategy[ApiRequest]:
         is_stream=st.booleans(),
         effort=st.none() | st.sampled_from(efforts),
         thinking=st.none() if api != "messages" else st.none() | st.just({"type": "disabled"}),
+        verbosity=st.none() if api == "messages" else st.none() | st.sampled_from(["low", "high"]),
         user=st.none() | ids,
         service_tier=st.none() | st.sampled_from(["auto", "default"]),
         cache=st.just(Cache({"type": "ephemeral"})) | (st.just(Cache()) if api == "messages" else caches),
         own=st.just({}) | st.just(own),
         fields=st.just({}) | st.just({"min_p": 0.1, "guided_json": {"a": [1]}}),
-    ).map(lambda request: replace(request, has_usage=request.is_stream and api == "chat"))
+    ).map(lambda request: _agreed(request, api))

@@ -4,7 +4,6 @@ Right is judged as the Berkeley Function-Calling Leaderboard does: each argument
 where spaces, case and light punctuation do not count. Knows neither where questions come from nor how they are asked.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from hotloop.core.errors import ConfigError
+from hotloop.border.json_schema import find_misfit
 from hotloop.core.message import ToolCall
 
 Json = dict[str, Any]
@@ -69,21 +68,10 @@ def is_well_formed(question: ToolQuestion, call: ToolCall) -> bool:
     return call.name in question.functions and parse_arguments(call) is not None
 
 
-class SchemaCheck:
+def follows_schema(question: ToolQuestion, call: ToolCall) -> bool:
     """Whether a call is well-formed and its arguments are as the tool's schema wants them."""
-
-    def __init__(self) -> None:
-        try:
-            # Only this benchmark needs it, so it is not among what everybody installs.
-            self._validator: Any = importlib.import_module("jsonschema").Draft202012Validator
-        except ImportError:
-            raise ConfigError("checking calls against their schema needs jsonschema: pip install jsonschema") from None
-
-    def __call__(self, question: ToolQuestion, call: ToolCall) -> bool:
-        if not is_well_formed(question, call):
-            return False
-        schema = question.functions[call.name].get("parameters", {})
-        return bool(self._validator(schema).is_valid(parse_arguments(call)))
+    schema = question.functions.get(call.name, {}).get("parameters", {})
+    return is_well_formed(question, call) and not find_misfit(parse_arguments(call), schema)
 
 
 def parse_arguments(call: ToolCall) -> Json | None:

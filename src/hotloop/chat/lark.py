@@ -153,6 +153,8 @@ def _closed(schema: Any, *, is_root: bool = False) -> Any:
     result = {key: _closed_part(key, part) for key, part in schema.items()}
     is_listing = "properties" in schema or (is_root and not schema.keys() & _BRANCHES)
     if is_listing and not schema.keys() & _OPEN:
+        unlisted = {name: True for name in schema.get("required", ()) if name not in schema.get("properties", {})}
+        result |= {"properties": {**result.get("properties", {}), **unlisted}} if unlisted else {}
         result["additionalProperties"] = False
     return result
 

@@ -266,7 +266,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
         if not (isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str)):
             break
         places = schema["$ref"].split("/")
-        definitions = root.get(places[1]) if len(places) == 3 and places[1] in _DEFINITIONS else None
+        definitions = root.get(places[1]) if len(places) == 3 and places[1] in (*_DEFINITIONS, "properties") else None
         if places[0] != "#" or not isinstance(definitions, Mapping) or places[2] not in definitions:
             break
         schema = definitions[places[2]]

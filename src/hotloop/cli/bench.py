@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from hotloop.bench.questions import AskOptions, SchemaCheck, ToolQuestion
+from hotloop.bench.questions import AskOptions, ToolQuestion, follows_schema
 from hotloop.bench.workflows import CATEGORY, generate_workflows
 from hotloop.cli.loading import lend_server
 from hotloop.cli.output import advance_by_turn, progress, show
@@ -131,13 +131,12 @@ def tools(
     from hotloop.bench.report import table_of_figures
     from hotloop.bench.tools_report import figures_of_all, tools_json
 
-    is_valid = SchemaCheck()
     lessons, parts = _load_questions(flags, options.seed)
     with lend_server(url, flags.model, ("--precision", flags.precision)) as address:
         # A model that we serve may be a file, and its name on the server another.
         client = ChatClient(address, model=flags.model if url else None, api_key=api_key)
         measured = asyncio.run(_measure_tools(client, lessons, parts, options))
-    columns = figures_of_all(measured, is_valid)
+    columns = figures_of_all(measured, follows_schema)
     errors = [error for part in measured.values() for error in part.errors]
     show(tools_json(columns), table_of_figures(columns), as_json, errors)
 

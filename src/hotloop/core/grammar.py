@@ -10,8 +10,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from hotloop.core.errors import RequestError
+from hotloop.core.rewrite import (
+    EXACT_FORMATS,
+    TYPES,
+    Schema,
+    Unsupported,
+    both,
+    negate,
+    rewrite_condition,
+    rewrite_dependencies,
+    rewrite_format,
+    rewrite_least,
+    rewrite_names,
+    rewrite_one_of,
+    rewrite_unique,
+)
+
+Path = tuple[Any, ...]
+"""The keys and indexes that lead from the whole schema to a part of it."""
 
 _MAX_DEPTH = 64
 _MAX_SUBSCHEMAS = 20_000
@@ -21,18 +40,50 @@ _OF_ARRAYS = {"additionalItems", "contains", "items", "unevaluatedItems"}
 _OF_OBJECTS = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
 _SUBSCHEMA = _OF_ARRAYS | _OF_OBJECTS | {"else", "if", "not", "then"}
 _SUBSCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-_SUBSCHEMA_MAPS = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+_DEFINITIONS = ("$defs", "definitions")
+_NAMED_PLACES = [(key,) for key in _DEFINITIONS]
+_SUBSCHEMA_MAPS = {*_DEFINITIONS, "dependentSchemas", "patternProperties", "properties"}
 _BESIDE_OLD_REF = {"$ref", "$schema", "$defs", "definitions"}
+# What is said in other keywords, in this order: those behind see what those before have made of the rest.
+_REWRITTEN = (
+    *("format", "pattern", "uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
+    *("unevaluatedProperties", "propertyNames", "minProperties", "dependencies", "dependentRequired"),
+    *("dependentSchemas", "oneOf", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+)
+_CALLED = {"oneOf": "'oneOf' with cases that may overlap", "pattern": "look-around or a back-reference in a 'pattern'"}
+_IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies"}
 _COUNTS = {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
+_BOUNDS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys((*_SUBSCHEMA_LISTS, "enum", "required"), list),
+    **dict.fromkeys((*_SUBSCHEMA_MAPS, "dependencies", "dependentRequired"), Mapping),
+    **dict.fromkeys((*_COUNTS, *_BOUNDS), (int, float)),
+    **dict.fromkeys(("$ref", "pattern"), str),
+    "type": (str, list),
+}
 # Formats that are kept to; others are annotations. So is ipv6: the compiler knows no address that ends in an IPv4 one.
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "time", "uri", "uuid"}
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON_TYPES = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 _JSON_TYPES |= {list: "a list", tuple: "a list"}
 
+_TYPE_NAMES = [*TYPES, "integer"]
+_SINCE_2019 = frozenset({"dependentRequired", "dependentSchemas", "maxContains", "minContains"})
+_SINCE_2019 |= {"unevaluatedItems", "unevaluatedProperties"}
+# Keywords that older drafts do not know, and ignore.
+_UNKNOWN = (
+    (re.compile(r"draft-0[34]\b"), _SINCE_2019 | {"contains", "else", "if", "propertyNames", "then"}),
+    (re.compile(r"draft-0[56]\b"), _SINCE_2019 | {"else", "if", "then"}),
+    (re.compile(r"draft-07\b"), _SINCE_2019),
+)
 _OLD_DRAFT = re.compile(r"draft-0[34567]\b")
 _ESCAPE = re.compile(r"\\(.)|[\[\]]", re.DOTALL)
+_LOOKING = re.compile(r"\\(?![1-9k]).|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<?[=!]|\\[1-9k])", re.DOTALL)
 _BOM = "\ufeff"  # JavaScript, whose patterns JSON Schema takes over, counts it as a space
+
+
+class MalformedSchema(RequestError):
+    """It is no JSON schema, whatever may be enforced of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +103,8 @@ def json_schema(schema: Any) -> Grammar:
 
 
 def schema_text(schema: Any) -> str:
-    """The schema as text for a grammar, where `%json` can embed it too. Raises `RequestError` if it is malformed."""
+    """The schema as text for a grammar, where `%json` can embed it too. Raises `RequestError` if it is malformed, or
+    has what no grammar can keep to."""
     reduced = _Reduction(schema).reduce(schema)
     if reduced is False:
         raise _wrong("the schema is false: it allows no value at all")
@@ -63,37 +115,214 @@ def schema_text(schema: Any) -> str:
         raise _wrong("the schema has a value that is not JSON, or is nested too deeply") from None
 
 
+def loosen(schema: Any) -> tuple[Any, tuple[str, ...]]:
+    """The schema without what no grammar can keep to, and what that is: `properties.tags: 'uniqueItems'`. Of cases that
+    overlap any will do."""
+    reduction = _Reduction(schema, is_loose=True)
+    reduction.reduce(schema)
+    for path, keyword in reduction.dropped:
+        schema = _without(schema, path, keyword)
+    return schema, tuple(_place(path, repr(keyword)) for path, keyword in reduction.dropped)
+
+
+def _without(schema: Any, path: Path, keyword: str) -> Any:
+    """A copy of the schema that lacks a keyword; `oneOf` becomes `anyOf`."""
+    if path:
+        inner = _without(schema[path[0]], path[1:], keyword)
+        if isinstance(schema, list):
+            return [*schema[: path[0]], inner, *schema[path[0] + 1 :]]
+        return {**schema, path[0]: inner}
+    rest = {key: value for key, value in schema.items() if key != keyword}
+    return both(rest, {"anyOf": schema["oneOf"]}) if keyword == "oneOf" else rest
+
+
+def _place(path: Path, text: str) -> str:
+    place = ".".join(map(str, path))
+    return f"{place if place.isprintable() else ascii(place)}: {text}" if path else text
+
+
 class _Reduction:
-    """Goes through a schema once, and not for ever."""
+    """Goes through a schema once, and not for ever. `is_loose`: what cannot be kept to is dropped, not refused."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, *, is_loose: bool = False) -> None:
         draft = str(schema.get("$schema", "")) if isinstance(schema, Mapping) else ""
+        self.dropped: list[tuple[Path, str]] = []
+        self._root = schema
         self._is_old = bool(_OLD_DRAFT.search(draft))
+        self._unknown = next((names for old, names in _UNKNOWN if old.search(draft)), frozenset())
+        self._has_names = _has_names(schema)
+        self._is_loose = is_loose
         self._num_left = _MAX_SUBSCHEMAS
+        self._depth = 0
+        self._is_negated = False  # whether what is looked at will be negated
+        self._following: list[str] = []  # references on the way to what is looked at
 
-    def reduce(self, schema: Any, depth: int = 0) -> dict[str, Any] | bool:
+    def reduce(self, schema: Any, path: Path = ()) -> Schema:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            raise _wrong(f"a schema must be an object or a boolean, not {json_type(schema)}")
+            raise _malformed(_place(path, f"a schema must be an object or a boolean, not {json_type(schema)}"))
         self._num_left -= 1
-        if depth > _MAX_DEPTH or self._num_left < 0:
+        if self._depth > _MAX_DEPTH or self._num_left < 0:
             raise _wrong(f"a schema may be {_MAX_DEPTH} levels deep and have {_MAX_SUBSCHEMAS:,} parts; this has more")
         if self._is_old and "$ref" in schema:
             # Before 2019 what stands beside a reference does not count, though others may refer to it.
             schema = {key: value for key, value in schema.items() if key in _BESIDE_OLD_REF}
-        return {key: self._value(key, value, depth + 1) for key, value in schema.items() if not _is_idle(key, value)}
+        if schema is self._root:
+            schema = _without_unused(schema)
+        self._depth += 1
+        kept = {key: value for key, value in schema.items() if not _is_idle(key, value) and key not in self._unknown}
+        parts = {key: self._value(key, value, path) for key, value in kept.items()}
+        self._depth -= 1
+        result: Schema = parts
+        if self._has_names and path[:1] in _NAMED_PLACES:
+            return parts  # something in it may be meant by name, and must stay where it is
+        for keyword in [keyword for keyword in _REWRITTEN if keyword in parts]:
+            if keyword == "not" and self._is_negated:
+                continue  # the negation around it undoes it
+            result = self._rewrite(result, keyword, parts, path)
+        return result
 
-    def _value(self, key: str, value: Any, depth: int) -> Any:
+    def _value(self, key: str, value: Any, path: Path) -> Any:
+        here = (*path, key)
+        if key == "not":
+            self._is_negated = not self._is_negated
+            negated = self.reduce(value, here)
+            self._is_negated = not self._is_negated
+            return negated
         if key in _SUBSCHEMA and not isinstance(value, list):
-            return self.reduce(value, depth)
+            return self.reduce(value, here)
+        if _is_malformed(key, value):
+            raise _malformed(_place(path, f"{key!r} cannot be {_shown(value)}"))
         if key in _SUBSCHEMA_LISTS:
-            return [self.reduce(item, depth) for item in _expect(list, key, value)]
+            return [self.reduce(item, (*here, i)) for i, item in enumerate(value)]
         if key in _SUBSCHEMA_MAPS:
-            return {name: self.reduce(item, depth) for name, item in _expect(Mapping, key, value).items()}
+            return {name: self.reduce(item, (*here, name)) for name, item in value.items()}
+        if key == "dependencies":
+            needs = value.items()
+            return {name: need if isinstance(need, list) else self.reduce(need, (*here, name)) for name, need in needs}
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
-        return _as_javascript(_expect(str, key, value)) if key == "pattern" else value
+        return _as_javascript(value) if key == "pattern" else value
+
+    def _rewrite(self, schema: Schema, keyword: str, parts: Mapping[str, Any], path: Path) -> Schema:
+        if isinstance(schema, bool):
+            return schema
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        try:
+            return self._say(rest, keyword, parts[keyword], parts)
+        except Unsupported:
+            if not self._is_loose or self._following:
+                raise _wrong(_place(path, f"{_CALLED.get(keyword, repr(keyword))} is not supported")) from None
+        self.dropped.append((path, keyword))
+        return both(rest, {"anyOf": parts["oneOf"]}) if keyword == "oneOf" else rest
+
+    def _say(self, rest: dict[str, Any], keyword: str, value: Any, parts: Mapping[str, Any]) -> Schema:
+        """What stands beside a keyword, and what the keyword says in other words."""
+        match keyword:
+            case "format":
+                return rewrite_format(rest, value) if value in EXACT_FORMATS else {**rest, "format": value}
+            case "pattern" if not any(match[1] for match in _LOOKING.finditer(value)):
+                return {**rest, "pattern": value}
+            case "dependencies" | "dependentRequired" | "dependentSchemas":
+                return rewrite_dependencies(rest, value)
+            case "propertyNames":
+                return rewrite_names(rest, value)
+            case "uniqueItems":
+                return rewrite_unique(rest, self)
+            case "minProperties" if isinstance(value, int):
+                return rewrite_least(rest, value)
+            case "unevaluatedProperties" if not rest.keys() & _IN_PLACE:
+                return {"additionalProperties": value, **rest}
+            case "oneOf":
+                return rewrite_one_of(rest, value, self)
+            case "not":
+                return both(rest, negate(value, rest, self))
+            case "if":
+                return rewrite_condition(rest, value, parts.get("then", True), parts.get("else", True), self)
+            case "then" | "else":
+                return rest
+        raise Unsupported
+
+    def spend(self) -> None:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise Unsupported
+
+    def resolve(self, reference: str) -> Schema:
+        if reference in self._following or self._has_names:
+            raise Unsupported
+        self._following.append(reference)
+        was_negated, self._is_negated = self._is_negated, False
+        try:
+            return self.reduce(_point(self._root, reference))
+        except (RequestError, LookupError, ValueError, RecursionError):
+            raise Unsupported from None
+        finally:
+            self._is_negated = was_negated
+            self._following.pop()
+
+
+def _without_unused(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without the definitions that nothing in it leads to: nobody has to be able to say those."""
+    kept: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS if isinstance(root.get(key), Mapping)}
+    rest = {key: value for key, value in root.items() if key not in kept}
+    todo: list[Any] = [rest]
+    while kept and todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, Mapping):
+            todo += part.values()
+            if isinstance(reference := part.get("$ref", part.get("$dynamicRef")), str) and reference != "#":
+                head, _, name = unquote(reference).removeprefix("#/").partition("/")
+                name = name.partition("/")[0].replace("~1", "/").replace("~0", "~")
+                if head in kept and name not in kept[head] and name in root[head]:
+                    kept[head][name] = root[head][name]
+                    todo.append(root[head][name])
+                elif not reference.startswith("#/"):
+                    return root  # by a name, which may be anywhere
+    return {**rest, **{key: {name: part for name, part in root[key].items() if name in kept[key]} for key in kept}}
+
+
+def _has_names(root: Any) -> bool:
+    """Whether parts of a schema have names of their own, which references may mean."""
+    todo = [root]
+    while todo:
+        part = todo.pop()
+        inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+        if any(isinstance(each, Mapping) and isinstance(each.get("$id", each.get("id")), str) for each in inner):
+            return True
+        todo += inner
+    return False
+
+
+def _point(schema: Any, reference: str) -> Any:
+    """What a reference within the schema leads to. Raises LookupError or ValueError."""
+    head, *parts = unquote(reference).split("/")
+    if head != "#":
+        raise LookupError(reference)
+    for part in parts:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(schema, list | Mapping):
+            raise LookupError(reference)
+        schema = schema[int(key)] if isinstance(schema, list) else schema[key]
+    return schema
+
+
+def _is_malformed(key: str, value: Any) -> bool:
+    kind: Any = _KINDS.get(key, object)
+    if not isinstance(value, kind) or (key in _COUNTS and isinstance(value, bool)):
+        return True
+    if key in ("dependencies", "dependentRequired"):
+        return any(_is_malformed("required", need) for need in value.values() if isinstance(need, list))
+    if key == "type":
+        return not all(each in _TYPE_NAMES for each in (value if isinstance(value, list) else [value]))
+    return key == "required" and not all(isinstance(each, str) for each in value)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}" if isinstance(value, str) else json_type(value)
 
 
 def _is_idle(key: str, value: Any) -> bool:
@@ -105,12 +334,6 @@ def _is_idle(key: str, value: Any) -> bool:
         or (key == "propertyNames" and value in (True, {}, {"type": "string"}))  # as every name is
         or key == "x-guidance"
     )
-
-
-def _expect(kind: type[Any], key: str, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise _wrong(f"{key!r} cannot be {json_type(value)}")
-    return value
 
 
 def _as_javascript(pattern: str) -> str:
@@ -134,6 +357,10 @@ def _as_javascript(pattern: str) -> str:
 def json_type(value: Any) -> str:
     """What JSON calls a value, with its article."""
     return _JSON_TYPES.get(type(value), "an object")
+
+
+def _malformed(reason: str) -> MalformedSchema:
+    return MalformedSchema(reason, param="grammar")
 
 
 def _wrong(reason: str) -> RequestError:

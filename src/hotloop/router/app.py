@@ -6,6 +6,7 @@ Nothing is proxied that is not in `PATHS` or answered here: this is no way to an
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Mapping
@@ -30,7 +31,7 @@ from hotloop.router.summary import read_id, summarize
 from hotloop.router.tiered import TieredRequests
 from hotloop.router.tiers.config import parse_tiers
 from hotloop.router.tiers.tiers import TierChoice
-from hotloop.router.upstream.wire import Headers, UpstreamRequest, fetch
+from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
 from hotloop.trace.tracer import NullTracer, Tracer
 from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, render_models
 
@@ -144,7 +145,7 @@ class RouterApp:
                 if not await caller.do_unless_gone(self._answer(request, span, caller)):
                     span.hang_up()
         elif path.startswith(tuple(OWNED)):
-            await self._ask_owner(method, path, scope["query_string"], caller)
+            await caller.do_unless_gone(self._ask_owner(method, path, scope["query_string"], caller))
         elif method == "GET" and path == "/metrics":
             await caller.send_whole(200, [(b"content-type", CONTENT_TYPE)], self.metrics.render())
         elif method == "GET":
@@ -194,12 +195,27 @@ class RouterApp:
         prefix = next(each for each in OWNED if path.startswith(each))
         target = path + (f"?{query.decode('latin-1')}" if query else "")
         for replica in self.fleet.possible_owners(path.removeprefix(prefix).partition("/")[0]):
-            request = UpstreamRequest(method, target, replica.headers(caller.headers))
-            status, headers, body = await fetch(replica.upstream, request, self._max_body)
-            if status != 404:
-                await caller.send_whole(status, kept_headers(headers), body)
-                return
+            response = await replica.upstream.send(UpstreamRequest(method, target, replica.headers(caller.headers)))
+            try:
+                if response.status != 404:
+                    await self._hand_on(response, caller)
+                    return
+            finally:
+                await response.aclose()
         raise RouteError(404, OWNED[prefix], f"nobody here knows {path.removeprefix(prefix)!r:.200}, or no longer")
+
+    async def _hand_on(self, response: UpstreamResponse, caller: ClientCall) -> None:
+        """A stream piece by piece. One that breaks off ends early: its client can come back for the rest."""
+        headers = kept_headers(response.headers)
+        if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            await caller.send_whole(response.status, headers, await read_body(response, self._max_body))
+            return
+        head = [*headers, caller.id_header]
+        await caller.send({"type": "http.response.start", "status": response.status, "headers": head})
+        with contextlib.suppress(UpstreamFailed):
+            async for piece in response:
+                await caller.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await caller.send({"type": "http.response.body", "body": b""})
 
     def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
         if path == "/health":

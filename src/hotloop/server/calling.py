@@ -3,7 +3,8 @@
 Everything here is about the request: what a tool call looks like to the model is the tool format's business.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hotloop.chat.tools import ToolChoice, check_tools
@@ -33,6 +34,8 @@ class Calling:
     """What was left out."""
     is_legacy: bool = False
     """Whether they are called functions, and a call is the message's `function_call`."""
+    demanded: frozenset[str] = frozenset()
+    """The tools of which the request says `strict: true`: these are enforced as a whole, or refused."""
 
     @property
     def is_possible(self) -> bool:
@@ -55,11 +58,28 @@ def parse_calling(request: ApiRequest, *, is_strict: bool) -> Calling:
     tools = tuple(_make_tool(tool, is_strict) for tool in given)
     is_parallel = choice.is_parallel is not False and choice.name is None
     chosen = ToolChoice(choice.mode or "auto", choice.name, is_parallel=is_parallel)
-    check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
+    with _older_words(request):
+        check_tools(tools, chosen, schema_field=schema_field, max_name=_MAX_NAMES[request.api])
     allowed = tools if choice.allowed is None else _allow(tools, choice.allowed)
     known = [tool for tool in given if isinstance(tool, ApiTool)]
     places = {tool.flat_name: _place(tool, schema_field) for tool in known}
-    return Calling(tools, allowed, chosen, places, changes, request.is_legacy)
+    demanded = frozenset(tool.flat_name for tool in known if tool.is_strict)
+    return Calling(tools, allowed, chosen, places, changes, request.is_legacy, demanded)
+
+
+@contextmanager
+def _older_words(request: ApiRequest) -> Iterator[None]:
+    """What is wrong is told in the words of who asks."""
+    try:
+        yield
+    except RequestError as error:
+        if not request.is_legacy:
+            raise
+        message, param = (
+            text.replace("tool_choice", "function_call").replace("tools", "functions")
+            for text in (str(error), error.param or "")
+        )
+        raise RequestError(message, param=param) from None
 
 
 def _make_tool(tool: ApiTool | Opaque, is_strict: bool) -> Tool:

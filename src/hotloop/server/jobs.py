@@ -18,7 +18,7 @@ from hotloop.server.holds import Pin
 from hotloop.server.job import Job
 from hotloop.server.options import Options, parse_sampling
 from hotloop.server.service import Service
-from hotloop.server.structure import answer_grammar, parse_constraint
+from hotloop.server.structure import Bound, answer_grammar, parse_constraint
 from hotloop.server.tenants import Caller
 from hotloop.server.thinking import ThinkingWish, parse_wish
 from hotloop.server.turns import HintedMessages, find_pins, parse_transcript
@@ -36,11 +36,11 @@ def make_job(
 ) -> Job:
     """`is_silent`: the prompt is only prefilled. The engine cannot say nothing, so it says one token to nobody."""
     calling, transcript = parse_calling(request, is_strict=service.strict_tools), parse_transcript(request)
-    grammar = None if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
+    bound = Bound() if is_silent else answer_grammar(parse_constraint(request, options), calling, service)
     wish = parse_wish(request, service.template_source, service.max_thinking)
     conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
-    if grammar and conversation.begun:
-        grammar = replace(grammar, begun=conversation.begun)
+    if conversation.begun:
+        bound = bound.go_on_from(conversation.begun)
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
     prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -67,21 +67,22 @@ def make_job(
             must_call=calling.is_required,
             is_thinking=thinking is not None and thinking.is_open,
         )
+    inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
         prompt_param=request.turns_param,
         prompts=[prompt],
         sampling=sampling,
-        grammar=grammar,
+        grammar=bound.grammar,
+        inquiry=inquiry,
         thinking=thinking,
-        inquiry=service.explainer.inquire([prompt], caller, options.compared_with),
         caller=caller,
         calling=calling,
         pins=pins,
         has_results=service.keeper.begin(messages),
         num_choices=options.num_choices,
-        parser=parser,
+        parser=bound.watch(parser, inquiry),
         is_stream=request.is_stream,
         has_usage=request.has_usage,
         is_silent=is_silent,

@@ -18,6 +18,7 @@ from hotloop.server.border import read_json
 from hotloop.server.delivery import EventBridge
 from hotloop.server.explain.inquiry import Explainer
 from hotloop.server.holds import Keeper
+from hotloop.server.loose import Loosener
 from hotloop.server.metrics import Metrics
 from hotloop.server.options import Options, decode, parse_priority
 from hotloop.server.spans import RequestRecorder
@@ -45,6 +46,7 @@ class Service:
         thinking = choose_thinking(engine.template, engine.tokenizer, config.thinking_format)
         self.prompts = Prompts(engine.template, engine.tokenizer, self.tool_format, rules, thinking)
         self.template_source = engine.template.source if engine.template else ""
+        self.loosener = Loosener(self.tool_format, engine.tokenizer, engine.grammars)
         self.bridge = EventBridge(engine, self.metrics)
         self.keeper = Keeper(engine)
         self.explainer = Explainer(

@@ -3,25 +3,31 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
+from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
-from hotloop.core.grammar import Grammar, json_schema
+from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
+from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
+from hotloop.server.explain.inquiry import Inquiry
+from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell
 from hotloop.server.options import Options
 from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
 
-_SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format.schema"}
+_SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
+_SCHEMA_FIELDS = {"chat": "json_schema.schema", "responses": "schema", "messages": "schema"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
 _UNMARKED = frozenset({"llama3"})
+_WITHOUT = "it is enforced as far as possible, and what comes is checked afterwards"
 _MAX_BLAMED = 16  # tools looked at one by one when something is wrong with one of them
 
 
@@ -31,6 +37,33 @@ class Constraint:
 
     param: str
     grammar: Grammar
+    schema: Any = None
+    """The schema it was made from, where less of it may be enforced than it says."""
+    dropped: tuple[str, ...] = ()
+    """What of it is not enforced."""
+    remedy: str = ""
+    """What the caller may do where it cannot be enforced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What holds an answer: its grammar, what that does not enforce, and what is checked afterwards instead."""
+
+    grammar: Grammar | None = None
+    changes: tuple[str, ...] = ()
+    checks: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """For a tool's name, or the answer itself: the field its schema came in, and the schema."""
+
+    begun: str = ""
+    """What the answer begins with, in the prompt."""
+
+    def go_on_from(self, begun: str) -> "Bound":
+        return replace(self, grammar=self.grammar and replace(self.grammar, begun=begun), begun=begun)
+
+    def watch(self, parser: Callable[[], CallParser], inquiry: Inquiry) -> Callable[[], CallParser]:
+        """The parser, with what it finds checked. What is not enforced is told at once, what is broken when it is."""
+        inquiry.tell(*self.changes)
+        return (lambda: CheckedParser(parser(), self.checks, inquiry.tell, self.begun)) if self.checks else parser
 
 
 def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None:
@@ -41,28 +74,87 @@ def parse_constraint(request: ApiRequest, options: Options) -> Constraint | None
     if len(fields) > 1:
         raise RequestError(f"{fields[0][0]} and {fields[1][0]} cannot be given together", param=fields[1][0])
     [(param, kind, value)] = fields
-    with _blaming(param):
-        return Constraint(param, _parse_grammar(kind, value))
+    is_shape = request.shape is not None and kind == "json" and request.api != "messages"
+    remedy = f"; with strict: false {_WITHOUT}" if is_shape else ""
+    with _blaming(param, remedy):
+        if is_shape and request.shape and request.shape.about.get("strict") is False:
+            schema, dropped = loosen(value)
+            return Constraint(param, json_schema(schema), value, dropped)
+        return Constraint(param, _parse_grammar(kind, value), remedy=remedy)
 
 
-def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service) -> Grammar | None:
-    """What the answer must look like; `wanted` is what the request demands of one that is not a call. Compiled on this
-    thread, so that the engine finds it done. Raises RequestError that names the one tool at fault."""
-    tool_format, tokenizer = service.tool_format, service.engine.tokenizer
+def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service) -> Bound:
+    """What holds the answer; `wanted` is what the request wants of one that is not a call. Compiled on this thread, so
+    that the engine finds it done. Raises RequestError that names the one tool at fault."""
+    binding = _Binding(wanted, calling, service)
     try:
-        ordered = replace(calling, allowed=service.prompts.order(calling.allowed))
-        constraint = constrain(wanted, ordered, tool_format, tokenizer)
-        if constraint:
-            with _blaming(constraint.param):
-                service.engine.grammars.prepare(constraint.grammar)
-        return constraint.grammar if constraint else None
+        return binding.make()
     except RequestError:
-        for tool in calling.allowed[:_MAX_BLAMED] if calling.is_possible else ():
-            with _blaming(calling.places[tool.name]):
-                grammar = tool_format.grammar([tool], ToolChoice("required", tool.name), tokenizer)
-                assert grammar, "calls that must come have a grammar"
-                service.engine.grammars.prepare(grammar)
+        binding.loosen()
+    try:
+        return binding.make()
+    except RequestError:
+        binding.blame()
         raise
+
+
+class _Binding:
+    """Makes the grammar of an answer from what is asked of it and the tools as far as they can be enforced."""
+
+    def __init__(self, wanted: Constraint | None, calling: Calling, service: Service) -> None:
+        self._wanted, self._calling, self._service = wanted, calling, service
+        self._tools = {tool.name: self._loosen(tool) for tool in calling.allowed} if calling.is_possible else {}
+
+    def make(self) -> Bound:
+        service, calling = self._service, self._calling
+        tools = [loosened.tool for loosened in self._tools.values()]
+        ordered = replace(calling, allowed=service.prompts.order(tools)) if tools else calling
+        constraint = constrain(self._wanted, ordered, service.tool_format, service.engine.tokenizer)
+        if constraint:
+            with _blaming(constraint.param, constraint.remedy):
+                service.engine.grammars.prepare(constraint.grammar)
+        return Bound(constraint.grammar if constraint else None, *self._told())
+
+    def loosen(self) -> None:
+        """Something does not compile: enforce less of what need not be enforced."""
+        if self._wanted and self._wanted.schema is not None:
+            try:
+                self._service.engine.grammars.prepare(self._wanted.grammar)
+            except RequestError:
+                self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
+        if self._calling.is_possible:
+            self._tools = {tool.name: self._loosen(tool, is_tried=True) for tool in self._calling.allowed}
+
+    def _loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
+        if not tool.is_strict or tool.name in self._calling.demanded:
+            return Loosened(tool)
+        with _blaming(self._calling.places[tool.name]):
+            return self._service.loosener.loosen(tool, is_tried=is_tried)
+
+    def _told(self) -> tuple[tuple[str, ...], dict[str, tuple[str, Any]]]:
+        changes, checks = [], {}
+        if self._wanted and self._wanted.dropped:
+            changes.append(f"{self._wanted.param}: {tell(self._wanted.dropped)}")
+            checks[ANSWER] = self._wanted.param, self._wanted.schema
+        for tool in self._calling.allowed:
+            if (loosened := self._tools.get(tool.name)) and loosened.dropped:
+                param = self._calling.places[tool.name]
+                changes.append(f"{param}: {tell(loosened.dropped)}")
+                checks[tool.name] = param, tool.parameters
+        return tuple(changes), checks
+
+    def blame(self) -> None:
+        """Raise what is wrong with one tool alone, if that is what is wrong."""
+        for name, loosened in [*self._tools.items()][:_MAX_BLAMED]:
+            with _blaming(
+                self._calling.places[name],
+                f"; without strict: true {_WITHOUT}" if name in self._calling.demanded else "",
+            ):
+                grammar = self._service.tool_format.grammar(
+                    [loosened.tool], ToolChoice("required", name), self._service.engine.tokenizer
+                )
+                assert grammar, "calls that must come have a grammar"
+                self._service.engine.grammars.prepare(grammar)
 
 
 def constrain(
@@ -89,19 +181,25 @@ def either(calls: Grammar, answer: Grammar) -> Grammar:
 
 
 @contextmanager
-def _blaming(param: str) -> Iterator[None]:
+def _blaming(param: str, remedy: str = "") -> Iterator[None]:
     """What is wrong with a grammar is wrong with the field it came in."""
     try:
         yield
+    except MalformedSchema as error:
+        raise MalformedSchema(f"{param}: {error}", param=param) from None
     except RequestError as error:
-        raise RequestError(f"{param}: {error}", param=param) from None
+        raise RequestError(f"{param}: {error}{remedy}", param=param) from None
 
 
 def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[str, str, Any]]:
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
-        kind = "json_object" if request.shape.schema is None else "json"
-        yield _SHAPE_PARAMS[request.api], kind, request.shape.schema
+        param, schema = _SHAPE_PARAMS[request.api], request.shape.schema
+        yield (
+            (param, "json_object", None)
+            if schema is None
+            else (f"{param}.{_SCHEMA_FIELDS[request.api]}", "json", schema)
+        )
     if options.structured_outputs:
         for kind in ("json", "json_object", "regex", "choice", "grammar"):
             if value := getattr(options.structured_outputs, kind):

@@ -148,12 +148,20 @@ def make_request(ask: Ask, model: str, *, has_cache_key: bool = False) -> ApiReq
     )
 
 
+# OpenAI refuses these where strict is said, and hotloop what it cannot keep to of them.
+_NOT_STRICT = {"allOf", "contains", "dependentRequired", "dependentSchemas", "if", "not", "oneOf", "propertyNames"}
+_NOT_STRICT |= {"dependencies", "patternProperties", "uniqueItems", "unevaluatedProperties"}
+
+
 def is_closed(schema: Any) -> bool:
-    """Whether OpenAI takes a schema as a strict one: every object lists all it may have, and must have it."""
+    """Whether OpenAI takes a schema as a strict one: every object lists all it may have, and must have it; and there is
+    nothing that no grammar keeps to."""
     if isinstance(schema, list):
         return all(map(is_closed, schema))
     if not isinstance(schema, Mapping):
         return True
+    if schema.keys() & _NOT_STRICT:
+        return False
     if schema.get("type") == "object":
         properties = schema.get("properties") or {}
         if schema.get("additionalProperties") is not False or set(schema.get("required") or ()) != set(properties):

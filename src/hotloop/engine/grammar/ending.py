@@ -1,12 +1,16 @@
 """How an answer that runs out of room can still be closed: a short way from here to a complete one.
 
 A walk that never looks back: close what is open, else write the least value that is asked for, else try characters in
-turn, those tried least first, until the grammar leads on. Knows JSON and tags by their brackets, and no rule of them.
+turn, those tried least first, until the grammar leads on. Knows JSON and tags by their brackets, and no rule of them;
+of patterns only the words that stand in them, which no characters in turn would spell.
 """
 
+import json
+import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +23,12 @@ _SEPARATORS = (", ", ",", ": ", ":")
 _VALUES = '0"[{nft123456789-' + string.punctuation + string.ascii_letters + " \n"
 _TEXT = "a0@.-:/_ " + string.ascii_letters + string.digits + string.punctuation + "\n"
 _MAX_WORDS = 256  # of an ending: the engine's loop waits for it
+_MAX_HINTS = 32
+_PATTERN = re.compile(r'"pattern":("(?:[^"\\]|\\.)*")')
+# What stands for many characters or for none; a repetition; a character that is escaped, or not.
+_PIECES = re.compile(
+    r"(\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[^:=!)]*[:=!]?|\\[a-zA-Z0-9]|[()^$.|])|([*+?]|\{\d+,?\d*\})|\\(.)|(.)", re.DOTALL
+)
 _MAX_TRIED = 64  # tokens looked at where no plain character may come
 
 Word = tuple[int, ...]
@@ -36,19 +46,42 @@ class Walker(Protocol):
     def rollback(self, num_tokens: int) -> None: ...
 
 
+def find_hints(text: str) -> tuple[str, ...]:
+    """The words that the patterns in a grammar's text are made of, in their order."""
+    hints: dict[str, None] = {}
+    for pattern in _PATTERN.findall(text):
+        with suppress(ValueError):  # a grammar that a caller wrote may only look like JSON
+            hints |= dict.fromkeys(json.dumps(word)[1:-1] for word in _words_of(json.loads(pattern)))
+    return tuple(hints)[:_MAX_HINTS]
+
+
+def _words_of(pattern: str) -> Iterator[str]:
+    word = ""
+    for apart, repeated, escaped, char in _PIECES.findall(pattern):
+        if repeated in ("*", "?"):
+            word = word[:-1]  # it need not be there
+        if (apart or repeated) and word:
+            yield word
+        word = "" if apart or repeated else word + (escaped or char)
+    if word:
+        yield word
+
+
 class Endings:
     def __init__(self, spell: Callable[[str], list[int]], eos_ids: frozenset[int]) -> None:
         def words(texts: Iterable[str]) -> list[Word]:
             spelt = [tuple(spell(text)) for text in dict.fromkeys(texts)]
             return [word for word in spelt if word]  # not every vocabulary has every character
 
+        self._words = words
         self._eos_ids = eos_ids
         self._tags, self._brackets, self._separators = words(_TAGS), words(_BRACKETS), words(_SEPARATORS)
         self._values, self._text = words(_VALUES), words(_TEXT)
         [self._quote, self._letter] = [tuple(spell(text)) for text in '"x']
 
-    def find(self, walker: Walker, max_tokens: int) -> list[int] | None:
+    def find(self, walker: Walker, max_tokens: int, hints: Iterable[str] = ()) -> list[int] | None:
         """At most so many tokens that complete the answer; None if none were found. The walker goes along."""
+        hinted = self._words(hints)
         path: list[int] = []
         tried: Counter[Word] = Counter()
         word: Word | None = None
@@ -66,7 +99,7 @@ class Endings:
                 continue
             if walker.is_complete:
                 return path
-            word = self._choose(walker, tried, may_close=word != self._quote)
+            word = self._choose(walker, tried, hinted, may_close=word != self._quote)
             if word is None:
                 return None
             for token_id in word:
@@ -75,7 +108,9 @@ class Endings:
             tried[word] += 1
         return None
 
-    def _choose(self, walker: Walker, tried: "Counter[Word]", *, may_close: bool) -> Word | None:
+    def _choose(
+        self, walker: Walker, tried: "Counter[Word]", hinted: Iterable[Word], *, may_close: bool
+    ) -> Word | None:
         mask = walker.mask().tobytes()
         is_text = _begins(mask, self._letter)  # outside its strings JSON has no x
         closers = [*self._tags, *([] if is_text else [*self._brackets, *self._separators])]
@@ -85,7 +120,8 @@ class Endings:
         sure = next((word for word in closers if _begins(mask, word) and _takes(walker, word)), None)
         if sure is not None:
             return sure
-        likely = [word for word in (self._text if is_text else self._values) if _begins(mask, word)]
+        known = [*hinted, *(self._text if is_text else self._values)]
+        likely = [word for word in known if _begins(mask, word)]
         words = [word for word in likely if len(word) == 1 or _takes(walker, word)]
         return min(words or _allowed(mask), key=lambda word: tried[word], default=None)
 

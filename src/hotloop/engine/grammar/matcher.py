@@ -21,6 +21,7 @@ from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar
 from hotloop.core.recent import RecentDict
 from hotloop.engine.grammar.compiler import Compiler, first_line
+from hotloop.engine.grammar.ending import find_hints
 from hotloop.models.tokenizer import Tokenizer
 
 _MANY = 8  # masks, from which on it pays to share them out
@@ -29,8 +30,11 @@ _MANY = 8  # masks, from which on it pays to share them out
 class Matcher:
     """One request's place in its grammar. Used by one thread at a time."""
 
-    def __init__(self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: LLMatcher, compiler: Compiler, forget: Callable[[], None], hints: tuple[str, ...] = ()
+    ) -> None:
         self._inner = inner
+        self._hints = hints
         self._compiler = compiler
         self._forget = forget
         self.eos_id = compiler.eos_id
@@ -113,7 +117,7 @@ class Matcher:
             return [] if self.has_ended else None
         copy = Matcher(self._inner.deep_copy(), self._compiler, self._forget)
         copy._run, copy._at = self._run, self._at
-        return self._compiler.endings.find(copy, max_tokens)
+        return self._compiler.endings.find(copy, max_tokens, self._hints)
 
     def _forced_run(self) -> list[int]:
         if self._run is None:
@@ -170,6 +174,7 @@ class _Shape:
     """A grammar's place in the table, where its parser is or will be."""
 
     parser: "Future[LLMatcher]" = field(default_factory=Future)
+    hints: tuple[str, ...] = ()  # words of its patterns, which an ending may need
     is_fresh: bool = True  # whether nobody has used it yet: its first user counts as the miss
 
 
@@ -197,7 +202,7 @@ class Grammars:
         token_ids = compiler.spell(begun) if begun else []
         if token_ids and parser.try_consume_tokens(token_ids) < len(token_ids):
             raise RequestError("what the answer begins with does not fit what it must look like")
-        return Matcher(parser, compiler, lambda: self._forget(grammar, shape))
+        return Matcher(parser, compiler, lambda: self._forget(grammar, shape), shape.hints)
 
     def prepare(self, grammar: Grammar) -> _Shape:
         """Compile a grammar on the calling thread, if it is new. Raises `RequestError` if it cannot be used."""
@@ -211,6 +216,7 @@ class Grammars:
             self._kept[grammar] = shape
         if is_new:
             try:
+                shape.hints = find_hints(grammar.text)
                 shape.parser.set_result(compiler.compile(grammar))
             except BaseException as error:
                 self._forget(grammar, shape)

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from hotloop.core.errors import Overloaded, RequestError
 from hotloop.core.grammar import Grammar
+from hotloop.core.rewrite import EXACT_FORMATS
 
 MAX_CPU_S = 1
 MAX_MEMORY_BYTES = 1 << 30  # of addresses, most of which are never used
@@ -40,6 +41,9 @@ _QUICK = re.compile(
 )
 
 
+_OWN_PATTERNS = [f'"pattern":{json.dumps(pattern)}' for pattern in EXACT_FORMATS.values()]
+
+
 def build(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     """The parser at its beginning; in error if the grammar is wrong, cannot begin, or cannot take a token back."""
     matcher = LLMatcher(vocabulary, _WRAPPERS[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
@@ -59,7 +63,10 @@ def is_plain(grammar: Grammar) -> bool:
     """Whether a grammar is small and has nothing in it that could take long."""
     if grammar.kind == "regex" or len(grammar.text) > _MAX_PLAIN_BYTES:
         return False
-    return not _COSTLY.search(_QUICK.sub("", grammar.text))
+    text = grammar.text
+    for pattern in _OWN_PATTERNS:
+        text = text.replace(pattern, "")
+    return not _COSTLY.search(_QUICK.sub("", text))
 
 
 class Trial:

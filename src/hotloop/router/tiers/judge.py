@@ -1,30 +1,18 @@
 """Whether a whole chat completion will do, or a larger model should be asked. Pure: an answer, its request, a verdict.
 
-Invalid is what a client could not use: cut off, empty, JSON that does not parse or lacks what its schema requires, a
-call that nobody offered. Values are not judged, and schemas only by type, `required` and `enum`: a server that
-constrains its answers sees to the rest, and one that does not fails mostly at these. Not a whole validator: schemas are
-the client's, and one with patterns, branches or references could hold up everybody; this is linear in the answer.
+Invalid is what a client could not use: cut off, empty, JSON that does not parse or does not follow its schema, a call
+that nobody offered.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hotloop.border.json_schema import find_misfit
 from hotloop.router.tiers.config import CascadeConfig
 from hotloop.router.tiers.features import has_shape
 
 Json = Mapping[str, Any]
-
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "null": type(None),
-}
-_MAX_DEPTH = 32
 
 
 def judge(answer: Json | None, request: Json, config: CascadeConfig) -> str:
@@ -113,41 +101,7 @@ def _fault_of_text(text: str, request: Json) -> str:
 
 def _fault_of_json(text: str, schema: Json, what: str, verb: str) -> str:
     try:
-        misfit = _find_misfit(json.loads(text), schema)
+        misfit = find_misfit(json.loads(text), schema)
     except (ValueError, RecursionError):
         return f"{what} {verb} not JSON"
     return f"{what}: {misfit}" if misfit else ""
-
-
-def _find_misfit(value: Any, schema: Any, path: str = "", depth: int = 0) -> str:
-    """Where a value has not the shape its schema asks for; empty if it has, as far as is looked at."""
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return ""
-    if not _is_of_type(value, schema.get("type")):
-        return f"{path or 'it'} is no {schema['type']}"
-    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
-        return f"{path or 'it'} is none of its values"
-    inner: list[tuple[str, Any, Any]] = []
-    if isinstance(value, dict):
-        required, properties = schema.get("required"), schema.get("properties")
-        for key in required if isinstance(required, list) else ():
-            if key not in value:
-                return f"{path}.{key} is missing".removeprefix(".")
-        known = properties if isinstance(properties, dict) else {}
-        inner = [(f"{path}.{key}".removeprefix("."), item, known.get(key)) for key, item in value.items()]
-    elif isinstance(value, list):
-        inner = [(f"{path}[{i}]", item, schema.get("items")) for i, item in enumerate(value)]
-    return next(filter(None, (_find_misfit(item, known, place, depth + 1) for place, item, known in inner)), "")
-
-
-def _is_of_type(value: Any, name: Any) -> bool:
-    """True is an integer to Python, not to JSON; 1.0 is one to JSON Schema. A type that is not known fits."""
-    if isinstance(name, list):
-        return any(_is_of_type(value, each) for each in name)
-    if not isinstance(name, str) or name not in _TYPES:
-        return True
-    if isinstance(value, bool):
-        return name == "boolean"
-    if name == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[name])

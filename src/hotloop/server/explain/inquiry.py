@@ -85,10 +85,16 @@ class Inquiry:
         self._answer_id = ""
         self._num_open = 0
         self._accounts: list[PromptAccount] = []  # once there is nothing to add
+        self._told: list[str] = []
 
     @property
     def changes(self) -> list[str]:
-        return [*dict.fromkeys(change for question in self._questions for change in question.prompt.changes)]
+        made = (change for question in self._questions for change in question.prompt.changes)
+        return [*dict.fromkeys([*made, *self._told])]
+
+    def tell(self, *changes: str) -> None:
+        """What else is done otherwise than was asked for."""
+        self._told += changes
 
     def begin(self, answer_id: str, requests: Sequence[Request]) -> None:
         if self._explainer:

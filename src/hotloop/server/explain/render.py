@@ -65,7 +65,7 @@ def _render_work(usages: Sequence[Usage], inquiry: Inquiry) -> Json:
     work = {name: sum(getattr(usage, field) for usage in usages) for name, field in _WORK.items()}
     waits = {wait: max(usage.waits_s.get(wait, 0.0) for usage in usages) for wait in Wait}
     waits_ms = {wait.value: round(1000 * wait_s) for wait, wait_s in waits.items() if wait_s >= 0.0005}
-    return {**work, "waits_ms": waits_ms, **_render_prompts(inquiry)}
+    return {**work, "waits_ms": waits_ms, **_render_prompts(inquiry), **present(changes=inquiry.changes or None)}
 
 
 def _render_prompts(inquiry: Inquiry) -> Json:
@@ -76,7 +76,7 @@ def _render_prompts(inquiry: Inquiry) -> Json:
     for account in accounts:
         for cause in account.causes:
             causes[cause.reason] += cause.num_tokens
-    return {**_render_counts(accounts), "causes": +causes, **present(changes=inquiry.changes or None)}
+    return {**_render_counts(accounts), "causes": +causes}
 
 
 def render_explanation(explanation: Explanation, viewer: Caller, explainer: Explainer) -> Json:

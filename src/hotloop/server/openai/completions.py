@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from hotloop.chat.prompt import Prompt, Prompts
+from hotloop.chat.stream import PlainText
 from hotloop.core.errors import RequestError
 from hotloop.core.request import TokenLogprob
 from hotloop.models.tokenizer import Tokenizer
@@ -48,17 +49,19 @@ def _make_job(body: Json, http: HttpRequest) -> "tuple[Job, CompletionRenderer]"
     caller, tokenizer = service.caller(http, request, options), service.engine.tokenizer
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     sampling = parse_sampling(request, options, tokenizer.vocab_size, max_tokens=max_tokens, logprobs=options.logprobs)
-    grammar = answer_grammar(parse_constraint(request, options), Calling(), service)
+    bound = answer_grammar(parse_constraint(request, options), Calling(), service)
     prompts = _parse_prompts(options, service.prompts, caller.scope)
+    inquiry = service.explainer.inquire(prompts, caller, options.compared_with)
     job = Job(
         endpoint="completions",
         prompt_param="prompt",
         prompts=prompts,
         num_choices=options.num_choices,
         sampling=sampling,
-        grammar=grammar,
-        inquiry=service.explainer.inquire(prompts, caller, options.compared_with),
+        grammar=bound.grammar,
+        inquiry=inquiry,
         caller=caller,
+        parser=bound.watch(PlainText, inquiry),
         is_stream=request.is_stream,
         has_usage=request.has_usage,
     )

@@ -1,0 +1,175 @@
+"""Schemas that no grammar can keep to as a whole: the answer is constrained as far as possible, and checked afterwards.
+
+What is not enforced is told with the answer, and once in the log. A tool is never refused for its schema here: what the
+compiler does not take of it is left out, down to any JSON object.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotloop.border.json_schema import find_misfit
+from hotloop.chat.formats import ToolFormat
+from hotloop.chat.stream import CallParser
+from hotloop.chat.tools import ToolChoice
+from hotloop.core.errors import RequestError
+from hotloop.core.grammar import loosen
+from hotloop.core.message import Tool
+from hotloop.core.recent import RecentDict
+from hotloop.core.stream import CallClosed, CallDelta, CallOpened, StreamEvent, TextDelta
+from hotloop.engine.grammar.matcher import Grammars
+from hotloop.models.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+ANSWER = ""
+"""In place of a tool's name: the answer that is not a call."""
+
+_MAX_TOLD = 8  # of what is not enforced in one schema
+_MAX_KEPT = 1024
+_WORDS = ("$schema", "$id", "title", "description", "examples", "default")
+_PLAIN = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Loosened:
+    """A tool as far as a grammar can keep to it, and what it cannot keep to."""
+
+    tool: Tool
+    dropped: tuple[str, ...] = ()
+
+
+class Loosener:
+    """Finds how much of a tool's schema can be enforced, once for each. Used by all threads that make jobs."""
+
+    def __init__(self, tool_format: ToolFormat, tokenizer: Tokenizer, grammars: Grammars) -> None:
+        self._format = tool_format
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._lock = threading.Lock()
+        self._kept: RecentDict[str, Loosened] = RecentDict(_MAX_KEPT)
+
+    def loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
+        """`is_tried`: what is left is compiled, since something did not. Otherwise it is only looked at."""
+        key = json.dumps([tool.name, tool.parameters])
+        with self._lock:
+            known = self._kept.get(key)
+        if known and not is_tried:
+            return known
+        found = self._try(tool) if is_tried else _look_at(tool)
+        if found.dropped and (not known or found.dropped != known.dropped):
+            log.warning("tool %s: %s", tool.name, tell(found.dropped))
+        with self._lock:
+            self._kept[key] = found
+        return found
+
+    def _try(self, tool: Tool) -> Loosened:
+        """The first that compiles of ever looser ones."""
+        return next(found for found in self._looser(tool) if self._compiles(found.tool))
+
+    def _looser(self, tool: Tool) -> Iterator[Loosened]:
+        found = _look_at(tool)
+        yield found
+        schema, dropped = found.tool.parameters, found.dropped
+        dropped += tuple(repr(key) for key in schema if key not in _PLAIN and key not in _WORDS)
+        plain = {key: value for key, value in schema.items() if key in _PLAIN}
+        if plain.get("additionalProperties") is False:
+            plain["required"] = [name for name in plain.get("required", ()) if name in plain.get("properties", {})]
+            dropped += ("'required'",) if plain["required"] != schema.get("required", []) else ()
+        yield Loosened(replace(tool, parameters=plain), dropped)
+        properties = dict(plain.get("properties", {}))
+        for name in properties:
+            alone = replace(tool, parameters={**plain, "properties": {name: properties[name]}, "required": []})
+            if not self._compiles(alone):
+                properties[name] = _outline(properties[name])
+                dropped += (f"properties.{name}",)
+        yield Loosened(replace(tool, parameters={**plain, "properties": properties}), dropped)
+        yield Loosened(replace(tool, is_strict=False), ("the whole schema",))
+        raise RequestError(f"the tool {tool.name!r} cannot be called in this model's format", param="tools")
+
+    def _compiles(self, tool: Tool) -> bool:
+        try:
+            grammar = self._format.grammar([tool], ToolChoice("required", tool.name), self._tokenizer)
+            assert grammar, "calls that must come have a grammar"
+            self._grammars.prepare(grammar)
+        except RequestError:
+            return False
+        return True
+
+
+def _look_at(tool: Tool) -> Loosened:
+    schema, dropped = loosen(tool.parameters)
+    return Loosened(replace(tool, parameters=schema) if dropped else tool, dropped)
+
+
+def _outline(schema: Any) -> Any:
+    """No more than the type."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    return {"type": kind} if kind in ("string", "integer", "number", "boolean", "array", "object") else True
+
+
+def tell(dropped: tuple[str, ...]) -> str:
+    more = f" and {len(dropped) - _MAX_TOLD} more" if len(dropped) > _MAX_TOLD else ""
+    told = ", ".join(f"{each:.200}" for each in dropped[:_MAX_TOLD])
+    return f"not enforced, but checked afterwards: {told}{more}"
+
+
+class CheckedParser:
+    """A parser that looks at what it has parsed: calls and answers that break what was not enforced are told."""
+
+    def __init__(
+        self,
+        inner: CallParser,
+        checks: Mapping[str, tuple[str, Any]],
+        on_change: Callable[[str], None],
+        begun: str = "",
+    ) -> None:
+        self._inner = inner
+        self._checks = checks
+        self._on_change = on_change
+        self._names: dict[int, str] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._answer = [begun] if begun else []
+
+    @property
+    def num_calls(self) -> int:
+        return self._inner.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self._inner.is_calling
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return self._seen(self._inner.push(text))
+
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        events = self._seen(self._inner.finish(is_cut=is_cut))
+        if ANSWER in self._checks and self._answer and not self._inner.num_calls and not is_cut:
+            self._check(ANSWER, "the answer does", "".join(self._answer))
+        return events
+
+    def _seen(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        for event in events:
+            match event:
+                case TextDelta(text) if ANSWER in self._checks:
+                    self._answer.append(text)
+                case CallOpened(index, _, name) if name in self._checks:
+                    self._names[index], self._texts[index] = name, []
+                case CallDelta(index, arguments) if index in self._names:
+                    self._texts[index].append(arguments)
+                case CallClosed(index) if index in self._names:
+                    name = self._names.pop(index)
+                    self._check(name, f"the arguments of {name} do", "".join(self._texts.pop(index)))
+        return events
+
+    def _check(self, name: str, subject: str, text: str) -> None:
+        param, schema = self._checks[name]
+        try:
+            misfit = find_misfit(json.loads(text), schema)
+        except (ValueError, RecursionError):
+            misfit = "not JSON"
+        if misfit:
+            self._on_change(f"{param}: {subject} not follow the schema: {misfit}")
