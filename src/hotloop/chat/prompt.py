@@ -106,6 +106,7 @@ class Prompts:
             changes += ("tools: put into a canonical order",)
         reword = partial(self._word, conversation)
         messages, text, verbatim = self._word_verbatim(messages, tools, reword)
+        changes += _left_out(conversation.messages, text)
         encoded = self._splicer.encode(text, scope=scope)
 
         def spans() -> tuple[PromptSpan, ...]:
@@ -136,11 +137,15 @@ class Prompts:
         self, tools: Sequence[Tool], *, can_call: bool = True, must_call: bool = False, is_thinking: bool = False
     ) -> CallParser:
         """The parser for an answer, which may begin in a thought; what it finds is known again when it comes back."""
-        make = partial(self._format.parser, tools) if can_call and self._format else PlainText
+
+        def make() -> CallParser:
+            if not can_call or not self._format:
+                return PlainText()
+            parser = self._format.parser(tools)
+            return self._calls.watch(parser) if self._rules.exact_turns else parser
+
         parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
-        if must_call:
-            parser = CallsOnly(parser)
-        return self._calls.watch(parser) if self._rules.exact_turns and can_call else parser
+        return CallsOnly(parser) if must_call else parser
 
     def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:
         """How an answer to this prompt thinks; None if the model does not."""
@@ -186,6 +191,15 @@ class Prompts:
         if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
             worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
         return worded + conversation.begun
+
+
+def _left_out(messages: Turns, text: str) -> tuple[str, ...]:
+    """Most templates have no place for thoughts that are older than the user's last words."""
+    return tuple(
+        f"messages[{i}]: the chat template leaves out what it thought"
+        for i, message in enumerate(messages)
+        if any(thought.shown.strip() not in text for thought in message.thoughts)
+    )
 
 
 def _as_given(places: Iterable[PromptPlace], tools: Tools, given: Tools) -> list[PromptPlace]:

@@ -32,9 +32,11 @@ class _Answer:
     """Whether the template has other words for it; None until that was tried."""
 
     def matches(self, message: Message) -> bool:
-        """Whether the message says what this answer said; its calls may have got their ids from another API."""
+        """Whether the message says what this answer said; its calls may have got their ids from another API, and space
+        behind a thought is not content."""
         same_calls = [(call.name, call.arguments) for call in message.tool_calls]
-        return message.content == self.content and same_calls == [(call.name, call.arguments) for call in self.calls]
+        content = self.content.lstrip() if message.thoughts else self.content
+        return message.content == content and same_calls == [(call.name, call.arguments) for call in self.calls]
 
 
 class WrittenCalls:
@@ -82,7 +84,8 @@ class WrittenCalls:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
         if answer is None or not answer.matches(message):
             return message
-        plain = replace(message, content=answer.text, tool_calls=())
+        text = answer.text.lstrip() if message.thoughts else answer.text  # the template has the space behind a thought
+        plain = replace(message, content=text, tool_calls=())
         if answer.is_reworded is None:
             answer.is_reworded = _is_reworded(word, message, plain)
         return plain if answer.is_reworded else message

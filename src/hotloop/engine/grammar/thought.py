@@ -73,7 +73,8 @@ class ThoughtMatcher(Matcher):
     def is_complete(self) -> bool:
         if self.has_ended or self._answer is None:
             return True
-        return self._is_at_answer and self._answer.is_complete
+        with self._opening_as_answer() as is_possible:
+            return is_possible and self._state.phase is not Phase.THOUGHT and self._answer.is_complete
 
     def mask(self) -> Mask:
         known = self._known_mask()
@@ -153,17 +154,19 @@ class ThoughtMatcher(Matcher):
     def ending(self, max_tokens: int) -> list[int] | None:
         if self.has_ended or self._answer is None:
             return []
-        rest = self._state.run
-        if self._state.phase is Phase.THOUGHT and not rest:
-            rest = self._rest_of_closing() + self._thinking.gap_ids
-        if self._state.num_opened or len(rest) > max_tokens:
-            return None
-        more = self._answer.ending(max_tokens - len(rest))
+        with self._opening_as_answer() as is_possible:
+            rest = self._rest_of_thought(is_possible)
+            more = self._answer.ending(max_tokens - len(rest)) if len(rest) <= max_tokens else None
         return None if more is None else [*rest, *more]
 
-    @property
-    def _is_at_answer(self) -> bool:
-        return self._state.phase is not Phase.THOUGHT and not self._state.num_opened
+    def _rest_of_thought(self, may_answer: bool) -> tuple[int, ...]:
+        """What must be written before an answer can be; the least of it."""
+        state, thinking = self._state, self._thinking
+        if state.run or state.phase is Phase.ANSWER or (state.phase is Phase.BEFORE and may_answer):
+            return state.run
+        if state.phase is Phase.THOUGHT:
+            return self._rest_of_closing() + thinking.gap_ids
+        return thinking.opening_ids[state.num_opened :] + thinking.closing_ids + thinking.gap_ids
 
     def _after(self, token_id: int) -> _State:
         state = self._state
