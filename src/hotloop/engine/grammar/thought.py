@@ -254,8 +254,10 @@ class ThoughtCounter:
             self._is_thinking = self._closing not in tail
             self._tail = tail[-len(self._closing) :] if self._is_thinking else b""
             return True
-        before, opening, _ = tail.partition(self._opening)
-        is_blank = not before.rpartition(b"\n")[2].strip()
-        self._is_thinking = bool(opening) and (is_blank or self._is_special)
-        self._tail = b"" if self._is_thinking else tail[-_MAX_LINE:]
+        line, opening, behind = tail.partition(self._opening)
+        if not opening:
+            self._tail = tail.rpartition(b"\n")[2][-_MAX_LINE:]
+            return False
+        self._is_thinking = self._is_special or not line.strip()
+        self._tail = b"" if self._is_thinking else b"." + behind  # the line is not blank
         return self._is_thinking
