@@ -63,6 +63,10 @@ $(CLIENTS)/.installed: Makefile
 	    openai-agents 'pydantic-ai-slim[openai]' litellm instructor 'smolagents[openai]'
 	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
 	    @openai/codex openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod || echo "install npm to run the clients of Node"
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm opencode-ai \
+	    || echo "OpenCode is not to be had for this machine"
+	@$(PYTHON) -m venv --clear $(CLIENTS)/aider  # which wants versions of its own
+	@$(CLIENTS)/py/bin/uv pip install -q --python $(CLIENTS)/aider/bin/python aider-chat || echo "aider could not be installed"
 	@touch $@
 
 test-clients: $(STAMP) $(CLIENTS)/.installed ## Run real clients (Claude Code, Codex, LangGraph, ...) against server and router

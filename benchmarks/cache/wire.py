@@ -93,7 +93,7 @@ class Wire:
                 reader = EventReader()
                 async for data in response.aiter_bytes():
                     for event in reader.push(data):
-                        if event.data.strip() != b"[DONE]":
+                        if event.data.strip() != b"[DONE]" and event.name != "ping":
                             first_at = first_at or time.perf_counter()
                             events.append(_parse(event.data))
         except httpx.HTTPError as error:

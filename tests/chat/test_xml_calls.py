@@ -171,3 +171,8 @@ def test_a_value_is_json_where_its_type_allows_it() -> None:
     assert to_json("1", {"string"}) == '"1"'
     assert to_json("None", None) == '"None"'
     assert to_json("[" * 100_000, {"array"}).startswith('"')
+
+
+def test_a_parameter_may_refer_to_another() -> None:
+    root = {"properties": {"a": {"type": "boolean"}, "b": {"$ref": "#/properties/a", "description": "the same"}}}
+    assert resolve(root["properties"]["b"], root) == {"type": "boolean"}

@@ -1,14 +1,15 @@
 """Real clients, unmodified, against a real server whose model says what a script tells it to: `make test-clients`.
 
 They are installed below the folder that HOTLOOP_CLIENTS names: Python ones in py/, those of Node in npm/. Without it,
-or where one is not installed, its tests are skipped. At the end there is a table of what was seen.
+or where one is not installed, its tests are skipped. At the end there is a table of what was seen,
+in table.md there as well: the engine and what it caches are real, the tokens are bytes, and the model is a script.
 """
 
 import os
 from pathlib import Path
 
 import pytest
-from tests.clients.rows import ROWS
+from tests.clients.rows import ROWS, render_table
 
 FOLDER = os.environ.get("HOTLOOP_CLIENTS", "")
 
@@ -23,9 +24,8 @@ def clients() -> Path:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not ROWS:
         return
+    table = [*render_table(ROWS)]
     terminalreporter.section("clients")
-    for row in sorted(ROWS, key=lambda row: (row.client, row.way)):
-        cached = "-" if row.cached is None else f"{row.cached:.3f}"
-        terminalreporter.line(
-            f"{row.client:28} {row.way:7} {row.num_requests:3} requests, cached on later turns {cached}"
-        )
+    for line in table:
+        terminalreporter.line(line)
+    (Path(FOLDER) / "table.md").write_text("\n".join(table) + "\n")

@@ -1,5 +1,6 @@
 """Each client asks, calls a tool, hands its result back and prints the answer: straight and through a router."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 WORD = "heron-4711"
 """Only the tool knows it: whoever has it in a prompt has been given the tool's result."""
 ANSWER = "The word is known."
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Client:
     """The file below the folder of clients without which it is not installed."""
     script: Sequence[str] = (write_call("lookup", kind="bird"), ANSWER)
     environment: Sequence[tuple[str, str]] = ()
+    file: tuple[str, str] | None = None
+    """What it reads where it is started: a name, and what is in it."""
     has_tools: bool = True
     output: str = ANSWER
 
@@ -50,6 +53,15 @@ def node(name: str, program: str, package: str) -> Client:
 
 
 LOOKUP = write_call("lookup", kind="bird")
+OPENCODE = {
+    "provider": {
+        "hotloop": {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": "{url}/v1"},
+            "models": {"{model}": {"limit": {"context": 65536, "output": 32000}}},
+        }
+    }
+}
 CLIENTS = [
     python("openai, chat", "openai_chat", "openai"),
     python("openai, responses", "openai_responses", "openai"),
@@ -88,6 +100,24 @@ CLIENTS = [
         "npm/node_modules/.bin/codex",
         script=(write_call("exec_command", cmd="cat word.txt"), ANSWER),
     ),
+    Client(
+        "opencode",
+        ("{npm}/node_modules/.bin/opencode", "run", "--model", "hotloop/{model}", "What is the word?"),
+        "npm/node_modules/.bin/opencode",
+        script=(write_call("bash", command="cat word.txt"), ANSWER),
+        file=("opencode.json", json.dumps(OPENCODE)),
+    ),
+    Client(
+        "aider",
+        (
+            "{aider}/bin/aider", "--model", "openai/{model}", "--no-git", "--yes-always", "--no-show-model-warnings",
+            "--no-check-update", "--no-gitignore", "--message", "What is the word?",
+        ),
+        "aider/bin/aider",
+        script=(ANSWER,) * 9,  # its prompts show conversations of their own
+        environment=(("OPENAI_API_BASE", "{url}/v1"),),
+        has_tools=False,
+    ),
 ]  # fmt: skip
 
 
@@ -96,6 +126,8 @@ CLIENTS = [
 def test_a_client_works_as_it_is(client: Client, way: str, clients: Path, tmp_path: Path) -> None:
     if not list(clients.glob(client.needs)):
         pytest.skip(f"{client.name} is not installed")
+    row = Row(client.name, way, has_tools=client.has_tools)
+    ROWS.append(row)
     (tmp_path / "word.txt").write_text(f"{WORD}\n")
     tracer = ListTracer(keeps_content=True)
     backend = ScriptedBackend(TOKENIZER, client.script, num_blocks=30_000)
@@ -110,29 +142,38 @@ def test_a_client_works_as_it_is(client: Client, way: str, clients: Path, tmp_pa
     assert len(requests) >= (2 if client.has_tools else 1)
     if client.has_tools:
         assert any(WORD in str(span.attributes) for span in tracer.spans), "the tool's result came back"
-    ROWS.append(Row(client.name, way, len(requests), cached_share(requests)))
+    row.cached, row.works = cached_share(requests), True
 
 
 def cached_share(requests: list[Span]) -> float | None:
-    """Of the prompts that are longer than the longest so far: turns of one conversation."""
-    longest, num_prompt, num_cached = 0, 0, 0
+    """Of the prompts that are longer than the longest so far with the same tools: turns of one conversation, and not
+    the questions that some clients ask beside it, such as for a title."""
+    longest: dict[str, int] = {}
+    num_prompt = num_cached = 0
     for span in sorted(requests, key=lambda span: span.start_ns):
-        size = span.attributes[names.NUM_PROMPT]
-        if longest and size > longest:
+        size, tools = (
+            span.attributes[names.NUM_PROMPT],
+            str(json.loads(span.attributes[names.CONTENT_REQUEST]).get("tools")),
+        )
+        if tools in longest and size > longest[tools]:
             num_prompt += size
             num_cached += span.attributes[names.NUM_CACHED]
-        longest = max(longest, size)
+        longest[tools] = max(longest.get(tools, 0), size)
     return num_cached / num_prompt if num_prompt else None
 
 
 def run(client: Client, url: str, clients: Path, folder: Path) -> str:
-    values = {"py": clients / "py", "npm": clients / "npm", "programs": PROGRAMS, "url": url, "model": MODEL}
+    values = {"py": clients / "py", "npm": clients / "npm", "aider": clients / "aider", "programs": PROGRAMS}
+    values |= {"url": url, "model": MODEL}
     programs = folder / "programs"
     if client.command[0] == "node":  # modules are looked for from where the program lies
         programs.mkdir()
         shutil.copy(PROGRAMS / Path(client.command[1]).name, programs)
         (programs / "node_modules").symlink_to(clients / "npm/node_modules")
         values["programs"] = programs
+    if client.file:
+        name, content = client.file
+        (folder / name).write_text(content.replace("{url}", url).replace("{model}", MODEL))
     home = folder / "home"
     home.mkdir()
     environment = {
@@ -141,7 +182,7 @@ def run(client: Client, url: str, clients: Path, folder: Path) -> str:
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
     }  # fmt: skip
     environment |= {name: value.format(**values) for name, value in client.environment}
-    if client.environment:
+    if "ANTHROPIC_AUTH_TOKEN" in environment:
         environment.pop("ANTHROPIC_API_KEY")
     ended = subprocess.run(
         [part.format(**values) for part in client.command],

@@ -32,7 +32,7 @@ from hotloop.models.spec import Family
 
 SPLITTING = Splitting(32, num_programs=4, num_slots=4096)
 CLOSED = {"additionalProperties": False}
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")  # the others are in test_parity.py
 
 
 def tiny_model(family: Family, **changes: Any) -> Model:

@@ -1,5 +1,6 @@
 """What a proxy must not stumble over: certificates, encodings, hang-ups, large bodies, odd methods."""
 
+import asyncio
 import gzip
 import json
 import socket
@@ -218,3 +219,18 @@ def test_keys_are_neither_kept_nor_told(capsys, caplog):
         assert "sk-secret" not in httpx.post(url + PATH, json=BODY, headers=secret).text
     said = capsys.readouterr()
     assert "sk-secret" not in said.out + said.err + caplog.text + repr(told)
+
+
+def test_a_ping_is_not_the_first_token():
+    async def app(scope, receive, send):
+        await body_of(receive)
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+        await asyncio.sleep(0.2)
+        await send({"type": "http.response.body", "body": b'data: {"choices": []}\n\n'})
+
+    seen = []
+    with serving(an_api(app)) as address, serving(ProxyServer(LintProxy(address, seen.append))) as url:
+        httpx.post(url + PATH, json={**BODY, "stream": True})
+    assert seen[0].ttft_ms >= 200

@@ -10,7 +10,7 @@ from tests.models.tiny import tiny_spec, tiny_weights
 
 from hotloop.core.errors import ModelError
 from hotloop.models.model import load_model, load_spec
-from hotloop.models.spec import Int4Spec, Int4Stored
+from hotloop.models.spec import ExpertsSpec, Int4Spec, Int4Stored
 
 SPEC = tiny_spec("llama", num_layers=1)
 Q = "model.layers.0.self_attn.q_proj"
@@ -166,3 +166,12 @@ def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(ModelError, match=r"q_proj\.weight_zero_point is missing"):
         load_model(str(tmp_path / "n"))
+
+
+def test_experts_in_four_bits_are_read_and_their_router_is_not(tmp_path: Path) -> None:
+    spec = tiny_spec("qwen3moe", num_layers=1, experts=ExpertsSpec(num_experts=3, num_chosen=2, size=64))
+    meant = write_int4_folder(tmp_path / "m", spec, tiny_weights(spec), Recipe("awq"), plain=("router",))
+    model = load_model(str(tmp_path / "m"))
+    for name, tensor in meant.items():
+        np.testing.assert_array_equal(model.weights.read(name), tensor, err_msg=name)
+    assert isinstance(model.weights.stored("layers.0.experts.2.down"), Int4Stored)

@@ -1,22 +1,23 @@
 import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.models.tiny import tiny_spec, tiny_weights, write_folder, write_gguf
 
 from hotloop.core.errors import ModelError
 from hotloop.core.message import Message
 from hotloop.models.layout import tensor_places
 from hotloop.models.model import load_model
-from hotloop.models.rope import frequency_divisors
-from hotloop.models.spec import Family, RopeScaling
+from hotloop.models.rope import scaling_from_config
+from hotloop.models.spec import Family
 
-FAMILIES = get_args(Family)
-LLAMA3 = RopeScaling(8.0, 1.0, 4.0, 8192)
-SENSELESS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
-SENSELESS |= {"original_max_position_embeddings": 8192}
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3moe", "mixtral")
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+SENSELESS = LLAMA3 | {"low_freq_factor": 4.0}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,28 +88,29 @@ def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
 
 
 def test_llama3_scaling_is_found_in_both_formats(tmp_path: Path) -> None:
-    spec = tiny_spec("llama", rope_scaling=LLAMA3, rope_theta=500_000.0)
+    scaling = scaling_from_config(LLAMA3, theta=500_000.0, head_dim=16, max_context=512, where="here")
+    assert scaling
+    assert scaling.divisors[0] == 1
+    assert scaling.divisors[-1] == pytest.approx(8)
+    spec = tiny_spec("llama", rope_scaling=scaling, rope_theta=500_000.0)
     weights = tiny_weights(spec)
-    divisors = frequency_divisors(LLAMA3, spec.rope_theta, spec.head_dim).astype(np.float32)
-    assert divisors[0] == 1
-    assert divisors[-1] == pytest.approx(8)
+    divisors = np.array(scaling.divisors, np.float32)
     path = write_gguf(tmp_path / "m.gguf", spec, weights | {"rope_freqs.weight": divisors})
-    assert load_model(str(path)).spec.rope_scaling == LLAMA3
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling |= {"original_max_position_embeddings": 8192}
-    folder = write_folder(tmp_path / "old", spec, weights, {"rope_scaling": scaling})
-    assert load_model(str(folder)).spec.rope_scaling == LLAMA3
-    changes = {"rope_parameters": scaling | {"rope_theta": 500_000.0}, "rope_theta": None}
+    found = load_model(str(path)).spec.rope_scaling
+    assert found
+    np.testing.assert_array_equal(np.array(found.divisors, np.float32), divisors)
+    folder = write_folder(tmp_path / "old", spec, weights, {"rope_scaling": LLAMA3})
+    assert load_model(str(folder)).spec.rope_scaling == scaling
+    changes = {"rope_parameters": LLAMA3 | {"rope_theta": 500_000.0}, "rope_theta": None}
     folder = write_folder(tmp_path / "new", spec, weights, changes)
     assert load_model(str(folder)).spec == spec
 
 
-@pytest.mark.parametrize("num_divisors", [8, 5])
-def test_other_rotary_divisors_are_refused(tmp_path: Path, num_divisors: int) -> None:
+@pytest.mark.parametrize("odd", [np.ones(5, np.float32), np.zeros(8, np.float32)])
+def test_odd_rotary_divisors_are_refused(tmp_path: Path, odd: NDArray[np.float32]) -> None:
     spec = tiny_spec("llama")
-    odd = np.linspace(1, 5, num_divisors, dtype=np.float32)
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec) | {"rope_freqs.weight": odd})
-    with pytest.raises(ModelError, match="is not Llama 3's"):
+    with pytest.raises(ModelError, match="should be 8 numbers above zero"):
         load_model(str(path))
 
 
@@ -116,8 +118,8 @@ def test_other_rotary_divisors_are_refused(tmp_path: Path, num_divisors: int) ->
     ("changes", "line"),
     [
         ({"split.count": 3}, "is one shard of several"),
-        ({"llama.expert_count": 8}, "llama with mixture-of-experts layers is not supported"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "rotary scaling of type 'yarn'"),
+        ({"llama.expert_count": 8}, "the metadata has no llama.expert_used_count"),
+        ({"llama.rope.scaling.type": "odd", "llama.rope.scaling.factor": 4.0}, "rotary scaling of type 'odd'"),
         ({"llama.rope.dimension_count": 8}, "only a part of each head"),
         ({"llama.attention.value_length": 8}, "keys and values of different widths"),
         ({"llama.attention.head_count_kv": [2, 1]}, r"head_count_kv should be of type int, not \[2, 1\]"),
@@ -152,7 +154,7 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
     spec = tiny_spec("llama")
     path = write_gguf(tmp_path / "m.gguf", spec, tiny_weights(spec), arch="gemma3")
     with pytest.raises(
-        ModelError, match=r"the architecture 'gemma3' is not supported \(only llama, qwen2, qwen3 are\)"
+        ModelError, match=r"the architecture 'gemma3' is not supported \(only llama, qwen2, qwen3, qwen3moe are\)"
     ):
         load_model(str(path))
 
@@ -160,14 +162,22 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model_type": "qwen3_moe"}, r"the architecture 'qwen3_moe' is not supported \(only llama, mistral, qwen2"),
+        ({"model_type": "gemma3"}, r"the architecture 'gemma3' is not supported \(only llama, mistral, mixtral"),
+        ({"model_type": "qwen3_moe"}, "num_experts should be a number above zero, not None"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "of 2 experts 3 cannot be chosen",
+        ),
         ({"model_type": None}, "the architecture None is not supported"),
         ({"quantization_config": {"bits": 4}}, "weights quantised by None are not supported"),
         ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
-        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling of type 'linear' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'factor'"),
-        ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling makes no sense: RopeScaling"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor 2 leaves no rotary halves of 16 dimensions"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "sliding_window should be a number above zero, not 'x'"),
+        ({"model_type": "mistral", "sliding_window": 8, "layer_types": []}, "the kinds of 2 layers"),
+        ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "rotary scaling of type 'odd' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "linear rotary scaling is incomplete: 'factor'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "llama3 rotary scaling is incomplete: 'low_freq_factor'"),
+        ({"rope_scaling": SENSELESS}, "its llama3 rotary scaling makes no sense: {"),
         ({"rope_scaling": "yes"}, "the rotary scaling should be an object, not 'yes'"),
         ({"hidden_size": "64"}, "hidden_size should be a number above zero, not '64'"),
         ({"num_hidden_layers": None}, "num_hidden_layers should be a number above zero, not None"),
@@ -203,13 +213,13 @@ def test_a_folder_with_a_damaged_file_says_which(tmp_path: Path, name: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_mistral_is_a_llama_and_its_window_ends_the_context(tmp_path: Path) -> None:
+def test_mistral_is_a_llama_with_a_window_in_every_layer(tmp_path: Path) -> None:
     spec = tiny_spec("llama")
     changes = {"model_type": "mistral", "sliding_window": 128}
     model = load_model(str(write_folder(tmp_path / "m", spec, tiny_weights(spec), changes)))
     assert model.spec.family == "llama"
-    assert model.spec.max_context == 128
-    assert model.notes == ("the context is limited to the model's sliding window of 128 tokens",)
+    assert model.spec.max_context == 512
+    assert model.spec.windows == (128, 128)
 
 
 @pytest.mark.parametrize("changes", [{"sliding_window": 128, "use_sliding_window": False}, {"sliding_window": 512}])

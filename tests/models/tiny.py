@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hotloop.models.layout import tensor_places
-from hotloop.models.spec import Family, ModelSpec, Stored
+from hotloop.models.spec import ExpertsSpec, Family, ModelSpec, Stored
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -22,6 +22,18 @@ VERBATIM = ("<tool_call>",)
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock, isn't it?\n\n  def f(x): return x + 10\n"
 ] * 4
+
+EXPERTS: dict[Family, ExpertsSpec] = {
+    "qwen3moe": ExpertsSpec(num_experts=6, num_chosen=2, size=40),
+    "mixtral": ExpertsSpec(num_experts=6, num_chosen=2, size=40),
+    "gptoss": ExpertsSpec(
+        num_experts=6, num_chosen=2, size=96, has_bias=True, has_router_bias=True, gate_limit=7.0, gate_slope=1.702
+    ),
+    "glm4moe": ExpertsSpec(
+        num_experts=6, num_chosen=2, size=40, is_sigmoid=True, scale=1.5, has_router_bias=True, shared_size=40,
+        num_dense=1,
+    ),
+}  # fmt: skip
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -45,17 +57,22 @@ def tiny_spec(family: Family, **changes: Any) -> ModelSpec:
         family=family,
         num_layers=2,
         hidden_size=64,
-        intermediate_size=96,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=16 if family != "qwen3" else 32,
+        intermediate_size=40 if family == "mixtral" else 96,
+        head_dim=32 if family in ("qwen3", "qwen3moe") else 16,
         vocab_size=tiny_tokenizer().get_vocab_size(),
         max_context=512,
         rms_eps=1e-5,
         rope_theta=10_000.0,
         has_tied_head=family == "llama",
-        has_qkv_bias=family == "qwen2",
-        has_qk_norm=family == "qwen3",
+        has_qkv_bias=family in ("qwen2", "gptoss"),
+        has_o_bias=family == "gptoss",
+        has_qk_norm=family in ("qwen3", "qwen3moe", "glm4moe"),
+        has_sinks=family == "gptoss",
+        windows=(24, None) if family == "gptoss" else (),
+        rotary_dim=8 if family == "glm4moe" else None,
+        experts=EXPERTS.get(family),
     )
     return replace(spec, **changes)
 
@@ -113,8 +130,9 @@ def write_gguf(
 
     A tensor given under a GGUF name goes in beside the rest, as it is; rows of bytes are blocks of that kind.
     """
-    arch = arch or spec.family
-    names = {place.name: place.gguf_name for place in tensor_places(spec)}
+    arch = arch or {"mixtral": "llama"}.get(spec.family, spec.family)
+    names = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is None}
+    tensors = _with_stacked_experts(spec, tensors)
     writer = gguf.GGUFWriter(path, arch)
     metadata = spec_metadata(spec, arch) | tokenizer_metadata(tiny_tokenizer()) | dict(changes)
     for key, value in metadata.items():
@@ -129,6 +147,17 @@ def write_gguf(
     return path
 
 
+def _with_stacked_experts(spec: ModelSpec, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Those of all experts in one tensor."""
+    stacked: dict[str, list[NDArray[Any]]] = {}
+    of_experts = {place.name: place.gguf_name for place in tensor_places(spec) if place.expert is not None}
+    for name, gguf_name in of_experts.items():
+        if name in tensors:
+            stacked.setdefault(gguf_name, []).append(tensors[name])
+    others = {name: tensor for name, tensor in tensors.items() if name not in of_experts}
+    return others | {name: np.stack(each) for name, each in stacked.items()}
+
+
 def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
     return {
         f"{arch}.block_count": spec.num_layers,
@@ -141,6 +170,15 @@ def spec_metadata(spec: ModelSpec, arch: str) -> dict[str, Any]:
         f"{arch}.attention.value_length": spec.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": spec.rms_eps,
         f"{arch}.rope.freq_base": spec.rope_theta,
+        **(_expert_metadata(spec.experts, arch) if spec.experts else {}),
+    }
+
+
+def _expert_metadata(experts: ExpertsSpec, arch: str) -> dict[str, Any]:
+    return {
+        f"{arch}.expert_count": experts.num_experts,
+        f"{arch}.expert_used_count": experts.num_chosen,
+        f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length": experts.size,
     }
 
 
@@ -163,7 +201,7 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def interleave(tensor: NDArray[Any], spec: ModelSpec, name: str) -> NDArray[Any]:
     """The llama architecture is stored with each head's rotary halves as pairs: a0 b0 a1 b1 …"""
     num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}.get(name.rpartition(".")[2].removesuffix("_bias"))
-    if spec.family != "llama" or num_heads is None:
+    if spec.family not in ("llama", "mixtral") or num_heads is None:
         return tensor
     rows = np.arange(len(tensor)).reshape(num_heads, 2, -1).transpose(0, 2, 1).ravel()
     return np.ascontiguousarray(tensor[rows])
@@ -183,8 +221,18 @@ def write_folder(folder: Path, spec: ModelSpec, tensors: Tensors, changes: Mappi
 
 
 def spec_config(spec: ModelSpec) -> dict[str, Any]:
+    experts = spec.experts
+    mixture = experts and {
+        "num_experts_per_tok": experts.num_chosen,
+        **(
+            {"num_local_experts": experts.num_experts, "intermediate_size": experts.size}
+            if spec.family == "mixtral"
+            else {"num_experts": experts.num_experts, "moe_intermediate_size": experts.size}
+        ),
+        "norm_topk_prob": experts.is_normed,
+    }
     return {
-        "model_type": spec.family,
+        "model_type": {"qwen3moe": "qwen3_moe"}.get(spec.family, spec.family),
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
@@ -196,6 +244,7 @@ def spec_config(spec: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.rms_eps,
         "rope_theta": spec.rope_theta,
         "tie_word_embeddings": spec.has_tied_head,
+        **(mixture or {}),
     }
 
 

@@ -26,9 +26,9 @@ def ask(serving: Serving, **fields: Any) -> httpx.Response:
 
 
 def check_events(text: str) -> list[dict[str, Any]]:
-    """Every event is one of the client's own types, named as its data says and numbered from 0."""
+    """Every event is one of the client's own types, named as its data says and numbered. A comment comes first."""
     events = []
-    for number, block in enumerate(text.strip().split("\n\n")):
+    for number, block in enumerate(text.removeprefix(": ping\n\n").strip().split("\n\n")):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"

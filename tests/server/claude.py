@@ -20,6 +20,9 @@ TOOLS: list[Any] = [
 ]
 
 
+PING = 'event: ping\ndata: {"type":"ping"}\n\n'
+
+
 def claude(serving: Serving, **fields: Any) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=serving.url, max_retries=0, timeout=30, **{"api_key": "none"} | fields)
 
@@ -41,9 +44,10 @@ def post(serving: Serving, **fields: Any) -> httpx.Response:
 
 
 def read_events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, each as the client's own types have it, and in the order they must come in."""
+    """The events of a stream, each as the client's own types have it, and in the order they must come in, less the
+    ping that goes out at once."""
     events: list[dict[str, Any]] = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
+    for block in text.removeprefix(PING).removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"

@@ -26,6 +26,7 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens is missing"),
     ({"max_tokens": -1}, "max_tokens"),
@@ -49,7 +50,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (tool(name="two words"), "two words"),
     (tool(input_schema=None), "tools[0].input_schema is missing"),
     (tool(input_schema={"type": "array"}), "tools[0].input_schema"),
-    (tool(input_schema={"type": "object", "properties": {"a": {"not": {}}}}), "tools[0].input_schema"),
+    (tool(input_schema={"type": "object", "properties": {"a": {"type": "odd"}}}), "tools[0].input_schema"),
+    (tool(input_schema=UNIQUE, strict=True), "tools[0].input_schema"),
     (tool(type="web_search_20250305", name="web_search") | {"tool_choice": {"type": "any"}}, "no tools"),
     (tool(type="bash_20250124", name="bash") | {"tool_choice": {"type": "tool", "name": "bash"}}, "no tools"),
     (tool(name="f" * 129), "1 to 128"),

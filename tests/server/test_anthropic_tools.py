@@ -161,6 +161,19 @@ def test_a_call_that_is_cut_says_so(stream: bool) -> None:
         assert blocks_of(answer) == [], "what is no call is not begun"
 
 
+def test_what_is_not_enforced_is_told_and_checked() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    fields = {"tools": [{"name": "odd", "input_schema": schema}], "max_tokens": 300}
+    with Serving(script=[write_call("odd", a=[1, 1])]) as serving:
+        answer, lines = post(serving, **fields).json(), post(serving, **fields, stream=True).text
+    changes = [
+        "tools[0].input_schema: not enforced, but checked afterwards: properties.a: 'uniqueItems'",
+        "tools[0].input_schema: the arguments of odd do not follow the schema: a breaks uniqueItems true",
+    ]
+    assert answer["usage"]["hotloop"]["changes"] == changes
+    assert all(change in lines for change in changes)
+
+
 def test_built_in_tools_are_left_out_and_told() -> None:
     hosted: list[Any] = [
         {"type": "web_search_20250305", "name": "web_search"},

@@ -196,7 +196,7 @@ def test_logprobs(client: openai.OpenAI, serving: Serving) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
         ({"previous_response_id": 7}, "previous_response_id"),
         ({"background": True, "store": False}, "background"),
@@ -227,6 +227,17 @@ def test_other_refusals(serving: Serving, client: openai.OpenAI) -> None:
     assert too_long["param"] == "input"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="another", input="hello")
+
+
+def test_what_is_not_enforced_is_told_and_checked() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": False}
+    with Serving(script=['{"a": [1, 1]}']) as serving:
+        answer = ask(serving, text={"format": form}, max_output_tokens=99).json()
+    assert answer["usage"]["hotloop"]["changes"] == [
+        "text.format.schema: not enforced, but checked afterwards: properties.a: 'uniqueItems'",
+        "text.format.schema: the answer does not follow the schema: a breaks uniqueItems true",
+    ]
 
 
 def test_counting_the_tokens_of_an_input(client: openai.OpenAI) -> None:

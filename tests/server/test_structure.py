@@ -150,6 +150,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": schema_format({"$ref": "#/nowhere"})}, SCHEMA_PARAM, "nowhere"),
     ({"response_format": schema_format({"properties": 5})}, SCHEMA_PARAM, "properties"),
     ({"response_format": schema_format({"properties": 5}, strict=False)}, SCHEMA_PARAM, "properties"),
+    ({"response_format": {"type": "json_object", "schema": {"type": "odd"}}}, "response_format.schema", "odd"),
     ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
     ({"guided_json": "[1]"}, "guided_json", "not a JSON schema"),
     ({"guided_json": {"type": "cheese"}}, "guided_json", "cheese"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.core.errors import RemoteError
-from hotloop.wire.sse import MAX_BYTES, EventReader, ServerEvent, write_event
+from hotloop.wire.sse import COMMENT, DONE, MAX_BYTES, EventReader, ServerEvent, is_ping, write_event
 
 GIVEN = "\ufeffevent: a\ndata: größe\n\n: a comment\n\ndata: 1\ndata:2\nid: 7\n\nevent: lonely\n\ndata: last"
 EVENTS = [ServerEvent("a", "größe".encode()), ServerEvent("", b"1\n2"), ServerEvent("", b"last")]
@@ -31,3 +31,19 @@ def test_an_event_without_end_is_refused() -> None:
 def test_what_is_written_is_read() -> None:
     [event] = EventReader().push(write_event("ping", a="ü\n"))
     assert event == ServerEvent("ping", '{"type":"ping","a":"ü\\n"}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "says_nothing"),
+    [
+        (COMMENT, True),
+        (write_event("ping"), True),
+        (b": PROCESSING\r\n\r\n" + COMMENT, True),
+        (b'event: ping\ndata: {"type": "ping"}\n\n', True),
+        (COMMENT + DONE, False),
+        (write_event("ping", model="x"), False),
+        (b"", False),
+    ],
+)
+def test_a_ping_says_nothing(data: bytes, says_nothing: bool) -> None:
+    assert is_ping(data) == says_nothing

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -150,12 +151,15 @@ class _Reduction:
         self._root = schema
         self._is_old = bool(_OLD_DRAFT.search(draft))
         self._unknown = next((names for old, names in _UNKNOWN if old.search(draft)), frozenset())
-        self._has_names = _has_names(schema)
         self._is_loose = is_loose
         self._num_left = _MAX_SUBSCHEMAS
         self._depth = 0
         self._is_negated = False  # whether what is looked at will be negated
         self._following: list[str] = []  # references on the way to what is looked at
+
+    @cached_property
+    def _has_names(self) -> bool:
+        return _has_names(self._root)
 
     def reduce(self, schema: Any, path: Path = ()) -> Schema:
         if isinstance(schema, bool):
@@ -171,11 +175,16 @@ class _Reduction:
         if schema is self._root:
             schema = _without_unused(schema)
         self._depth += 1
-        kept = {key: value for key, value in schema.items() if not _is_idle(key, value) and key not in self._unknown}
-        parts = {key: self._value(key, value, path) for key, value in kept.items()}
+        parts = {
+            key: self._value(key, value, path)
+            for key, value in schema.items()
+            if key not in self._unknown and not _is_idle(key, value)
+        }
         self._depth -= 1
         result: Schema = parts
-        if self._has_names and path[:1] in _NAMED_PLACES:
+        if parts.keys().isdisjoint(_REWRITTEN):
+            return parts
+        if path[:1] in _NAMED_PLACES and self._has_names:
             return parts  # something in it may be meant by name, and must stay where it is
         for keyword in [keyword for keyword in _REWRITTEN if keyword in parts]:
             if keyword == "not" and self._is_negated:
@@ -266,9 +275,11 @@ class _Reduction:
 def _without_unused(root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema without the definitions that nothing in it leads to: nobody has to be able to say those."""
     kept: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS if isinstance(root.get(key), Mapping)}
+    if not kept:
+        return root
     rest = {key: value for key, value in root.items() if key not in kept}
     todo: list[Any] = [rest]
-    while kept and todo:
+    while todo:
         part = todo.pop()
         if isinstance(part, list):
             todo += part

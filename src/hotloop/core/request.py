@@ -194,7 +194,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module's picture. Made by the caller; everything below `thinking` belongs to the engine."""
+    """See the module's picture. Made by the caller; everything below `resume_at` belongs to the engine."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -206,6 +206,8 @@ class Request:
     """Prefixes are shared with requests of the same salt only."""
     thinking: Thinking | None = None
     """None: nothing in its answer counts as a thought."""
+    resume_at: Sequence[int] = ()
+    """Where in the prompt later ones are likely to go on from, beside its end."""
 
     token_ids: "array[int]" = field(init=False)
     num_computed: int = 0

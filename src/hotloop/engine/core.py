@@ -76,7 +76,7 @@ class EngineCore:
         self.num_steps = 0
         self.usage = Usage(0, 0, 0)  # of the requests that have ended
         self.num_finished = dict.fromkeys(FinishReason, 0)
-        memory = backend.host_memory if config.prefix_cache else None
+        memory = backend.host_memory if config.prefix_cache and not backend.num_states else None
         self.scheduler = Scheduler(
             config,
             block_size=backend.block_size,
@@ -84,6 +84,7 @@ class EngineCore:
             step_tokens=backend.step_tokens,
             changes=changes,
             host=memory,
+            num_states=backend.num_states,
         )
         self.host = HostTier(memory, backend.block_bytes, self.scheduler) if memory else None
         self._tokenizer = tokenizer

@@ -22,14 +22,15 @@ from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, pars
 from hotloop.core.errors import ConfigError, HotloopError, Overloaded
 from hotloop.core.recent import RecentDict
 from hotloop.fleet.tickets import AnswerHead, Outline, Trip
-from hotloop.router.app import OWNED, ROUTE_HEADER, render_route
+from hotloop.router.app import OWNED
 from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.placement.policy import ReplicaChoice
-from hotloop.router.proxy import is_stream, kept_headers, whole_events
+from hotloop.router.proxy import ROUTE_HEADER, is_stream, kept_headers, render_route, whole_events
 from hotloop.router.request import parse_request
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.upstream.wire import UpstreamRequest
+from hotloop.wire.sse import is_ping
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ class Ingress:
             pieces.cancel()
             outline.trip.ended.set_result(AnswerSummary())
             raise
-        outline.trip.begun.set_result(None)
+        if not is_stream(head.headers):
+            outline.trip.begun.set_result(None)
         return BegunAnswer(head, pieces, outline, num_tried)
 
     async def _relay(self, begun: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
@@ -146,10 +148,14 @@ class Ingress:
         answer_id, end, is_broken = None, b"", False
         try:
             async for piece in whole_events(begun.pieces) if has_events else begun.pieces:
+                yield piece
+                if not end and is_ping(piece):  # nothing was said yet
+                    continue
+                if not begun.outline.trip.begun.done():
+                    begun.outline.trip.begun.set_result(None)
                 if not end and (answer_id := read_id(piece)):
                     self._owners[answer_id] = begun.head.replica
                 end = (end + piece)[-END_BYTES:]
-                yield piece
         except RayError:
             is_broken = True
             if not has_events or not api:

@@ -38,6 +38,7 @@ from hotloop.lint.requests import API_PATHS, LintedRequest, find_api
 from hotloop.lint.rules.rule import Rule
 from hotloop.lint.run import LintedRun, LintedStep
 from hotloop.wire.part import Api
+from hotloop.wire.sse import is_ping
 
 _WINDOW = 3
 _MAX_RUNS = 256
@@ -160,7 +161,8 @@ class _Passing:
     async def relay(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self.answer.aiter_raw():
-                self.first_at = self.first_at or time.monotonic()
+                if self.first_at is None and not is_ping(chunk):
+                    self.first_at = time.monotonic()
                 self._keep(chunk)
                 yield chunk
         finally:  # whoever hung up, the prompt has been read

@@ -10,7 +10,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
-from hotloop.models.layout import layer_shapes, outer_shapes
+from hotloop.models.layout import tensor_places
 from hotloop.models.spec import ModelSpec, Stored
 from hotloop.models.tokenizer import Tokenizer
 
@@ -22,10 +22,10 @@ class DummyWeights:
     """Random weights, made when they are asked for; a backend may make its own where it computes, by the same rules."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._shapes = outer_shapes(spec) | layer_shapes(spec)
+        self._shapes = {place.name: place.shape for place in tensor_places(spec)}
 
     def read(self, name: str) -> NDArray[np.float32]:
-        shape = self._shapes[name.rpartition(".")[2]]
+        shape = self._shapes[name]
         if len(shape) == 1:
             return np.full(shape, dummy_value(name), np.float32)
         random = np.random.default_rng([SEED, crc32(name.encode())])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_args
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
-from hotloop.models.rope import scaling_from_divisors
-from hotloop.models.spec import Family, FileTensor, ModelSpec, Stored
+from hotloop.models.rope import scaling_from_config, scaling_from_divisors
+from hotloop.models.spec import ExpertsSpec, Family, FileTensor, ModelSpec, RopeScaling, Stored
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -31,6 +31,13 @@ _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_NESTING, _MAX_DIMS = 4, 4
 _ROPE_DIVISORS = "rope_freqs.weight"
+_ROPE_KEYS = {  # what Hugging Face calls it: what it is called after rope.scaling
+    "rope_type": "type",
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +203,23 @@ class GgufWeights:
         check_spec(file.path, spec, len(file.tensors))
         places = list(tensor_places(spec))
         found = {name: tensor.shape for name, tensor in file.tensors.items()}
-        check_tensors(file.path, {place.gguf_name: place.shape for place in places}, found, [_ROPE_DIVISORS])
+        all_experts = (spec.experts.num_experts,) if spec.experts else ()
+        wanted = {p.gguf_name: p.shape if p.expert is None else (*all_experts, *p.shape) for p in places}
+        check_tensors(file.path, wanted, found, [_ROPE_DIVISORS])
         self._file = file
-        self._gguf_names = {place.name: place.gguf_name for place in places}
+        self._places = {place.name: place for place in places}
         # Only the llama architecture is stored with the rotary halves of each head interleaved.
-        self._interleaved = {"q": spec.num_heads, "k": spec.num_kv_heads} if spec.family == "llama" else {}
+        is_llama = spec.family in ("llama", "mixtral")
+        self._interleaved = {"q": spec.num_heads, "k": spec.num_kv_heads} if is_llama else {}
 
     def read(self, name: str) -> NDArray[np.float32]:
         return widen(self.stored(name))
 
     def stored(self, name: str) -> Stored:
-        found = self._file.tensors[self._gguf_names[name]].stored()
+        place = self._places[name]
+        found = self._file.tensors[place.gguf_name].stored()
+        if place.expert is not None:
+            return Stored(found.data[place.expert], found.kind, place.shape)
         num_heads = self._interleaved.get(name.rpartition(".")[2].removesuffix("_bias"))
         if not num_heads:
             return found
@@ -217,48 +230,68 @@ class GgufWeights:
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
-    family = _family(file)
-    _refuse_unsupported(file, family)
+    family = arch = _family(file)
+    experts = _experts(file, arch)
+    if experts and arch == "llama":
+        family = "mixtral"
+    _refuse_unsupported(file, arch)
     embed = file.tensors.get("token_embd.weight")
     if embed is None:
         raise ModelError(f"{file.path}: the tensor token_embd.weight is missing")
-    num_heads = file.get(f"{family}.attention.head_count", int)
-    hidden_size = file.get(f"{family}.embedding_length", int)
-    head_dim = file.get(f"{family}.attention.key_length", int, hidden_size // max(num_heads, 1))
-    rope_theta = file.get(f"{family}.rope.freq_base", float, 10_000.0)
-    if file.get(f"{family}.rope.dimension_count", int, head_dim) != head_dim:
+    num_heads = file.get(f"{arch}.attention.head_count", int)
+    hidden_size = file.get(f"{arch}.embedding_length", int)
+    head_dim = file.get(f"{arch}.attention.key_length", int, hidden_size // max(num_heads, 1))
+    rope_theta = file.get(f"{arch}.rope.freq_base", float, 10_000.0)
+    if file.get(f"{arch}.rope.dimension_count", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: rotary positions over only a part of each head are not supported")
-    if file.get(f"{family}.attention.value_length", int, head_dim) != head_dim:
+    if file.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different widths are not supported")
-    max_context = file.get(f"{family}.context_length", int)
-    window = file.get(f"{family}.attention.sliding_window", int, 0) or max_context
-    scaling = None
+    max_context = file.get(f"{arch}.context_length", int)
+    window, num_layers = file.get(f"{arch}.attention.sliding_window", int, 0), file.get(f"{arch}.block_count", int)
+    scaling: RopeScaling | None
     if _ROPE_DIVISORS in file.tensors:
         divisors = widen(file.tensors[_ROPE_DIVISORS].stored())
-        scaling = scaling_from_divisors(divisors, rope_theta, head_dim, str(file.path))
+        scaling = scaling_from_divisors(divisors, head_dim, str(file.path))
+    else:
+        rope = {name: file.metadata.get(f"{arch}.rope.scaling.{theirs}") for name, theirs in _ROPE_KEYS.items()}
+        rope = {name: value for name, value in rope.items() if value is not None and value != "none"}
+        scaling = scaling_from_config(
+            rope, theta=rope_theta, head_dim=head_dim, max_context=max_context, where=str(file.path)
+        )
     return ModelSpec(
         family=family,
-        num_layers=file.get(f"{family}.block_count", int),
+        num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=file.get(f"{family}.feed_forward_length", int),
+        intermediate_size=file.get(f"{arch}.feed_forward_length", int),
         num_heads=num_heads,
-        num_kv_heads=file.get(f"{family}.attention.head_count_kv", int, num_heads),
+        num_kv_heads=file.get(f"{arch}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         vocab_size=embed.shape[0],
-        max_context=min(window, max_context),
-        rms_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
+        max_context=max_context,
+        rms_eps=file.get(f"{arch}.attention.layer_norm_rms_epsilon", float),
         rope_theta=rope_theta,
         rope_scaling=scaling,
         has_tied_head="output.weight" not in file.tensors,
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
-        has_qk_norm=family == "qwen3",
-        window=window if window < max_context else None,
+        has_qk_norm=family in ("qwen3", "qwen3moe"),
+        experts=experts,
+        windows=(window,) * min(num_layers, len(file.tensors)) if 0 < window < max_context else (),
+    )
+
+
+def _experts(file: GgufFile, arch: Family) -> ExpertsSpec | None:
+    if arch not in ("llama", "qwen3moe") or not file.get(f"{arch}.expert_count", int, 0):
+        return None
+    return ExpertsSpec(
+        num_experts=file.get(f"{arch}.expert_count", int),
+        num_chosen=file.get(f"{arch}.expert_used_count", int),
+        size=file.get(f"{arch}.{'' if arch == 'llama' else 'expert_'}feed_forward_length", int),
     )
 
 
 def _family(file: GgufFile) -> Family:
     architecture = file.get("general.architecture", str)
-    families: dict[str, Family] = {family: family for family in get_args(Family)}
+    families: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe"}
     if architecture not in families:
         only = ", ".join(families)
         raise ModelError(f"{file.path}: the architecture {architecture!r} is not supported (only {only} are)")
@@ -268,9 +301,7 @@ def _family(file: GgufFile) -> Family:
 def _refuse_unsupported(file: GgufFile, family: Family) -> None:
     if file.get("split.count", int, 1) > 1:
         raise ModelError(f"{file.path} is one shard of several: join them into one file first")
-    if file.get(f"{family}.expert_count", int, 0) > 0:
+    if family not in ("llama", "qwen3moe") and file.get(f"{family}.expert_count", int, 0) > 0:
         raise ModelError(f"{file.path}: {family} with mixture-of-experts layers is not supported: dense models are")
-    scaling = file.get(f"{family}.rope.scaling.type", str, "none")
-    is_stretched = scaling != "none" and file.get(f"{family}.rope.scaling.factor", float, 1.0) != 1.0
-    if is_stretched or file.get(f"{family}.rope.scale_linear", float, 1.0) != 1.0:
-        raise ModelError(f"{file.path}: rotary scaling of type {scaling!r} is not supported (only llama3 is)")
+    if file.get(f"{family}.rope.scale_linear", float, 1.0) != 1.0:
+        raise ModelError(f"{file.path}: rope.scale_linear is not supported: rope.scaling.type is")

@@ -8,27 +8,37 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
+from hotloop.models.architecture import (
+    has_qk_norm,
+    parse_biases,
+    parse_experts,
+    parse_family,
+    parse_number,
+    parse_rotary_dim,
+    parse_windows,
+)
+from hotloop.models.gguf import widen
 from hotloop.models.int4 import Part, check_groups, int4_parts, parse_int4, widen_int4
 from hotloop.models.layout import check_spec, check_tensors, tensor_places
-from hotloop.models.rope import scaling_from_config
-from hotloop.models.spec import Family, FileTensor, Int4Stored, ModelSpec, Stored
+from hotloop.models.mxfp4 import FusedExperts, is_mxfp4
+from hotloop.models.rope import scaling_from_config, stretched_context
+from hotloop.models.spec import FileTensor, Int4Stored, ModelSpec, Stored
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
 
-T = TypeVar("T", int, float)
-
-_FAMILIES: dict[str, Family] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_THETAS = {"gptoss": 150_000.0}
 _FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8}
+_ITEM_BYTES = _FLOAT_BYTES | {"I32": 4, "I64": 8, "U8": 1}
 _LENGTH_BYTES, _MAX_HEADER_BYTES = 8, 100_000_000
 _IGNORED = ["rotary_emb.inv_freq", "lm_head.weight"]
+_TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm")
 _IGNORED_INT4 = [*_IGNORED, ".weight_shape"]  # which the model's own shape says
 
 
@@ -41,8 +51,11 @@ class SafetensorsWeights:
         check_spec(folder, spec, len(self._located))
         self._places = {place.name: place for place in tensor_places(spec)}
         self._int4_names: dict[str, dict[Part, str]] = {}
-        wanted: dict[str, tuple[int, ...]] = {}
+        self._fused = FusedExperts(spec, self._located) if spec.family == "gptoss" else None
+        wanted: dict[str, tuple[int, ...]] = self._fused.wanted() if self._fused else {}
         for place in self._places.values():
+            if self._fused and place.expert is not None:
+                continue
             if spec.int4 and len(place.shape) == 2 and place.hf_name not in self._located:
                 where = f"{folder}: {place.hf_name}"
                 parts = int4_parts(spec.int4, place.hf_name, place.shape, self._located, where)
@@ -50,20 +63,31 @@ class SafetensorsWeights:
                 wanted |= dict(parts.values())
             else:
                 wanted[place.hf_name] = place.shape
-        found = {name: each.shape for name, each in self._located.items()}
+        beyond = f"model.layers.{spec.num_layers}."  # a layer that predicts tokens further on
+        found = {name: each.shape for name, each in self._located.items() if not name.startswith(beyond)}
         ignored = _IGNORED_INT4 + self._empty_biases(wanted) if spec.int4 else _IGNORED
         check_tensors(folder, wanted, found, ignored)
         self._check_types(wanted)
         self._int4 = spec.int4
+        self._order = _halves_first(spec) if spec.rotary_dim else None
+        if self._order is not None and spec.int4:
+            raise ModelError(f"{folder}: weights in four bits of heads that turn only in part are not supported")
 
     def read(self, name: str) -> NDArray[np.float32]:
         stored = self.stored(name)
-        return widen_int4(stored) if isinstance(stored, Int4Stored) else stored.floats()
+        if isinstance(stored, Int4Stored):
+            return widen_int4(stored)
+        return widen(stored) if stored.kind == "MXFP4" else stored.floats()
 
     def stored(self, name: str) -> Stored | Int4Stored:
         place, names = self._places[name], self._int4_names.get(name)
+        if self._fused and place.expert is not None:
+            return self._fused.stored(name)
         if not (names and self._int4):
-            return self._located[place.hf_name].stored()
+            found = self._located[place.hf_name].stored()
+            if self._order is not None and name.rpartition(".")[2] in _TURNED:
+                return _reordered(found, self._order)
+            return found
         num_out, num_in = place.shape
         stored = {part: self._located[each].stored() for part, each in names.items()}
         scales = stored.pop("scales")
@@ -80,7 +104,9 @@ class SafetensorsWeights:
         words = {name for parts in self._int4_names.values() for name in parts.values()} - scales
         for name in names:
             found = self._located[name]
-            _check_type(found.path, name, found.kind, ["I32"] if name in words else _FLOAT_BYTES)
+            is_packed = self._fused is not None and name in self._fused.packed_names
+            allowed = ["U8"] if is_packed else ["I32"] if name in words else _FLOAT_BYTES
+            _check_type(found.path, name, found.kind, allowed)
         kinds = {self._located[name].kind for name in scales}
         if len(kinds) > 1:
             raise ModelError(f"{self._folder}: some scales are {', others '.join(sorted(kinds))}: one kind is wanted")
@@ -90,6 +116,25 @@ class SafetensorsWeights:
         others = [name for name in self._located if name.endswith("_proj.bias") and name not in wanted]
         plain = [name for name in others if (shape := self._located[name].shape) and 0 not in shape]
         return [name for name in plain if not self._located[name].stored().data.any()]
+
+
+def _halves_first(spec: ModelSpec) -> NDArray[np.intp]:
+    """The dimensions of a head as they are stored, in our order. Queries and keys in the same order are as alike as
+    they were.
+
+    stored   [ turns: first | second | does not turn: a | b ]
+    ours     [ first | a ]  [ second | b ]
+    """
+    turning, half = spec.rotary_dim or spec.head_dim, spec.head_dim // 2
+    first, second, still = np.split(np.arange(spec.head_dim), [turning // 2, turning])
+    return np.concatenate([first, still[: half - len(first)], second, still[half - len(first) :]])
+
+
+def _reordered(found: Stored, order: NDArray[np.intp]) -> Stored:
+    """The rows of each head, or the numbers of a vector for each, in that order."""
+    row_bytes = found.data.size // found.shape[0]
+    heads = found.data.reshape(-1, len(order), row_bytes)[:, order]
+    return Stored(np.ascontiguousarray(heads).reshape(found.data.shape), found.kind, found.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -161,52 +206,46 @@ def config_spec(folder: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelError(f"{folder} is not a Hugging Face folder: config.json is missing")
     config = read_json(path)
-    family, max_context = _family(config, path), _number(config, "max_position_embeddings", int, path)
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    window = window if isinstance(window, int) and 0 < window < max_context else None
+    family, max_context = parse_family(config, path), parse_number(config, "max_position_embeddings", int, path)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelError(f"{path}: the rotary scaling should be an object, not {rope!r:.60}")
-    num_heads = _number(config, "num_attention_heads", int, path)
-    hidden_size = _number(config, "hidden_size", int, path)
+    num_layers = parse_number(config, "num_hidden_layers", int, path)
+    num_heads = parse_number(config, "num_attention_heads", int, path)
+    hidden_size = parse_number(config, "hidden_size", int, path)
+    head_dim = parse_number(config, "head_dim", int, path, hidden_size // num_heads)
+    rotary_dim = parse_rotary_dim(config, family, head_dim, path)
+    theta = parse_number({**config, **rope}, "rope_theta", float, path, _THETAS.get(family, 10_000.0))
+    if "original_max_position_embeddings" in config:  # beside the scaling, where older files have it
+        rope = {"original_max_position_embeddings": config["original_max_position_embeddings"], **rope}
+    scaling = scaling_from_config(
+        rope, theta=theta, head_dim=rotary_dim or head_dim, max_context=max_context, where=str(path)
+    )
+    max_context = stretched_context(rope, max_context)
+    has_qkv_bias, has_o_bias = parse_biases(config, family)
     return ModelSpec(
         family=family,
-        num_layers=_number(config, "num_hidden_layers", int, path),
+        num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=_number(config, "intermediate_size", int, path),
+        intermediate_size=parse_number(config, "intermediate_size", int, path),
         num_heads=num_heads,
-        num_kv_heads=_number(config, "num_key_value_heads", int, path, num_heads),
-        head_dim=_number(config, "head_dim", int, path, hidden_size // num_heads),
-        vocab_size=_number(config, "vocab_size", int, path),
-        max_context=window or max_context,
-        rms_eps=_number(config, "rms_norm_eps", float, path),
-        rope_theta=_number({**config, **rope}, "rope_theta", float, path, 10_000.0),
-        rope_scaling=scaling_from_config(rope, str(path)),
+        num_kv_heads=parse_number(config, "num_key_value_heads", int, path, num_heads),
+        head_dim=head_dim,
+        vocab_size=parse_number(config, "vocab_size", int, path),
+        max_context=max_context,
+        rms_eps=parse_number(config, "rms_norm_eps", float, path),
+        rope_theta=theta,
+        rope_scaling=scaling,
         has_tied_head=bool(config.get("tie_word_embeddings", False)),
-        has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
-        has_qk_norm=family == "qwen3",
-        int4=parse_int4(config, path),
-        window=window,
+        has_qkv_bias=has_qkv_bias,
+        has_o_bias=has_o_bias,
+        has_qk_norm=has_qk_norm(config, family),
+        has_sinks=family == "gptoss",
+        windows=parse_windows(config, num_layers, max_context, path),
+        rotary_dim=rotary_dim,
+        experts=parse_experts(config, family, path),
+        int4=None if is_mxfp4(config) else parse_int4(config, path),
     )
-
-
-def _family(config: Mapping[str, Any], path: Path) -> Family:
-    model_type = config.get("model_type")
-    if model_type not in _FAMILIES:
-        raise ModelError(f"{path}: the architecture {model_type!r} is not supported (only {', '.join(_FAMILIES)} are)")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")
-    if config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{path}: rotary positions over only a part of each head are not supported")
-    return _FAMILIES[model_type]
-
-
-def _number(config: Mapping[str, Any], key: str, kind: type[T], path: Path, default: T | None = None) -> T:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or kind(value) != value:
-        raise ModelError(f"{path}: {key} should be a number above zero, not {value!r:.60}")
-    return kind(value)
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:

@@ -5,11 +5,11 @@ One table for every format, so a tensor that is missing, misshapen or unheard of
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 
 from hotloop.core.errors import ConfigError, ModelError
-from hotloop.models.spec import ModelSpec
+from hotloop.models.spec import ExpertsSpec, Family, ModelSpec
 
 MAX_CONTEXT = 1 << 24
 
@@ -35,6 +35,33 @@ _LAYER_NAMES = {
     "gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
     "up": ("ffn_up.weight", "mlp.up_proj.weight"),
     "down": ("ffn_down.weight", "mlp.down_proj.weight"),
+    "o_bias": ("attn_output.bias", "self_attn.o_proj.bias"),
+    "sinks": ("attn_sinks.weight", "self_attn.sinks"),
+    "router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
+    "router_bias": ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    "shared_gate": ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+    "shared_up": ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+    "shared_down": ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
+}
+# of an expert's matrix: (in a GGUF's blk.N, where one tensor has those of all, and what Hugging Face's experts.M has)
+_EXPERT_NAMES = {
+    "gate": ("ffn_gate_exps.weight", "gate_proj.weight"),
+    "up": ("ffn_up_exps.weight", "up_proj.weight"),
+    "down": ("ffn_down_exps.weight", "down_proj.weight"),
+    "gate_bias": ("ffn_gate_exps.bias", "gate_proj.bias"),
+    "up_bias": ("ffn_up_exps.bias", "up_proj.bias"),
+    "down_bias": ("ffn_down_exps.bias", "down_proj.bias"),
+}
+# what some families' folders call it
+_FAMILY_NAMES: dict[Family, dict[str, str]] = {
+    "mixtral": {
+        "mlp.gate": "block_sparse_moe.gate",
+        "mlp.experts": "block_sparse_moe.experts",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+    },
+    "gptoss": {"mlp.gate.weight": "mlp.router.weight", "mlp.gate.e_score_correction_bias": "mlp.router.bias"},
 }
 
 
@@ -46,6 +73,8 @@ class TensorPlace:
     shape: tuple[int, ...]
     gguf_name: str
     hf_name: str
+    expert: int | None = None
+    """Whose it is; a GGUF has those of all in one tensor."""
 
 
 def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
@@ -59,11 +88,8 @@ def check_spec(path: Path, spec: ModelSpec, num_tensors: int) -> None:
         raise ModelError(f"{path}: {spec.num_heads} heads cannot share {spec.num_kv_heads} heads of keys and values")
     if spec.head_dim % 2:
         raise ModelError(f"{path}: a head of {spec.head_dim} dimensions has no rotary halves")
-    rope = spec.rope_scaling
-    if rope and not (
-        rope.factor > 0 and 0 < rope.low_freq_factor < rope.high_freq_factor and rope.original_context > 0
-    ):
-        raise ModelError(f"{path}: its llama3 rotary scaling makes no sense: {rope}")
+    if spec.experts and not 0 < spec.experts.num_chosen <= spec.experts.num_experts:
+        raise ModelError(f"{path}: of {spec.experts.num_experts} experts {spec.experts.num_chosen} cannot be chosen")
     if spec.max_context > MAX_CONTEXT:
         raise ModelError(f"{path}: a context of {spec.max_context} tokens is claimed; at most {MAX_CONTEXT} are read")
 
@@ -72,11 +98,22 @@ def tensor_places(spec: ModelSpec) -> Iterator[TensorPlace]:
     """Every tensor a model of this spec must have."""
     for name, shape in outer_shapes(spec).items():
         yield TensorPlace(name, shape, *_OUTER_NAMES[name])
-    shapes = layer_shapes(spec)
     for i in range(spec.num_layers):
-        for name, shape in shapes.items():
-            gguf_name, hf_name = _LAYER_NAMES[name]
-            yield TensorPlace(f"layers.{i}.{name}", shape, f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}")
+        for name, shape in layer_shapes(spec, i).items():
+            gguf_name, hf_name, expert = _file_names(name)
+            for ours, theirs in _FAMILY_NAMES.get(spec.family, {}).items():
+                hf_name = hf_name.replace(ours, theirs)
+            names = f"blk.{i}.{gguf_name}", f"model.layers.{i}.{hf_name}"
+            yield TensorPlace(f"layers.{i}.{name}", shape, *names, expert)
+
+
+def _file_names(name: str) -> tuple[str, str, int | None]:
+    """What a layer's tensor is called in a GGUF and in Hugging Face's folder, and whose it is."""
+    if not name.startswith("experts."):
+        return *_LAYER_NAMES[name], None
+    _, expert, part = name.split(".")
+    gguf_name, hf_name = _EXPERT_NAMES[part]
+    return gguf_name, f"mlp.experts.{expert}.{hf_name}", int(expert)
 
 
 def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -85,22 +122,62 @@ def outer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {"embed": table, "final_norm": (spec.hidden_size,), **head}
 
 
-def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, mlp = spec.hidden_size, spec.intermediate_size
+def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden = spec.hidden_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
     shapes |= {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
-    shapes |= {"gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp)}
+    if spec.experts and spec.has_experts(layer):
+        shapes |= _expert_shapes(spec.experts, hidden)
+    else:
+        shapes |= _mlp_shapes("", hidden, spec.intermediate_size)
     if spec.has_qkv_bias:
         shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
     if spec.has_qk_norm:
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+    if spec.has_o_bias:
+        shapes["o_bias"] = (hidden,)
+    if spec.has_sinks:
+        shapes["sinks"] = (spec.num_heads,)
     return shapes
+
+
+def _expert_shapes(experts: ExpertsSpec, hidden: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"router": (experts.num_experts, hidden)}
+    if experts.has_router_bias:
+        shapes["router_bias"] = (experts.num_experts,)
+    if experts.shared_size:
+        shapes |= _mlp_shapes("shared_", hidden, experts.shared_size)
+    for i in range(experts.num_experts):
+        prefix = f"experts.{i}."
+        shapes |= _mlp_shapes(prefix, hidden, experts.size)
+        if experts.has_bias:
+            shapes |= {f"{prefix}gate_bias": (experts.size,), f"{prefix}up_bias": (experts.size,)}
+            shapes[f"{prefix}down_bias"] = (hidden,)
+    return shapes
+
+
+def num_active_weights(spec: ModelSpec) -> int:
+    """Of the layers' matrices, those that a token is multiplied with: of experts the chosen ones."""
+    if spec.experts:
+        spec = replace(spec, experts=replace(spec.experts, num_experts=spec.experts.num_chosen))
+    shapes = [shape for layer in range(spec.num_layers) for shape in layer_shapes(spec, layer).values()]
+    return sum(prod(shape) for shape in shapes if len(shape) > 1)
+
+
+def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}gate": (size, hidden), f"{prefix}up": (size, hidden), f"{prefix}down": (hidden, size)}
 
 
 def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
     """What each of several GPUs computes: its heads, and its part of the MLP. All else is whole."""
-    for count, what in ((spec.num_kv_heads, "heads of keys and values"), (spec.intermediate_size, "rows of the MLP")):
+    experts = spec.experts
+    parts = [(spec.num_kv_heads, "heads of keys and values")]
+    if not experts or experts.num_dense:
+        parts.append((spec.intermediate_size, "rows of the MLP"))
+    if experts:
+        parts += [(experts.size, "rows of each expert"), (experts.shared_size, "rows of the shared expert")]
+    for count, what in parts:
         if count % num_gpus:
             raise ConfigError(f"{count} {what} cannot be split over {num_gpus} GPUs")
     return replace(
@@ -108,6 +185,8 @@ def share_of(spec: ModelSpec, num_gpus: int) -> ModelSpec:
         num_heads=spec.num_heads // num_gpus,
         num_kv_heads=spec.num_kv_heads // num_gpus,
         intermediate_size=spec.intermediate_size // num_gpus,
+        experts=experts
+        and replace(experts, size=experts.size // num_gpus, shared_size=experts.shared_size // num_gpus),
     )
 
 

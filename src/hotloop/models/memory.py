@@ -6,7 +6,7 @@ Knows no backend: how often one holds its weights, and what a GPU has, is handed
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -29,24 +29,33 @@ _CONTROL_GROUPS = (
 
 def weight_bytes(spec: ModelSpec, weight_format: WeightFormat) -> int:
     outer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in _outer_shapes(spec, weight_format).items())
-    layer = sum(_tensor_bytes(name, shape, weight_format) for name, shape in layer_shapes(spec).items())
-    return outer + spec.num_layers * layer
+    return outer + sum(_tensor_bytes(name, shape, weight_format) for name, shape in _all_shapes(spec))
+
+
+def without_experts(spec: ModelSpec) -> ModelSpec:
+    """All but the experts, which a CPU holds once, whatever it compiles."""
+    return replace(spec, experts=spec.experts and replace(spec.experts, num_experts=0))
 
 
 def gpu_weight_bytes(spec: ModelSpec, weight_format: WeightFormat, num_gpus: int) -> int:
     """What each of several GPUs holds of the weights: its share of the layers and of the head, and all of the rest.
 
-    Matrices that the files hold in four bits are held so, unless that format is fp8.
+    Matrices that the files hold in four bits are held so, unless that format is fp8; of experts those in MXFP4.
     """
     whole = _outer_shapes(spec, weight_format)
     head = _tensor_bytes("head", whole["head"], weight_format) if "head" in whole else 0
     share = share_of(spec, num_gpus)
     total = weight_bytes(share, weight_format) - head + -(-head // num_gpus)
+    if share.experts and share.experts.is_mxfp4 and weight_format != "fp8":
+        total -= sum(
+            _tensor_bytes(name, shape, weight_format) - prod(shape) * 17 // 32
+            for name, shape in _all_shapes(share)
+            if name.startswith("experts.") and len(shape) == 2
+        )
     if spec.int4 and weight_format != "fp8":
-        for name, shape in layer_shapes(share).items():
-            if len(shape) == 2:
-                saved = _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
-                total -= spec.num_layers * saved
+        for name, shape in _all_shapes(share):
+            if len(shape) == 2 and not name.startswith(("router", "experts.")):
+                total -= _tensor_bytes(name, shape, weight_format) - _int4_bytes(shape, spec.int4.group_size)
     return total
 
 
@@ -143,6 +152,12 @@ def _group_bytes(folder: Path, limit: str, usage: str, stat: str, droppable: str
     return max(0, most - used + _numbers(folder / stat).get(droppable, 0))
 
 
+def _all_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of all layers."""
+    for layer in range(spec.num_layers):
+        yield from layer_shapes(spec, layer).items()
+
+
 def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:
     """With fp8 the head is held by itself, in int8, even if it is the embedding as well."""
     return outer_shapes(replace(spec, has_tied_head=False) if weight_format == "fp8" else spec)
@@ -151,12 +166,12 @@ def _outer_shapes(spec: ModelSpec, weight_format: WeightFormat) -> dict[str, tup
 def _tensor_bytes(name: str, shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     """As the CPU backend holds it: vectors in float32, and the embedding, which is looked up, never below int8.
 
-    fp8 is the GPU's, which leaves the embedding in bf16.
+    fp8 is the GPU's, which leaves the embedding and routers in bf16.
     """
     count = prod(shape)
     if len(shape) == 1 or weight_format == "f32":
         return 4 * count
-    if weight_format == "bf16" or (weight_format == "fp8" and name == "embed"):
+    if weight_format == "bf16" or (weight_format == "fp8" and name in ("embed", "router")):
         return 2 * count
     if weight_format == "fp8":
         return count + 4 * shape[0]

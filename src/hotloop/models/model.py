@@ -145,7 +145,7 @@ def _read_gguf(name: str, path: Path) -> Model:
     tokenizer = gguf_tokenizer(file)
     template = _gguf_template(file, tokenizer)
     weights, size_bytes = GgufWeights(file, spec), path.stat().st_size
-    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, size_bytes, _notes(spec))
+    return Model(name, path, _fingerprint([path]), spec, tokenizer, template, weights, size_bytes)
 
 
 def _gguf_template(file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -166,7 +166,7 @@ def _read_folder(name: str, path: Path) -> Model:
     tokenizer, template = folder_tokenizer(path), folder_template(path)
     files = [path / "config.json", path / "tokenizer.json", *weight_files(path)]
     size_bytes = sum(file.stat().st_size for file in files)
-    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes, _notes(spec))
+    return Model(name, path, _fingerprint(files), spec, tokenizer, template, weights, size_bytes)
 
 
 def _read_dummy(name: str, path: Path) -> Model:
@@ -177,12 +177,8 @@ def _read_dummy(name: str, path: Path) -> Model:
     tokenizer = folder_tokenizer(path) if has_tokenizer else dummy_tokenizer(spec.vocab_size)
     weights, template = DummyWeights(spec), folder_template(path)
     fingerprint = "dummy-" + _fingerprint([path / "config.json"])
-    notes = ("its weights are random", *_notes(spec))
+    notes = ("its weights are random",)
     return Model(name, path, fingerprint, spec, tokenizer, template, weights, 0, notes)
-
-
-def _notes(spec: ModelSpec) -> tuple[str, ...]:
-    return (f"the context is limited to the model's sliding window of {spec.window} tokens",) if spec.window else ()
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from hotloop.core.errors import ModelError
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3moe", "mixtral", "gptoss", "glm4moe"]
 Int4Method = Literal["awq", "gptq", "compressed-tensors"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretched rotary frequencies; other kinds are refused when the model is read."""
+    """Rotary frequencies that are stretched for long contexts, whichever way."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+    divisors: tuple[float, ...]
+    """Of the frequency of each pair of dimensions."""
+    magnitude: float = 1.0
+    """What turned queries and keys are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,40 @@ class Int4Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: many small MLPs in place of one, of which a router chooses a few for each token.
+
+    A router's scores are the softmax of its logits, or the sigmoid of each; what the chosen experts come to is summed
+    up, each times its score.
+    """
+
+    num_experts: int
+    num_chosen: int
+    size: int
+    """Rows of an expert's gate, and of its up."""
+    is_sigmoid: bool = False
+    is_normed: bool = True
+    """Whether the scores of the chosen are made to sum up to one."""
+    scale: float = 1.0
+    """Of the scores, last."""
+    has_bias: bool = False
+    """Whether experts have biases."""
+    has_router_bias: bool = False
+    """Whether something is added to the logits; to the scores, for the choice alone, where they are sigmoids."""
+    gate_limit: float | None = None
+    """Beyond which gate and up are cut off, and then multiplied as sigmoid(slope * gate) * gate * (up + 1)."""
+    gate_slope: float = 1.0
+    shared_size: int = 0
+    """Rows of the gate of an MLP beside the experts, which every token goes to."""
+    is_mxfp4: bool = False
+    """Whether the files hold the experts' matrices in MXFP4."""
+    num_dense: int = 0
+    """Layers before the first with experts, which have an MLP."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder-only transformer: RMS norm, rotary positions, grouped-query attention, gated MLP."""
+    """A decoder-only transformer: RMS norm, rotary positions, grouped-query attention, gated MLP or experts."""
 
     family: Family
     num_layers: int
@@ -56,11 +88,25 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
     has_tied_head: bool = False
     has_qkv_bias: bool = False
+    has_o_bias: bool = False
     has_qk_norm: bool = False
+    has_sinks: bool = False
+    """Whether each head has a logit of its own beside those of the keys, which takes a share and gives nothing."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer how many tokens it sees, the last one included; None: all of them. Empty if all layers do."""
+    rotary_dim: int | None = None
+    """How many dimensions of a head turn, if not all: the first of each half."""
+    experts: ExpertsSpec | None = None
+    """What layers have in place of an MLP, if anything."""
     int4: Int4Spec | None = None
     """How the files hold the matrices of layers, if in four bits."""
-    window: int | None = None
-    """The sliding window, if the context ends with it: up to there the model is exact."""
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens a layer sees; None: all of them."""
+        return self.windows[layer] if self.windows else None
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer >= self.experts.num_dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +165,9 @@ class Weights(Protocol):
     """The tensors of a model, one at a time, by one set of names whatever the file calls them:
 
     `embed` `final_norm` `head`, and for each layer `layers.N.` +
-    `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `q_norm` `k_norm` `mlp_norm` `gate` `up` `down`
+    `attn_norm` `q` `k` `v` `o` `q_bias` `k_bias` `v_bias` `o_bias` `q_norm` `k_norm` `sinks` `mlp_norm` and
+    `gate` `up` `down`, or of a mixture of experts `router` `router_bias` `shared_gate` `shared_up` `shared_down`, and
+    for each expert `experts.M.` + `gate` `up` `down` `gate_bias` `up_bias` `down_bias`
 
     Matrices are [out, in]. Rotary halves are kept apart, as Hugging Face does, never interleaved.
     `head` is absent where the head is tied to `embed`.

@@ -19,11 +19,12 @@ from starlette.types import Receive, Scope, Send
 from hotloop.border.requests import OPEN_PATHS, REQUEST_ID_HEADER, has_key, parse_request_id
 from hotloop.core.config import parse_bytes
 from hotloop.core.errors import HotloopError
+from hotloop.router.client_stream import ClientStream
 from hotloop.router.config import FleetConfig
-from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error
+from hotloop.router.errors import RouteError, as_route_error, error_headers, render_error, render_event
 from hotloop.router.kinds import PATHS, Api
 from hotloop.router.metrics import CONTENT_TYPE, RouterMetrics
-from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay
+from hotloop.router.proxy import BadAnswer, Proxy, kept_headers, relay, send_whole
 from hotloop.router.replicas.fleet import Fleet
 from hotloop.router.request import RoutedRequest, parse_request
 from hotloop.router.spans import RouteRecorder, RouteSpan
@@ -38,8 +39,6 @@ from hotloop.wire.models import VERSION_HEADER, ServedModel, render_model, rende
 log = logging.getLogger("hotloop.router")
 
 
-ROUTE_HEADER = b"x-hotloop-route"
-NOTES_HEADER = b"x-hotloop-notes"
 TIER_HEADER = b"x-hotloop-tier"
 OWNED = {"/v1/responses/": "response_not_found", "/v1/cache/explain/": "explanation_not_found"}
 """Paths that name an answer, which only the replica that made it knows; and the code if no replica does."""
@@ -54,16 +53,10 @@ class ClientCall:
     request_id: str
     headers: dict[bytes, bytes]
     receive: Receive
-    send: Send
-
-    @property
-    def id_header(self) -> tuple[bytes, bytes]:
-        return _ID_HEADER, self.request_id.encode("latin-1")
+    client: ClientStream
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        headers = [*headers, self.id_header, (b"content-length", str(len(body)).encode())]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.client.send_whole(status, headers, body)
 
     async def read_body(self, max_bytes: int) -> bytes:
         """No more of it than allowed. One that does not say it is JSON is refused, as the server does."""
@@ -121,7 +114,8 @@ class RouterApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = parse_request_id(headers.get(_ID_HEADER, b"").decode("latin-1"))
         headers[_ID_HEADER] = request_id.encode()
-        caller = ClientCall(request_id, headers, receive, send)
+        client = ClientStream(send, [(_ID_HEADER, request_id.encode("latin-1"))])
+        caller = ClientCall(request_id, headers, receive, client)
         api = PATHS.get(scope["path"])
         try:
             if self._key and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
@@ -142,8 +136,9 @@ class RouterApp:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers.items()}
             request = parse_request(path, headers, body)
             with self.recorder.open(request, caller.headers, caller.request_id) as span:
-                if not await caller.do_unless_gone(self._answer(request, span, caller)):
-                    span.hang_up()
+                async with caller.client.kept_alive(request.api, is_stream=request.is_stream):
+                    if not await caller.do_unless_gone(self._answer(request, span, caller)):
+                        span.hang_up()
         elif path.startswith(tuple(OWNED)):
             await caller.do_unless_gone(self._ask_owner(method, path, scope["query_string"], caller))
         elif method == "GET" and path == "/metrics":
@@ -170,18 +165,15 @@ class RouterApp:
         self, request: RoutedRequest, span: RouteSpan, caller: ClientCall, tier: TierChoice | None = None
     ) -> None:
         begun_at = time.monotonic()
-        begun = await self._proxy.begin(request, span)
+        if tier:
+            caller.client.add_header(*_tier_header(tier))
+        begun = await self._proxy.begin(request, span, caller.client)
         replica, choice = begun.place.replica, begun.place.ticket.choice
         span.begin(choice, begun.status)
         try:
             first_byte_s = time.monotonic() - begun_at
             self.metrics.count_begun(request.api, replica.name, begun.status, choice.reason, first_byte_s)
-            matched = f"{choice.matched_tokens}/{request.num_tokens}"
-            route = render_route(choice.name, choice.reason, matched, begun.num_tried)
-            headers = [(ROUTE_HEADER, route), caller.id_header, *([_tier_header(tier)] if tier else [])]
-            if begun.notes:
-                headers.append((NOTES_HEADER, "; ".join(begun.notes).encode("ascii", "replace")[:1000]))
-            summary = await relay(begun, request.api, headers, caller.request_id, caller.send)
+            summary = await relay(begun, request.api, caller.request_id, caller.client)
             self.fleet.learn(begun.place, summary)
             self.metrics.count_ended(replica.name, summary)
             span.end(summary)
@@ -210,12 +202,11 @@ class RouterApp:
         if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             await caller.send_whole(response.status, headers, await read_body(response, self._max_body))
             return
-        head = [*headers, caller.id_header]
-        await caller.send({"type": "http.response.start", "status": response.status, "headers": head})
+        await caller.client.begin(response.status, headers)
         with contextlib.suppress(UpstreamFailed):
             async for piece in response:
-                await caller.send({"type": "http.response.body", "body": piece, "more_body": True})
-        await caller.send({"type": "http.response.body", "body": b""})
+                await caller.client.write(piece)
+        await caller.client.write(b"", is_last=True)
 
     def _show(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Any]:
         if path == "/health":
@@ -259,15 +250,13 @@ class RouterApp:
         refusal = as_route_error(error)
         self.metrics.count_refusal(refusal.code)
         if isinstance(error, BadAnswer) and error.is_for_client:
-            await caller.send_whole(error.status, kept_headers(error.headers), error.body)
+            headers = kept_headers(error.headers)
+            await send_whole(caller.client, error.status, headers, error.body, api or "chat", caller.request_id)
+        elif caller.client.has_begun:
+            await caller.client.write(render_event(refusal, api or "chat", caller.request_id), is_last=True)
         else:
             body = render_error(refusal, api, caller.request_id)
             await caller.send_whole(refusal.status, error_headers(refusal), body)
-
-
-def render_route(name: str, reason: str, matched: str, num_tried: int) -> bytes:
-    about = f"replica={name}; reason={reason.replace(' ', '_')}; matched={matched}; tried={num_tried}"
-    return about.encode("latin-1", "replace")
 
 
 def _tier_header(choice: TierChoice) -> tuple[bytes, bytes]:

@@ -1,22 +1,22 @@
 """One request's way to an answer: claim a place, send, and retry elsewhere as long as nothing was said yet.
 
     ├── begin: may fail, and be retried ──┤├── relay: byte for byte, and a proper end whatever happens ──┤
-                                          first byte
+                                          first byte that is no ping
 
 A whole answer is held until it is whole, so it can be retried up to its last byte. Of a stream only complete events are
 passed on: one that breaks off in the middle is dropped, so that the error event behind it can be read.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import msgspec
-from starlette.types import Send
 
 from hotloop.core.errors import HotloopError
+from hotloop.router.client_stream import ClientStream
 from hotloop.router.errors import RouteError, render_event
 from hotloop.router.kinds import Api
 from hotloop.router.replicas.fleet import Fleet, Place
@@ -26,6 +26,7 @@ from hotloop.router.spans import RouteSpan
 from hotloop.router.summary import END_BYTES, AnswerSummary, read_id, summarize
 from hotloop.router.translate import Translation, translate
 from hotloop.router.upstream.wire import Headers, UpstreamFailed, UpstreamRequest, UpstreamResponse, read_body
+from hotloop.wire.sse import is_ping
 
 RETRIED = frozenset({429, 500, 502, 503, 504, 529})
 """Where another replica may do better."""
@@ -35,9 +36,13 @@ BUSY = frozenset({429, 529})
 """Too much to do is not broken."""
 DROPPED = frozenset({b"date", b"server", b"set-cookie", b"x-request-id", b"request-id", b"content-length"})
 """Headers of a replica's answer that are not the client's business, or are written anew."""
+ROUTE_HEADER = b"x-hotloop-route"
+NOTES_HEADER = b"x-hotloop-notes"
 MAX_ERROR_BYTES = 64 << 10
 MAX_EVENT_BYTES = 1 << 20
 """A longer one is passed on in pieces."""
+
+_ERROR_MESSAGE = re.compile(rb'"message"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class BadAnswer(RouteError):
@@ -56,6 +61,16 @@ class TranslatedEnd(HotloopError):
 
 
 @dataclass(slots=True)
+class RequestAttempts:
+    """One request, wherever it is put. The client hears when it was accepted; of our own questions nobody does."""
+
+    request: RoutedRequest
+    headers: Mapping[bytes, bytes]
+    client: ClientStream | None = None
+    tried: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ProxiedAnswer:
     """An answer that has begun: from here on there is no other. Give it back with `Proxy.finish`."""
 
@@ -65,9 +80,7 @@ class ProxiedAnswer:
     body: AsyncGenerator[bytes, None]
     """Ends, or raises UpstreamFailed."""
     is_whole: bool
-    notes: tuple[str, ...] = ()
-    """What a translation could not carry over."""
-    num_tried: int = 1
+    headers: Headers = ()
 
 
 @dataclass(slots=True)
@@ -78,29 +91,26 @@ class Proxy:
     max_held_bytes: int
     on_failure: Callable[[str, str], None]
 
-    async def begin(self, request: RoutedRequest, span: RouteSpan) -> ProxiedAnswer:
+    async def begin(self, request: RoutedRequest, span: RouteSpan, client: ClientStream | None = None) -> ProxiedAnswer:
         """The first answer that begins. Raises BadAnswer, UpstreamFailed or RouteError where none does."""
         self.fleet.budget.earn()
         known = await self.fleet.find_known(request)
-        tried: list[str] = []
+        attempts = RequestAttempts(request, span.headers, client)
         while True:
             asked_at = time.monotonic()
-            place = await self.fleet.claim(request, tried, known)
+            place = await self.fleet.claim(request, attempts.tried, known)
             name = place.replica.name
-            tried.append(name)
+            attempts.tried.append(name)
             claimed_at = time.monotonic()
             span.claim(name, claimed_at - asked_at)
             try:
-                begun = await self._begin_at(place, request, span.headers, tried)
+                return await self._begin_at(place, attempts)
             except (UpstreamFailed, BadAnswer) as failure:
                 why = failure.stage if isinstance(failure, UpstreamFailed) else str(failure.status)
                 self.on_failure(name, why)
                 span.fail(name, why, claimed_at)
-                if len(tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
+                if len(attempts.tried) > self.fleet.config.router.max_retries or not self.fleet.budget.spend():
                     raise
-            else:
-                begun.num_tried = len(tried)
-                return begun
 
     async def finish(self, begun: ProxiedAnswer) -> None:
         try:
@@ -109,21 +119,19 @@ class Proxy:
         finally:
             self.fleet.release(begun.place)
 
-    async def _begin_at(
-        self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes], tried: list[str]
-    ) -> ProxiedAnswer:
+    async def _begin_at(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         """There; or, if that takes long, at a second replica as well: the first to succeed, or the last failure. What
         the other had begun is given back."""
         after_s = self.fleet.config.router.hedge_after_s
         if after_s is None:
-            return await self._attempt(place, request, headers)
-        tasks = {asyncio.create_task(self._attempt(place, request, headers))}
+            return await self._attempt(place, attempts)
+        tasks = {asyncio.create_task(self._attempt(place, attempts))}
         try:
             done, pending = await asyncio.wait(tasks, timeout=after_s)
             can_hedge = not done and self.fleet.budget.spend()
-            if can_hedge and (other := self.fleet.try_claim(request, tried, {}, is_new=True)):
-                tried.append(other.replica.name)
-                tasks.add(asyncio.create_task(self._attempt(other, request, headers)))
+            if can_hedge and (other := self.fleet.try_claim(attempts.request, attempts.tried, {}, is_new=True)):
+                attempts.tried.append(other.replica.name)
+                tasks.add(asyncio.create_task(self._attempt(other, attempts)))
                 pending = set(tasks)
             while not any(not task.exception() for task in done) and pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -137,11 +145,11 @@ class Proxy:
                 if isinstance(result, ProxiedAnswer):
                     await self.finish(result)
 
-    async def _attempt(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> ProxiedAnswer:
+    async def _attempt(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         """Ask one replica, up to the first byte of its answer. If that fails its place is given back."""
         has_begun = False
         try:
-            begun = await self._send(place, request, headers)
+            begun = await self._send(place, attempts)
             has_begun = True
             self.fleet.begin(place)
             return begun
@@ -156,15 +164,18 @@ class Proxy:
             if not has_begun:
                 self.fleet.give_back(place)
 
-    async def _send(self, place: Place, request: RoutedRequest, headers: Mapping[bytes, bytes]) -> ProxiedAnswer:
+    async def _send(self, place: Place, attempts: RequestAttempts) -> ProxiedAnswer:
         replica = place.replica
-        sent, translation = compose(request, replica, headers)
+        sent, translation = compose(attempts.request, replica, attempts.headers)
         response = await replica.upstream.send(sent)
         replica.last_byte_at = time.monotonic()
         try:
             is_started = response.status < 400 and is_stream(response.headers)
+            headers = answer_headers(response, place, attempts, translation)
+            if is_started and attempts.client:
+                await attempts.client.accept(headers)
             begun = await (self._start if is_started else self._hold)(place, response, translation)
-            begun.notes = translation.notes if translation else ()
+            begun.headers = headers
             return begun
         except BaseException:
             await response.aclose()
@@ -180,8 +191,7 @@ class Proxy:
         return ProxiedAnswer(place, response, status, _single(body), is_whole=True)
 
     async def _start(self, place: Place, response: UpstreamResponse, translation: Translation | None) -> ProxiedAnswer:
-        chunks = aiter(response)
-        body = whole_events(chunks, await anext(chunks, b""))
+        body = await _from_first_event(whole_events(aiter(response)), place.replica)
         if translation:
             body = _translated(body, translation)
         return ProxiedAnswer(place, response, response.status, body, is_whole=False)
@@ -202,15 +212,44 @@ def compose(
     return UpstreamRequest("POST", path, replica.headers(headers), msgspec.json.encode(translated)), translation
 
 
+def answer_headers(
+    response: UpstreamResponse, place: Place, attempts: RequestAttempts, translation: Translation | None
+) -> list[tuple[bytes, bytes]]:
+    """The replica's, where the request went and why, and what a translation could not carry over."""
+    choice = place.ticket.choice
+    matched = f"{choice.matched_tokens}/{attempts.request.num_tokens}"
+    route = render_route(choice.name, choice.reason, matched, len(attempts.tried))
+    notes = "; ".join(translation.notes if translation else ()).encode("ascii", "replace")[:1000]
+    return [*kept_headers(response.headers), (ROUTE_HEADER, route), *([(NOTES_HEADER, notes)] if notes else [])]
+
+
+def render_route(name: str, reason: str, matched: str, num_tried: int) -> bytes:
+    about = f"replica={name}; reason={reason.replace(' ', '_')}; matched={matched}; tried={num_tried}"
+    return about.encode("latin-1", "replace")
+
+
+async def _from_first_event(pieces: AsyncGenerator[bytes, None], replica: Replica) -> AsyncGenerator[bytes, None]:
+    """Waits for something that is no ping: until then nothing was said, and the request may be put elsewhere."""
+    async for first in pieces:
+        replica.last_byte_at = time.monotonic()
+        if not is_ping(first):
+            return _resumed(first, pieces)
+    return pieces
+
+
+async def _resumed(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for piece in pieces:
+        yield piece
+
+
 async def _single(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
 
 
-async def whole_events(chunks: AsyncIterator[bytes], held: bytes = b"") -> AsyncGenerator[bytes, None]:
+async def whole_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The same bytes, cut behind events. If the chunks break off, so does this, less the event they were in."""
-    if cut := end_of_events(held):
-        yield held[:cut]
-        held = held[cut:]
+    held = b""
     async for chunk in chunks:
         held = held + chunk if held else chunk
         if cut := end_of_events(held) or (len(held) if len(held) > MAX_EVENT_BYTES else 0):
@@ -243,32 +282,40 @@ def is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def relay(begun: ProxiedAnswer, api: Api, headers: Headers, request_id: str, send: Send) -> AnswerSummary:
+async def relay(begun: ProxiedAnswer, api: Api, request_id: str, client: ClientStream) -> AnswerSummary:
     """Send all of an answer. A stream that breaks off ends in an error event."""
-    kept = kept_headers(begun.response.headers)
-    head: dict[str, Any] = {"type": "http.response.start", "status": begun.status, "headers": [*kept, *headers]}
     answer_id, tail, last, is_first, is_broken = None, b"", b"", True, False
     try:
         async for piece in begun.body:
             begun.place.replica.last_byte_at = time.monotonic()
             if is_first:
                 answer_id, is_first = read_id(piece), False
-                if begun.is_whole:
-                    head["headers"].append((b"content-length", str(len(piece)).encode()))
-                await send(head)
             tail = (tail + piece)[-END_BYTES:]
-            await send({"type": "http.response.body", "body": piece, "more_body": not begun.is_whole})
+            if begun.is_whole:
+                await send_whole(client, begun.status, begun.headers, piece, api, request_id)
+            else:
+                await client.write(piece)
     except TranslatedEnd:
         is_broken = True
     except UpstreamFailed as failure:
         is_broken = True
         error = RouteError(502, "replica_lost", f"the replica was lost while it answered: {failure}")
         last = render_event(error, api, request_id)
-    if is_first:
-        await send(head)
     if not begun.is_whole:
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await client.write(last, is_last=True)
     return summarize(answer_id, tail, is_messages=api == "messages", is_broken=is_broken)
+
+
+async def send_whole(
+    client: ClientStream, status: int, headers: Headers, body: bytes, api: Api, request_id: str
+) -> None:
+    """A whole answer, or an error; where a stream has begun already, as its last event."""
+    if client.has_begun:
+        about = _ERROR_MESSAGE.search(body)
+        error = RouteError(status, "replica_failed", msgspec.json.decode(about[1]) if about else f"status {status}")
+        await client.write(render_event(error, api, request_id), is_last=True)
+    else:
+        await client.send_whole(status, headers, body)
 
 
 def kept_headers(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -75,6 +75,7 @@ class OutputCollector:
         self._parsers = [parser() for _ in requests]
         self._pending: dict[int, list[Piece]] = {}
         self._waiter: asyncio.Future[None] | None = None  # of who takes what is new
+        self._is_nudged = False
 
     @property
     def has_more(self) -> bool:
@@ -82,9 +83,11 @@ class OutputCollector:
         return not self.is_over or bool(self._pending) or self.failure is not None
 
     async def take(self) -> list[tuple[int, Piece]]:
-        """Everything new, one piece a choice, as soon as there is something. Raises what the answer failed with."""
-        while not self._pending and not self.failure:
+        """Everything new, one piece a choice, as soon as there is something, or nothing after a nudge. Raises what the
+        answer failed with."""
+        while not (self._pending or self.failure or self._is_nudged):
             await self._wait()
+        self._is_nudged = False
         if self.failure:
             raise self.failure
         pending, self._pending = self._pending, {}
@@ -94,6 +97,11 @@ class OutputCollector:
         while not self.is_over:
             await self._wait()
         return await self.take()
+
+    def nudge(self) -> None:
+        """Let whoever waits in `take` go on without anything new."""
+        self._is_nudged = True
+        self._wake()
 
     def add(self, index: int, event: TokenEvent) -> None:
         if self.is_over:

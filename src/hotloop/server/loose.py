@@ -50,20 +50,20 @@ class Loosener:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._lock = threading.Lock()
-        self._kept: RecentDict[str, Loosened] = RecentDict(_MAX_KEPT)
+        self._kept: RecentDict[str, tuple[Loosened, bool]] = RecentDict(_MAX_KEPT)
 
     def loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
         """`is_tried`: what is left is compiled, since something did not. Otherwise it is only looked at."""
         key = json.dumps([tool.name, tool.parameters])
         with self._lock:
-            known = self._kept.get(key)
-        if known and not is_tried:
+            known, was_tried = self._kept.get(key, (None, False))
+        if known and was_tried >= is_tried:
             return known
         found = self._try(tool) if is_tried else _look_at(tool)
         if found.dropped and (not known or found.dropped != known.dropped):
             log.warning("tool %s: %s", tool.name, tell(found.dropped))
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = found, is_tried
         return found
 
     def _try(self, tool: Tool) -> Loosened:

@@ -97,6 +97,9 @@ class MessageStream(MessagesWriter):
     def render(self, piece: Piece) -> Json:
         return self.whole([*self._events(piece), self._end(piece, piece.usage)])
 
+    def ping(self) -> bytes:
+        return write_event("ping")
+
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
         return b"".join(data for _, piece in pieces for event in self._events(piece) for data in self.write(event))
 

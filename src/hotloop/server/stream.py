@@ -1,5 +1,6 @@
 """One way from a job to the engine, and one from the engine's events to a stream, for all endpoints that generate."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from hotloop.core.stream import CallOpened
 from hotloop.server.delivery import OutputCollector, Piece
 from hotloop.server.job import Job
 from hotloop.server.service import Service
+from hotloop.wire.sse import PING_S
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -41,6 +43,8 @@ def submit(http: HttpRequest, job: Job, answer_id: str) -> OutputCollector:
         )
         for i, (token_ids, sampling) in enumerate(choices)
     ]
+    for request in requests:
+        request.resume_at = [pin.num_tokens for pin in job.pins]
     trace = service.recorder.open(http, job, answer_id, requests)
 
     def finish(request: Request, calls: Sequence[CallOpened] | None) -> None:
@@ -80,6 +84,10 @@ class JsonResponse(Response):
 class StreamWriter(Protocol):
     """Renders one answer as server-sent events: what a step gave, each piece with its choice, and the end."""
 
+    def ping(self) -> bytes:
+        """That the request is alive, which says nothing of its answer."""
+        ...
+
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes: ...
 
     def close(self, usages: Sequence[Usage]) -> bytes: ...
@@ -88,26 +96,42 @@ class StreamWriter(Protocol):
 
 
 class EventStream(Response):
-    """An answer as server-sent events: one write for everything a step gave. The status goes out with the first event,
-    so what fails before that still has a status of its own."""
+    """An answer as server-sent events: one write for everything a step gave. What is known before a request is admitted
+    has a status of its own; from then on its client hears at once that it was, and a ping where nothing else came."""
 
-    def __init__(self, outputs: OutputCollector, writer: StreamWriter, request_id: str) -> None:
+    def __init__(
+        self, outputs: OutputCollector, writer: StreamWriter, request_id: str, *, ping_s: float = PING_S
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._writer = writer
         self._request_id = request_id
+        self._ping_s = ping_s
+        self._is_silent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outputs, writer = self._outputs, self._writer
         async with outputs.attended(receive):
-            pieces = await outputs.take()
             await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+            data = writer.ping()
+            self._look()
             try:
                 while outputs.has_more:
-                    if data := writer.send(pieces):
+                    if data:
+                        self._is_silent = False
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     pieces = await outputs.take()
-                last = writer.send(pieces) + writer.close(outputs.usages)
+                    data = writer.send(pieces) if pieces else writer.ping()
+                last = data + writer.close(outputs.usages)
             except HotloopError as error:
                 last = writer.break_off(error, self._request_id)
+            finally:
+                self._timer.cancel()
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _look(self) -> None:
+        """Twice in the time there is: a ping is due if nothing was sent since. So no token has to move a deadline."""
+        if self._is_silent:
+            self._outputs.nudge()
+        self._is_silent = True
+        self._timer = asyncio.get_running_loop().call_later(self._ping_s / 2, self._look)

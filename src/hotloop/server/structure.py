@@ -24,7 +24,6 @@ from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
 
 _SHAPE_PARAMS = {"chat": "response_format", "responses": "text.format", "messages": "output_config.format"}
-_SCHEMA_FIELDS = {"chat": "json_schema.schema", "responses": "schema", "messages": "schema"}
 # Formats whose calls begin like any JSON: an answer in JSON could not be told from them.
 _UNMARKED = frozenset({"llama3"})
 _WITHOUT = "it is enforced as far as possible, and what comes is checked afterwards"
@@ -195,11 +194,9 @@ def _structure_fields(request: ApiRequest, options: Options) -> Iterator[tuple[s
     """Every field that asks for a structure: its name, the kind of structure, its value."""
     if request.shape:
         param, schema = _SHAPE_PARAMS[request.api], request.shape.schema
-        yield (
-            (param, "json_object", None)
-            if schema is None
-            else (f"{param}.{_SCHEMA_FIELDS[request.api]}", "json", schema)
-        )
+        is_named = request.api == "chat" and "name" in request.shape.about  # else it stands beside the type
+        field_name = "json_schema.schema" if is_named else "schema"
+        yield (param, "json_object", None) if schema is None else (f"{param}.{field_name}", "json", schema)
     if options.structured_outputs:
         for kind in ("json", "json_object", "regex", "choice", "grammar"):
             if value := getattr(options.structured_outputs, kind):

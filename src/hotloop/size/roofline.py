@@ -9,12 +9,12 @@ A step of the engine reads every weight once, and computes with the rows of all 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 from hotloop.core.config import WeightFormat
 from hotloop.core.errors import ConfigError
-from hotloop.models.layout import layer_shapes
+from hotloop.models.layout import num_active_weights
 from hotloop.models.memory import gpu_weight_bytes, kv_token_bytes, weight_bytes
 from hotloop.models.spec import Int4Spec, ModelSpec
 from hotloop.size.hardware import Hardware
@@ -107,8 +107,7 @@ class Roofline(NamedTuple):
 
     def prefill_s(self, num_new: int, num_past: float) -> float:
         spec = self.spec
-        layer = sum(prod(shape) for shape in layer_shapes(spec).values() if len(shape) > 1)
-        products = 2 * spec.num_layers * layer * num_new
+        products = 2 * num_active_weights(spec) * num_new
         pairs = num_new * (num_past + num_new / 2)
         attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
         read_s = num_past * self.token_bytes() / self.hardware.engine_bytes_s()

@@ -16,7 +16,12 @@ from hotloop.core.errors import RemoteError
 MAX_BYTES = 64 * 2**20
 """Most that one event may have: whoever sends more means no good."""
 DONE = b"data: [DONE]\n\n"
+PING_S = 10.0
+"""A stream is never silent for longer: clients give up on one that is, and proxies close it."""
+COMMENT = b": ping\n\n"
+"""What keeps a stream alive where the API has no event for it: readers pass over it."""
 
+_PINGS = re.compile(rb'(?:(?::[^\r\n]*|event: ping|data: \{"type": ?"ping"\})?\r?\n)+')
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _encode = msgspec.json.Encoder().encode
@@ -86,6 +91,11 @@ def _split(data: bytes) -> list[bytes]:
     held = b"\r" if data.endswith(b"\r") else b""
     *lines, rest = _LINE_END.split(data.removesuffix(held))
     return [*lines, rest + held]
+
+
+def is_ping(data: bytes) -> bool:
+    """Whether whole events are nothing but pings and comments, which say nothing of an answer."""
+    return _PINGS.fullmatch(data) is not None
 
 
 def write_data(value: Any) -> bytes:

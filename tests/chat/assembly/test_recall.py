@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.chat.speaking import FORMATS, hear
@@ -60,6 +61,13 @@ def test_an_answer_the_template_would_word_otherwise_is_given_to_it_as_text(
         messages, changes = calls.verbatim(given, word)
         assert messages == ((given[0], Message("assistant", ANSWER)) if is_plain else given)
         assert changes == (("messages[1]: calls are worded as the model did",) if is_plain else ())
+
+
+def test_a_space_that_a_client_adds_is_not_read() -> None:
+    calls, call_id = heard_calls()
+    given = history(call_id, WRITTEN)
+    spaced = (given[0], replace(given[1], content="Hm. \n"))
+    assert calls.verbatim(spaced, lambda message: ANSWER)[0] == given
 
 
 def test_an_answer_the_client_has_edited_is_not() -> None:

@@ -12,6 +12,10 @@ What a split finds is a part of a row's result; all parts of a row are merged, t
 included. A row of one part is stored at once.
 
 A sequence that pads the batch has no rows and no keys. Rows of no sequence are left as they are.
+
+With a window a row sees only the last keys up to its own. A small one is read whole by one program, whatever the splits
+and whatever is shared; of a large one a split that has no key in it leaves a part that weighs nothing.
+A sink is one more logit of a head, whose share is lost: what a row's parts are merged with begins with it.
 """
 
 import math
@@ -30,6 +34,8 @@ _TILE_TOKENS = 64
 _MAX_TILE_PAIRS = 128
 _PROGRAMS_PER_SM = 2
 _TILE_PARTS = 16
+MAX_WHOLE_WINDOW = 1024  # keys that one program reads by itself
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +78,32 @@ def decode_attention(
     usual_rows: int,
     scale: float,
     kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,  # [num_heads]
 ) -> torch.Tensor:
-    """Flash-decoding. The number of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
+    """Flash-decoding. The number of sequences, of splits and `max_rows` (of a sequence) are what a CUDA graph fixes.
 
     A sequence with more rows than the usual may load its keys more than once.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
     group = num_heads // num_kv_heads
+    is_whole = window is not None and window <= MAX_WHOLE_WINDOW
+    num_splits = len(lens) if is_whole else len(splits) // SPLIT_INTS
     tile_pairs = min(_MAX_TILE_PAIRS, max(16, triton.next_power_of_2(usual_rows * group)))
     tile_tokens = _TILE_TOKENS if tile_pairs == 16 or q.dtype == torch.float32 else 2 * _TILE_TOKENS
     dim_tile = triton.next_power_of_2(head_dim)
     num_stages = 1 if q.dtype == torch.float32 else 3  # a float32 stage takes twice the shared memory
-    _attend[(num_kv_heads, len(splits) // SPLIT_INTS, triton.cdiv(max_rows * group, tile_pairs))](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, workspace.outs,
+    _attend[(num_kv_heads, num_splits, triton.cdiv(max_rows * group, tile_pairs))](
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, workspace.outs,
         workspace.lses, scale * math.log2(math.e), SPLIT_INTS, num_heads, num_kv_heads, head_dim, block_size,
-        tile_pairs, tile_tokens, dim_tile, num_warps=8 if tile_pairs > 64 else 4, num_stages=num_stages,
-        **overlap(q.device),
+        tile_pairs, tile_tokens, dim_tile, window, is_whole, num_warps=8 if tile_pairs > 64 else 4,
+        num_stages=num_stages, **overlap(q.device),
     )  # fmt: skip
+    if is_whole:
+        return out
     _merge_parts[(len(part_begins) - 1, num_heads)](
-        workspace.outs, workspace.lses, part_begins, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
+        workspace.outs, workspace.lses, part_begins, sinks, out, num_heads, head_dim, _TILE_PARTS, dim_tile,
         num_warps=2, **overlap(q.device),
     )  # fmt: skip
     return out
@@ -101,17 +113,17 @@ def decode_attention(
     do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "splits", "kv_scales"],
 )
 def _attend(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, out, outs, lses, scale_log2,
-    split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, splits, kv_scales, sinks, out, outs, lses,
+    scale_log2, split_ints: tl.constexpr, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile_pairs: tl.constexpr, tile_tokens: tl.constexpr, dim_tile: tl.constexpr,
-    is_overlapped: tl.constexpr,
+    window: tl.constexpr, is_whole: tl.constexpr, is_overlapped: tl.constexpr,
 ):  # fmt: skip
     """Program (kv head, split, tile): pairs of (row, one of the kv head's query heads) over some keys."""
     let_next_begin(is_overlapped)
     wait_for_previous(is_overlapped)
-    kv_head, split, tile = tl.program_id(0), splits + tl.program_id(1) * split_ints, tl.program_id(2)
+    kv_head, tile = tl.program_id(0), tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
-    sequence, begin, end = tl.load(split), tl.load(split + 1), tl.load(split + 2)
+    sequence, begin, end, part, num_parts = _load_split(splits, lens, tl.program_id(1), split_ints, is_whole)
     row_begin = tl.load(row_begins + sequence)
     num_rows = tl.load(row_begins + sequence + 1) - row_begin
     if (tile * tile_pairs >= num_rows * group) | (begin >= end):
@@ -121,19 +133,18 @@ def _attend(
     pair = tile * tile_pairs + tl.arange(0, tile_pairs)
     end_row = tl.minimum(num_rows, tl.cdiv((tile + 1) * tile_pairs, group))  # after the tile's last
     end = tl.minimum(end, length - num_rows + end_row)
-    last = tl.minimum(end - 1, length - num_rows + pair // group)  # key that a row sees
+    own = length - num_rows + pair // group  # a row's own key, and the last that it sees
+    last = tl.minimum(end - 1, own)
+    begin = tl.maximum(begin, first_block(length - num_rows + tile * tile_pairs // group, window, block_size))
 
     d = tl.arange(0, dim_tile)[None, :]
-    is_dim = d < head_dim
-    is_pair = pair < num_rows * group
+    is_dim, is_pair = d < head_dim, pair < num_rows * group
     head = kv_head * group + pair % group
     row_head = (row_begin + pair // group).to(tl.int64) * num_heads + head
     queries = tl.load(q + row_head[:, None] * head_dim + d, mask=is_pair[:, None] & is_dim, other=0.0)
     queries, scale_log2 = _meet_keys(queries, scale_log2, kv_scales, kv_head)
     blocks = block_ids + tl.load(block_begins + sequence)
-    # The peak starts finite and so low that a real one makes whatever was summed under it vanish.
-    peak = tl.full([tile_pairs], -1e30, tl.float32)
-    total = tl.zeros([tile_pairs], tl.float32)
+    peak, total = start_softmax(sinks, head, num_parts == 1)
     found = tl.zeros([tile_pairs, dim_tile], tl.float32)
     for start in range(begin, end, tile_tokens):
         key = start + tl.arange(0, tile_tokens)
@@ -144,9 +155,9 @@ def _attend(
         # tf32x3: what float32 needs to stay exact on tensor cores; other types know nothing of it
         logit = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= last[:, None], logit, -1e30)
+        logit = within(logit, key, own, window)
         new_peak = tl.maximum(peak, tl.max(logit, 1))
-        weight = tl.exp2(logit - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
+        weight, rescale = tl.exp2(logit - new_peak[:, None]), tl.exp2(peak - new_peak)
         v = tl.load(v_cache + at, mask=is_in, other=0.0).to(queries.dtype)
         if kv_scales is not None:  # changes no value: with it they go through shared memory as float16, not as bytes
             v = tl.where(is_in, v, 0.0)
@@ -154,14 +165,54 @@ def _attend(
         total = total * rescale + tl.sum(weight, 1)
         peak = new_peak
 
+    if window is not None:
+        total = tl.maximum(total, 1e-30)  # of a split that has no key in the window
     value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
-    num_parts = tl.load(split + 4)
     if num_parts == 1:
         tl.store(out + row_head[:, None] * head_dim + d, value.to(out.dtype.element_ty), mask=is_pair[:, None] & is_dim)
     else:
-        target = (tl.load(split + 3) + pair // group * num_parts).to(tl.int64) * num_heads + head
+        target = (part + pair // group * num_parts).to(tl.int64) * num_heads + head
         tl.store(outs + target[:, None] * head_dim + d, value, mask=is_pair[:, None] & is_dim)
         tl.store(lses + target, peak + tl.log2(total), mask=is_pair)
+
+
+@triton.jit
+def _load_split(splits, lens, i, split_ints: tl.constexpr, is_whole: tl.constexpr):
+    """The sequence, the first and last key, where the part of its first row goes, how many parts a row has."""
+    if is_whole:
+        return i, 0 * i, tl.load(lens + i), 0 * i, 0 * i + 1
+    split = splits + i * split_ints
+    return tl.load(split), tl.load(split + 1), tl.load(split + 2), tl.load(split + 3), tl.load(split + 4)
+
+
+@triton.jit
+def start_softmax(sinks, head, has_sink):
+    """The largest logit, and the sum of weights, before any key was seen, of rows with these heads.
+
+    The former is finite and so low that a real one makes whatever was summed under it vanish; or it is a sink's.
+    """
+    peak = tl.full(head.shape, -1e30, tl.float32)
+    total = tl.zeros(head.shape, tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * _LOG2_E
+        peak, total = tl.where(has_sink, sink, peak), tl.where(has_sink, 1.0, total)
+    return peak, total
+
+
+@triton.jit
+def first_block(own, window: tl.constexpr, block_size: tl.constexpr):
+    """The first key of the first block that a row with this key sees."""
+    if window is None:
+        return 0
+    return tl.maximum(own - window + 1, 0) // block_size * block_size
+
+
+@triton.jit
+def within(logit, key, own, window: tl.constexpr):
+    """Logits [rows, keys] of the keys in the window that ends with a row's own."""
+    if window is None:
+        return logit
+    return tl.where(key[None, :] > own[:, None] - window, logit, -1e30)
 
 
 @triton.jit
@@ -187,7 +238,7 @@ def _weighed(found, total, kv_scales, scale_index):
 
 @triton.jit(do_not_specialize_on_alignment=["part_begins"])
 def _merge_parts(
-    outs, lses, part_begins, out,
+    outs, lses, part_begins, sinks, out,
     num_heads: tl.constexpr, head_dim: tl.constexpr, tile_parts: tl.constexpr, dim_tile: tl.constexpr,
     is_overlapped: tl.constexpr,
 ):  # fmt: skip
@@ -201,6 +252,8 @@ def _merge_parts(
     d = tl.arange(0, dim_tile)
     peak = -1e30
     total = 0.0
+    if sinks is not None:
+        peak, total = tl.load(sinks + head).to(tl.float32) * _LOG2_E, 1.0
     found = tl.zeros([dim_tile], tl.float32)
     for start in range(begin, end, tile_parts):
         part = start + tl.arange(0, tile_parts)

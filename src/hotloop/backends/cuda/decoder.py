@@ -1,4 +1,4 @@
-"""The forward pass: a dense decoder over one ragged batch, written for one reader and one card.
+"""The forward pass: a decoder over one ragged batch, written for one reader and one card.
 
 The matrix products are in `linear`, with q, k and v and gate and up each in one. Nothing here waits for the device, or
 depends on what a tensor holds, so a call can be captured in a CUDA graph.
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hotloop.backends.cuda.attention import Workspace, decode_attention, programs_to_fill
+from hotloop.backends.cuda.experts import mix
 from hotloop.backends.cuda.flash import Flash
 from hotloop.backends.cuda.groups import Sharing
 from hotloop.backends.cuda.kernels import add_norm, embed, rotate_and_store
@@ -69,12 +70,13 @@ class Decoder:
         out = self._empty(num_rows, self.spec.num_heads, self.spec.head_dim).zero_()  # rows that pad stay so
         embed(step.token_ids, step.sources, chosen, self._weights.embed, residual)
         added = None
-        for layer, kv in zip(self._weights.layers, self.kv, strict=True):
+        counts = self._no_counts()
+        for i, (layer, kv, count) in enumerate(zip(self._weights.layers, self.kv, counts, strict=True)):
             add_norm(added, residual, layer.attn_norm, self.spec.rms_eps, normed)
-            self._attend(step, layer, kv, normed, shape, out)
-            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o))
+            self._attend(step, layer, self.spec.window(i), kv, normed, shape, out)
+            mixed = self._group.all_reduce(linear(out.view(num_rows, -1), layer.o, layer.o_bias))
             add_norm(mixed, residual, layer.mlp_norm, self.spec.rms_eps, normed)
-            added = self._group.all_reduce(linear(gated(normed, layer.gate_up), layer.down))
+            added = self._group.all_reduce(self._mlp(layer, normed, step.slots, count))
         assert added is not None
         residual, added = (torch.index_select(each, 0, step.wanted) for each in (residual, added))
         return add_norm(added, residual, self._weights.final_norm, self.spec.rms_eps, torch.empty_like(residual))
@@ -84,7 +86,14 @@ class Decoder:
         return self._group.gather_columns(logits(hidden, self._weights.head), self.spec.vocab_size)
 
     def _attend(
-        self, step: Views, layer: LayerWeights, kv: torch.Tensor, normed: torch.Tensor, shape: Shape, out: torch.Tensor
+        self,
+        step: Views,
+        layer: LayerWeights,
+        window: int | None,
+        kv: torch.Tensor,
+        normed: torch.Tensor,
+        shape: Shape,
+        out: torch.Tensor,
     ) -> None:
         """Into `out` [rows, heads, head_dim]."""
         spec, num_rows = self.spec, len(normed)
@@ -96,18 +105,19 @@ class Decoder:
         )  # fmt: skip
         short, long = shape.num_short, shape.num_long
         short_q = q[: shape.num_short_rows]
-        if shape.num_items:  # what sequences share comes first
+        if shape.num_items and window is None:  # what sequences share comes first
             shared_attention(
                 short_q, kv[0], kv[1], step.block_ids, step.folded, step.items, step.part_begins, self._workspace,
                 scale=self._scale, kv_scales=layer.kv_scales,
             )  # fmt: skip
         if short:
             decode_attention(
-                short_q, kv[0], kv[1], step.row_begins, step.lens, step.block_ids, step.block_begins, step.splits,
-                step.part_begins, out, self._workspace, max_rows=shape.max_short_rows, usual_rows=shape.usual_rows,
-                scale=self._scale, kv_scales=layer.kv_scales,
+                short_q, kv[0], kv[1], step.row_begins, step.lens[:short], step.block_ids, step.block_begins,
+                step.splits, step.part_begins, out, self._workspace, max_rows=shape.max_short_rows,
+                usual_rows=shape.usual_rows, scale=self._scale, kv_scales=layer.kv_scales, window=window,
+                sinks=layer.sinks,
             )  # fmt: skip
-        if self.flash and long:
+        if self.flash and long and window is None and layer.sinks is None:
             self.flash.attend(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.table, out,
                 max_rows=shape.max_long_rows, scale=self._scale,
@@ -116,8 +126,20 @@ class Decoder:
             prefill_attention(
                 q, kv[0], kv[1], step.row_begins[short + 1 :], step.lens[short:], step.block_ids,
                 step.block_begins[short:], out, num_sequences=long, max_rows=shape.max_long_rows, scale=self._scale,
-                kv_scales=layer.kv_scales,
+                kv_scales=layer.kv_scales, window=window, sinks=layer.sinks,
             )  # fmt: skip
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        if layer.experts and self.spec.experts:
+            return mix(x, layer.experts, self.spec.experts, slots, counts)
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        return linear(gated(x, layer.gate_up), layer.down)
+
+    def _no_counts(self) -> torch.Tensor:
+        """[layers, experts]: how many rows went to each so far."""
+        num_experts = self.spec.experts.num_experts if self.spec.experts else 0
+        return torch.zeros(self.spec.num_layers, num_experts, dtype=torch.int32, device=self._device)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.attention import _meet_keys, _weighed
+from hotloop.backends.cuda.attention import _meet_keys, _weighed, start_softmax, within
 
 TILE_ROWS = 64
 
@@ -33,13 +33,16 @@ def prefill_attention(
     max_rows: int,
     scale: float,
     kv_scales: torch.Tensor | None = None,  # [2 * num_kv_heads] of keys, then values, where the cache is in e4m3
+    window: int | None = None,  # keys that a row sees, its own the last
+    sinks: torch.Tensor | None = None,  # [num_heads]
 ) -> torch.Tensor:
     """Sequence s owns rows [row_begins[s], row_begins[s + 1]), the last of its lens[s] keys."""
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_cache.shape
     _prefill[(triton.cdiv(max_rows, TILE_ROWS), num_heads, num_sequences)](
-        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, out, scale * math.log2(math.e),
-        num_heads, num_kv_heads, head_dim, block_size, TILE_ROWS, triton.next_power_of_2(head_dim),
+        q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, sinks, out,
+        scale * math.log2(math.e), num_heads, num_kv_heads, head_dim, block_size, TILE_ROWS,
+        triton.next_power_of_2(head_dim), window,
         num_warps=4, num_stages=1 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
     return out
@@ -47,9 +50,9 @@ def prefill_attention(
 
 @triton.jit(do_not_specialize_on_alignment=["row_begins", "lens", "block_ids", "block_begins", "kv_scales"])
 def _prefill(
-    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, out, scale_log2,
+    q, k_cache, v_cache, row_begins, lens, block_ids, block_begins, kv_scales, sinks, out, scale_log2,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
-    tile_rows: tl.constexpr, dim_tile: tl.constexpr,
+    tile_rows: tl.constexpr, dim_tile: tl.constexpr, window: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of rows, head, sequence). The last tiles have the most keys, so they go first."""
     sequence, head = tl.program_id(2), tl.program_id(1)
@@ -75,11 +78,12 @@ def _prefill(
     num_whole = (past + tile * tile_rows + 1) // block_size
     end = past + tl.minimum(num_rows, (tile + 1) * tile_rows)
 
-    peak = tl.full([tile_rows], -1e30, tl.float32)
-    total = tl.zeros([tile_rows], tl.float32)
+    peak, total = start_softmax(sinks, tl.full([tile_rows], head, tl.int32), row < num_rows)
     found = tl.zeros([tile_rows, dim_tile], tl.float32)
+    if window is not None:  # all of it masked, from the first block that the tile's first row sees
+        num_whole = tl.maximum(past + tile * tile_rows - window + 1, 0) // block_size
     block = tl.load(blocks).to(tl.int64)
-    for i in range(num_whole):
+    for i in range(0 if window is None else num_whole, num_whole):
         at = block * block_stride + in_block
         block = tl.load(blocks + i + 1, mask=(i + 1) * block_size < end, other=0).to(tl.int64)
         k, v = _load_block(k_cache + at, v_cache + at, is_dim, head_dim == dim_tile)
@@ -92,6 +96,7 @@ def _prefill(
         k, v = tl.load(k_cache + at, mask=is_key, other=0.0), tl.load(v_cache + at, mask=is_key, other=0.0)
         logit = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3") * scale_log2
         logit = tl.where(key[None, :] <= past + row[:, None], logit, -1e30)
+        logit = within(logit, key, past + row, window)
         peak, total, found = _take(logit, v.to(queries.dtype), peak, total, found)
     value = _weighed(found, total, kv_scales, num_kv_heads + kv_head)
     tl.store(out + at_row, value.to(out.dtype.element_ty), mask=is_row)

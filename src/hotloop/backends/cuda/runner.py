@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, HostMemory
+from hotloop.backends.cuda.attention import MAX_WHOLE_WINDOW
 from hotloop.backends.cuda.decoder import MIN_SAVED_BYTES, Decoder
 from hotloop.backends.cuda.failure import first_line, hardware
 from hotloop.backends.cuda.flash import Flash, find_flash
@@ -136,7 +137,10 @@ def working_bytes(spec: ModelSpec, config: EngineConfig, item_bytes: int) -> int
     """What a step of the largest size takes beside weights and KV."""
     num_rows = config.max_step_tokens or STEP_TOKENS
     num_heads = 4 * (spec.num_heads + spec.num_kv_heads)
-    width = 4 * spec.hidden_size + 3 * spec.intermediate_size + num_heads * spec.head_dim
+    mlp, experts = 3 * spec.intermediate_size, spec.experts
+    if experts:
+        mlp = experts.num_chosen * (experts.size + spec.hidden_size) + 3 * experts.num_experts
+    width = 4 * spec.hidden_size + mlp + num_heads * spec.head_dim
     num_logits = 4 * config.max_running * spec.vocab_size  # as computed, as adjusted, and of drafts
     ring_bytes = RING_BYTES if has_host_memory(config) else 0
     return num_rows * width * item_bytes + 4 * num_logits + ring_bytes + _CONTEXT_BYTES
@@ -151,6 +155,7 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
+    num_states = state_bytes = 0
 
     def __init__(
         self,
@@ -186,7 +191,9 @@ class CudaBackend:
         max_rows = max(self.step_tokens, BLOCK_SIZE) + config.max_running * most
         max_blocks = -(-min(self.max_context, self.num_blocks * BLOCK_SIZE) // BLOCK_SIZE)
         self._splitting = splitting = self._decoder.splitting
-        self._sharing = self._decoder.sharing if config.shared_attention else None
+        has_large_windows = any(window and window > MAX_WHOLE_WINDOW for window in spec.windows)
+        is_shared = config.shared_attention and not has_large_windows  # these are read by the same splits as the rest
+        self._sharing = self._decoder.sharing if is_shared else None
         num_items, width = self._decoder.sharing.num_items(max_rows), max_blocks if flash else 0
         num_splits = splitting.max_splits(config.max_running)
         num_long = max(MAX_LONG, config.max_running)

@@ -24,6 +24,8 @@ class Attention(Protocol):
     """[layers, blocks, bytes]; gone once this is closed."""
 
     def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None: ...
+    def set_window(self, layer: int, window: int) -> None: ...
+    def set_sinks(self, layer: int, sinks: Array) -> None: ...
     def plan(self, batch: Batch) -> None:
         """What the next calls of `run` compute."""
 
@@ -58,6 +60,8 @@ class NumpyAttention:
         self._spec = spec
         self._cos, self._sin = np.split(angles[:, None], 2, axis=-1)
         self._norms: dict[int, tuple[Array, Array]] = {}
+        self._windows: dict[int, int] = {}
+        self._sinks: dict[int, Array] = {}
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         self._cache = np.zeros(shape, dtype)
         self.kv: NDArray[np.uint8] = self._cache.reshape(spec.num_layers, num_blocks, -1).view(np.uint8)
@@ -66,6 +70,12 @@ class NumpyAttention:
 
     def set_norms(self, layer: int, q_norm: Array, k_norm: Array) -> None:
         self._norms[layer] = q_norm, k_norm
+
+    def set_window(self, layer: int, window: int) -> None:
+        self._windows[layer] = window
+
+    def set_sinks(self, layer: int, sinks: Array) -> None:
+        self._sinks[layer] = sinks.reshape(self._spec.num_kv_heads, -1, 1)
 
     def plan(self, batch: Batch) -> None:
         tables = np.split(batch.block_ids, batch.block_begins[1:-1])
@@ -92,8 +102,9 @@ class NumpyAttention:
         for tokens, block_ids in self._sequences:
             keys, values = (self._gather(cache[block_ids, i]) for i in (0, 1))
             for token in tokens:
-                num_keys = self._positions[token] + 1
-                rows[token] = _attend(queries[token], keys[:, :num_keys], values[:, :num_keys])
+                num_keys = int(self._positions[token]) + 1
+                seen = slice(max(0, num_keys - self._windows.get(layer, num_keys)), num_keys)
+                rows[token] = _attend(queries[token], keys[:, seen], values[:, seen], self._sinks.get(layer))
 
     def close(self) -> None:
         self._cache = self._cache[:0].copy()
@@ -113,8 +124,12 @@ class NumpyAttention:
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _attend(queries: Array, keys: Array, values: Array) -> Array:
+def _attend(queries: Array, keys: Array, values: Array, sinks: Array | None) -> Array:
     scores = queries @ keys.transpose(0, 2, 1)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed: Array = (shares @ values) / shares.sum(-1, keepdims=True)
+    largest = scores.max(-1, keepdims=True)
+    shares = np.exp(scores - largest)
+    total = shares.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - largest)
+    mixed: Array = (shares @ values) / total
     return mixed

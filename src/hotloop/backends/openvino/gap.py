@@ -9,8 +9,16 @@ from numpy.typing import NDArray
 
 from hotloop.backends.backend import Batch, prompt_batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.attention import BLOCK_SIZE, Attention, Kernel
-from hotloop.backends.openvino.graph import GAP, DecoderGraph, NativeStyle, divide_by_roots, gather_wanted_rows
+from hotloop.backends.openvino.attention import BLOCK_SIZE, Kernel
+from hotloop.backends.openvino.graph import (
+    EXPERTS_GAP,
+    GAP,
+    DecoderGraph,
+    NativeStyle,
+    divide_by_roots,
+    gather_wanted_rows,
+)
+from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import Precision, WeightFormat
 from hotloop.models.memory import kv_token_bytes, weight_bytes
@@ -21,6 +29,9 @@ from hotloop.models.spec import ModelSpec
 MAX_SHORT_TOKENS = 12
 MAX_UNPACKED_BYTES = 512 << 20
 _WHOLE_ROWS = str(2**64 - 1)
+
+Run = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
+"""What fills the gap of a layer: (layer, what comes in, room for what comes out)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +47,37 @@ class GapBackend(CpuBackend):
     """The KV blocks are the kernel's memory, in its own layout."""
 
     def __init__(
-        self, model: Model, kv_bytes: int, kernel: Kernel, *, kv_layout: str, short: Form, long: Form | None = None
+        self,
+        model: Model,
+        kv_bytes: int,
+        kernel: Kernel,
+        *,
+        kv_layout: str,
+        short: Form,
+        long: Form | None = None,
+        precision: Precision = "fast",
     ) -> None:
         """`long`: how the graph is compiled for steps of many tokens, if not as for those of a few."""
         super().__init__(model, kv_bytes, BLOCK_SIZE * kv_token_bytes(model.spec, kernel.item_bytes), kv_layout)
         angles = rotary_table(model.spec, min(self.max_context, self.num_blocks * BLOCK_SIZE))
         self._attention = kernel.create(model.spec, self.num_blocks, angles)
-        if model.spec.has_qk_norm:
-            for layer in range(model.spec.num_layers):
-                norms = (model.weights.read(f"layers.{layer}.{name}") for name in ("q_norm", "k_norm"))
-                self._attention.set_norms(layer, *norms)
+        for layer in range(model.spec.num_layers):
+            self._set_up(layer, model)
+        self._experts = open_experts(model, short.weight_format, precision) if model.spec.experts else None
         self._short = self._compile(model, short)
         self._long = self._compile(model, long) if long else self._short
         self._warm_up()
+
+    def _set_up(self, layer: int, model: Model) -> None:
+        """What attention has to know of a layer."""
+        spec, name = model.spec, f"layers.{layer}."
+        if spec.has_qk_norm:
+            self._attention.set_norms(layer, *(model.weights.read(name + norm) for norm in ("q_norm", "k_norm")))
+        window = spec.window(layer)
+        if window:
+            self._attention.set_window(layer, window)
+        if spec.has_sinks:
+            self._attention.set_sinks(layer, model.weights.read(name + "sinks"))
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         request = self._short if len(batch.token_ids) <= MAX_SHORT_TOKENS else self._long
@@ -69,20 +98,12 @@ class GapBackend(CpuBackend):
     def _compile(self, model: Model, form: Form) -> ov.InferRequest:
         decoder = DecoderGraph(model.spec, model.weights, form.weight_format, NativeStyle(model.spec))
         graph = load_graph(model, f"native-{form.weight_format}", decoder.build)
-        self._fill_gaps(graph, model.spec.num_heads * model.spec.head_dim)
+        fill_gaps(graph, GAP, self._attention.run, model.spec.num_heads * model.spec.head_dim)
+        if self._experts:
+            fill_gaps(graph, EXPERTS_GAP, self._experts.run, model.spec.hidden_size)
         gather_wanted_rows(graph)
         form.adapt(graph)
         return compile_graph(graph, form.options).create_infer_request()
-
-    def _fill_gaps(self, graph: ov.Model, width: int) -> None:
-        """Put the kernel where the graph left room for attention."""
-        for node in graph.get_ordered_ops():
-            if node.get_friendly_name().startswith(GAP):
-                layer = int(node.get_friendly_name().removeprefix(GAP))
-                filling = _AttentionOp(node.input_value(0), self._attention, layer, width)
-                for target in node.output(0).get_target_inputs():
-                    target.replace_source_output(filling.output(0))
-        graph.validate_nodes_and_infer_types()
 
     def _warm_up(self) -> None:
         """The plugin makes its kernels when it first meets a shape: better now than under the first request."""
@@ -128,7 +149,9 @@ class PortableBackend(GapBackend):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0" if precision == "exact" else _WHOLE_ROWS,
         }
         form = Form(weight_format, options, divide_by_roots)
-        super().__init__(model, kv_bytes, kernel, kv_layout=describe_kv(model, "portable", *how), short=form)
+        super().__init__(
+            model, kv_bytes, kernel, kv_layout=describe_kv(model, "portable", *how), short=form, precision=precision
+        )
 
 
 def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
@@ -139,33 +162,44 @@ def long_format(spec: ModelSpec, weight_format: WeightFormat) -> WeightFormat:
     return "bf16" if unpacked_bytes <= MAX_UNPACKED_BYTES else weight_format
 
 
-class _AttentionOp(ov.Op):  # type: ignore[misc]
-    """The kernel as a node of the graph: [tokens, q k v] -> [tokens, mixed heads].
+def fill_gaps(graph: ov.Model, prefix: str, run: Run, width: int) -> None:
+    """Put a kernel where the graph left room for it."""
+    for node in graph.get_ordered_ops():
+        if node.get_friendly_name().startswith(prefix):
+            layer = int(node.get_friendly_name().removeprefix(prefix))
+            filling = _KernelOp(node.input_value(0), run, layer, width)
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(filling.output(0))
+    graph.validate_nodes_and_infer_types()
+
+
+class _KernelOp(ov.Op):  # type: ignore[misc]
+    """A kernel as a node of the graph: [.., tokens, ..] -> the same, `width` wide.
 
     OpenVINO never frees a node that is written in Python, and its plugin asks for a new one a layer and step, only to
     see the shape of its output. Once the graph is compiled, it is given the same one again.
     """
 
-    class_type_info = ov.DiscreteTypeInfo("Attention", "hotloop")
+    class_type_info = ov.DiscreteTypeInfo("Kernel", "hotloop")
 
-    def __init__(self, qkv: ov.Output, attention: Attention, layer: int, width: int) -> None:
+    def __init__(self, x: ov.Output, run: Run, layer: int, width: int) -> None:
         super().__init__(self)
-        self._attention, self._layer, self._width = attention, layer, width
+        self._run, self._layer, self._width = run, layer, width
         self._has_run = False
-        self._double: _AttentionOp | None = None
-        self.set_arguments([qkv])
+        self._double: _KernelOp | None = None
+        self.set_arguments([x])
         self.constructor_validate_and_infer_types()
 
     def validate_and_infer_types(self) -> None:
-        num_tokens = self.get_input_partial_shape(0)[0]
-        self.set_output_type(0, ov.Type.f32, ov.PartialShape([num_tokens, self._width]))
+        outer = list(self.get_input_partial_shape(0))[:-1]
+        self.set_output_type(0, ov.Type.f32, ov.PartialShape([*outer, self._width]))
 
-    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_AttentionOp":
+    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_KernelOp":
         if self._double is not None:
             self._double.set_arguments(inputs)
             self._double.validate_and_infer_types()
             return self._double
-        clone = _AttentionOp(inputs[0], self._attention, self._layer, self._width)
+        clone = _KernelOp(inputs[0], self._run, self._layer, self._width)
         if self._has_run:
             self._double = clone
         return clone
@@ -178,5 +212,6 @@ class _AttentionOp(ov.Op):  # type: ignore[misc]
 
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
         self._has_run = True
-        self._attention.run(self._layer, inputs[0].data, outputs[0].data)
+        x, output = inputs[0].data, outputs[0].data
+        self._run(self._layer, x.reshape(-1, x.shape[-1]), output.reshape(-1, self._width))
         return True

@@ -3,7 +3,7 @@
 One decoder, two ways to attend. `PagedStyle` writes attention in the shape OpenVINO's paged-attention pass looks for (a
 cache that is read, gathered, appended to and widened for grouped heads, then scaled-dot-product attention).
 `NativeStyle` leaves a marked gap, from the fused projection to the mixed heads, that the runner fills with our kernel;
-a graph with a gap can be saved, one with a kernel cannot.
+a graph with a gap can be saved, one with a kernel cannot. Experts are such a gap in either.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from hotloop.models.rope import rotary_frequencies
 from hotloop.models.spec import ModelSpec, Weights
 
 GAP = "attention."
+EXPERTS_GAP = "experts."
 
 
 class Style(Protocol):
@@ -63,11 +64,21 @@ class DecoderGraph:
         if self.spec.has_qkv_bias:
             qkv = op.add(qkv, op.constant(self._read(name + "q_bias", name + "k_bias", name + "v_bias")))
         mixed = self.style.attend(layer, qkv)
-        x = op.add(x, op.matmul(mixed, self._matrix(name + "o"), False, True))
-        return op.add(x, self._mlp(name, norm(x, self.weights.read(name + "mlp_norm"), self.spec.rms_eps)))
+        out = op.matmul(mixed, self._matrix(name + "o"), False, True)
+        if self.spec.has_o_bias:
+            out = op.add(out, op.constant(self._read(name + "o_bias")))
+        x = op.add(x, out)
+        h = norm(x, self.weights.read(name + "mlp_norm"), self.spec.rms_eps)
+        experts = self.spec.experts
+        if experts is None or not self.spec.has_experts(layer):
+            return op.add(x, self._mlp(name, h, self.spec.intermediate_size))
+        gap = op.slice(h, _ints(0), _ints(self.spec.hidden_size), _ints(1), _ints(-1))
+        gap.set_friendly_name(f"{EXPERTS_GAP}{layer}")
+        if experts.shared_size:
+            x = op.add(x, self._mlp(name + "shared_", h, experts.shared_size))
+        return op.add(x, gap)
 
-    def _mlp(self, name: str, x: Node) -> Node:
-        size = self.spec.intermediate_size
+    def _mlp(self, name: str, x: Node, size: int) -> Node:
         fused = op.matmul(x, self._matrix(name + "gate", name + "up"), False, True)
         gate, up = op.variadic_split(fused, _axis(-1), _ints(size, size)).outputs()
         return op.matmul(op.multiply(op.swish(gate), up), self._matrix(name + "down"), False, True)
@@ -137,7 +148,12 @@ class PagedStyle:
         angles = op.matmul(op.broadcast(op.constant(inverse), shape), positions, False, False)
         angles = op.transpose(angles, _ints(0, 2, 1))
         angles = op.concat([angles, angles], -1)
-        return op.unsqueeze(op.cos(angles), _axis(1)), op.unsqueeze(op.sin(angles), _axis(1))
+        tables = op.unsqueeze(op.cos(angles), _axis(1)), op.unsqueeze(op.sin(angles), _axis(1))
+        scaling = self.spec.rope_scaling
+        if scaling is None or scaling.magnitude == 1:
+            return tables
+        magnitude = op.constant(np.float32(scaling.magnitude))
+        return op.multiply(tables[0], magnitude), op.multiply(tables[1], magnitude)
 
     def _rotate(self, x: Node) -> Node:
         half = self.spec.head_dim // 2

@@ -13,7 +13,9 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from hotloop.backends.backend import Batch
 from hotloop.backends.host import HostCopy
-from hotloop.backends.openvino.graph import DecoderGraph, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.gap import fill_gaps
+from hotloop.backends.openvino.graph import EXPERTS_GAP, DecoderGraph, PagedStyle, gather_wanted_rows
+from hotloop.backends.openvino.native.mixture import open_experts
 from hotloop.backends.openvino.store import CpuBackend, compile_graph, describe_kv, load_graph
 from hotloop.core.config import WeightFormat
 from hotloop.models.model import Model
@@ -25,9 +27,13 @@ class PagedBackend(CpuBackend):
     def __init__(
         self, model: Model, kv_bytes: int, *, weight_format: WeightFormat, inference: str, kv_precision: str
     ) -> None:
+        assert not (model.spec.windows or model.spec.has_sinks), "our own attention is for these"
         decoder = DecoderGraph(model.spec, model.weights, weight_format, PagedStyle(model.spec, model.weights))
         graph = load_graph(model, f"paged-{weight_format}", decoder.build)
         paged_attention_transformation(graph)
+        if model.spec.experts:
+            experts = open_experts(model, weight_format, "exact" if inference == "f32" else "fast")
+            fill_gaps(graph, EXPERTS_GAP, experts.run, model.spec.hidden_size)
         gather_wanted_rows(graph)
         options = {"INFERENCE_PRECISION_HINT": inference, "KV_CACHE_PRECISION": kv_precision}
         if inference == "f32":

@@ -13,7 +13,7 @@ from hotloop.backends.openvino.paged import PagedBackend
 from hotloop.backends.openvino.store import has_graph
 from hotloop.core.config import EngineConfig, KvPrecision, Precision, WeightFormat, parse_bytes
 from hotloop.core.errors import ConfigError
-from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes
+from hotloop.models.memory import available_bytes, check_fits_cpu, weight_bytes, without_experts
 from hotloop.models.model import Model
 from hotloop.models.spec import ModelSpec
 
@@ -38,7 +38,7 @@ def open_cpu(
     kv_bytes, kv = parse_bytes(config.kv_memory), config.kv_precision
     if kv == "fp8":
         raise ConfigError("kv_precision fp8 is for a GPU: on a CPU it can be bf16, f16, f32 or u8")
-    if not _has_paged_attention():
+    if not _has_paged_attention() or model.spec.windows or model.spec.has_sinks:
         portable = _portable_kernel(kv, precision)
         _check_memory(model, config, weight_format, precision, "portable")
         return PortableBackend(model, kv_bytes, portable, weight_format=weight_format, precision=precision)
@@ -108,7 +108,9 @@ def _held_bytes(model: Model, weight_format: WeightFormat, precision: Precision,
         packed = ["f32", "f32"]  # the copy it computes with, and what it unpacked to make that
     style = "paged" if kind == "paged" else "native"
     made = [each for each in dict.fromkeys(graphs) if not has_graph(model, f"{style}-{each}")]
-    return sum(weight_bytes(model.spec, each) for each in packed + made)
+    dense = without_experts(model.spec)
+    experts_bytes = weight_bytes(model.spec, weight_format) - weight_bytes(dense, weight_format)
+    return experts_bytes + sum(weight_bytes(dense, each) for each in packed + made)
 
 
 def _working_bytes(spec: ModelSpec, config: EngineConfig) -> int:

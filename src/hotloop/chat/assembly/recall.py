@@ -32,11 +32,12 @@ class _Answer:
     """Whether the template has other words for it; None until that was tried."""
 
     def matches(self, message: Message) -> bool:
-        """Whether the message says what this answer said; its calls may have got their ids from another API, and space
-        behind a thought is not content."""
+        """Whether the message says what this answer said. Its calls may have got their ids from another API, and some
+        clients put a space where there was no text."""
         same_calls = [(call.name, call.arguments) for call in message.tool_calls]
-        content = self.content.lstrip() if message.thoughts else self.content
-        return message.content == content and same_calls == [(call.name, call.arguments) for call in self.calls]
+        return message.content.strip() == self.content.strip() and same_calls == [
+            (call.name, call.arguments) for call in self.calls
+        ]
 
 
 class WrittenCalls:
@@ -84,7 +85,10 @@ class WrittenCalls:
         answer = self._find(message.tool_calls[0]) if message.tool_calls else None
         if answer is None or not answer.matches(message):
             return message
-        text = answer.text.lstrip() if message.thoughts else answer.text  # the template has the space behind a thought
+        content, text = answer.content, answer.text
+        if message.thoughts:  # the template has the space behind them
+            content, text = content.lstrip(), text.lstrip()
+        message = replace(message, content=content)
         plain = replace(message, content=text, tool_calls=())
         if answer.is_reworded is None:
             answer.is_reworded = _is_reworded(word, message, plain)

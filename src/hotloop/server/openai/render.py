@@ -24,7 +24,7 @@ from hotloop.server.job import Job
 from hotloop.server.service import Service
 from hotloop.server.stream import EventStream, JsonResponse, submit
 from hotloop.wire.field import Json
-from hotloop.wire.sse import DONE
+from hotloop.wire.sse import COMMENT, DONE
 
 MIN_LOGPROB = -9999.0
 """JSON has no infinity: a token that cannot come is this unlikely."""
@@ -89,6 +89,9 @@ class ChunkWriter:
         self._renderer = renderer
         self._job = job
         self._frames: dict[int, list[bytes]] = {}  # head and tail of a chunk of text, by its choice
+
+    def ping(self) -> bytes:
+        return COMMENT
 
     def send(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
         return self._write(*pieces[0]) if len(pieces) == 1 else b"".join(self._write(*each) for each in pieces)

@@ -6,8 +6,7 @@ An event's place in the log is its `sequence_number`. Lives on the event loop.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-PING_S = 10.0
-_PING = b": ping\n\n"
+from hotloop.wire.sse import COMMENT, PING_S
 
 
 class EventLog:
@@ -41,7 +40,7 @@ class EventLog:
                 try:
                     await asyncio.wait_for(news.wait(), PING_S)
                 except TimeoutError:
-                    yield _PING
+                    yield COMMENT
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()

@@ -18,6 +18,7 @@ from hotloop.wire.field import Json
 from hotloop.wire.part import Opaque
 from hotloop.wire.request import ApiRequest, ApiTool
 from hotloop.wire.responses import writer as wire
+from hotloop.wire.sse import COMMENT
 
 _TOLD = ("function", "custom", "namespace")
 """Tools that the model is told of."""
@@ -44,12 +45,20 @@ class Composer(wire.ResponsesWriter):
         self._seals_thoughts = seals_thoughts
         self._is_cut = False
         self._is_queued = False
+        self._is_alive = False
 
     def queue(self) -> list[Json]:
         """It was asked for, and nobody has begun with it."""
         self._is_queued = True
         self._response["status"] = "queued"
         return [self._tell("response.created"), self._tell("response.queued")]
+
+    def ping(self) -> bytes:
+        """A comment at first, which says nothing yet; then events, since some clients take no comment for a sign."""
+        if not self._is_alive:
+            self._is_alive = True
+            return COMMENT
+        return b"".join(self.number(self.add(()) or [self._tell("response.in_progress")]))
 
     def send(self, pieces: Iterable[tuple[int, Piece]]) -> bytes:
         return b"".join(self.number(self.add(pieces)))
@@ -58,7 +67,7 @@ class Composer(wire.ResponsesWriter):
         return self._end_stream(self.finish(usages[0]))
 
     def break_off(self, error: HotloopError, request_id: str) -> bytes:
-        return self._end_stream(self.stop(error))
+        return self._end_stream(self.add(()) + self.stop(error))
 
     def add(self, pieces: Iterable[tuple[int, Piece]]) -> list[Json]:
         events: list[Json] = [] if self._has_begun else self.tell(Begun())

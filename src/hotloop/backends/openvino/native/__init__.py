@@ -1,7 +1,8 @@
-"""Attention of our own, in C++: one set of functions, written twice.
+"""Kernels of our own, in C++. Attention is one set of functions, written twice.
 
     attention.cpp   for CPUs with AMX: bf16 keys and values, stored as AMX tiles
-    portable.cpp    for any CPU: float32 or float16 keys and values, exact
+    portable.cpp    for any CPU: float32 or float16 keys and values, exact; sliding windows and sinks
+    experts.cpp     a mixture of experts on any CPU (mixture.py)
 
 They are compiled once by the machine's own C++ compiler, and kept. Where a kernel cannot be had, `load_amx` and
 `load_portable` give nothing and say why in the log.
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 AMX_HEAD_DIMS = (64, 96, 128)
 _FOLDER = Path(__file__).parent
-_BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
+BUILD_ERRORS = (OSError, AttributeError, subprocess.SubprocessError)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared")
 _COMPILE_TIMEOUT_S = 60
 
@@ -60,6 +61,13 @@ class NativeAttention:
         self._keep += norms  # the kernel reads them where they are
         self._library.attention_set_norms(self._handle, layer, *(norm.ctypes.data for norm in norms))
 
+    def set_window(self, layer: int, window: int) -> None:
+        self._library.attention_set_window(self._handle, layer, window)
+
+    def set_sinks(self, layer: int, sinks: NDArray[np.float32]) -> None:
+        self._keep.append(sinks := np.ascontiguousarray(sinks, np.float32))
+        self._library.attention_set_sinks(self._handle, layer, sinks.ctypes.data)
+
     def plan(self, batch: Batch) -> None:
         arrays = (batch.begins, batch.past_lens, batch.block_ids, batch.block_begins)
         self._library.attention_plan(self._handle, len(batch.past_lens), *(array.ctypes.data for array in arrays))
@@ -78,7 +86,7 @@ def load_amx() -> Kernel | None:
     if reason is None:
         try:
             return _load("attention.cpp", 2, "-march=sapphirerapids")
-        except _BUILD_ERRORS as error:
+        except BUILD_ERRORS as error:
             reason = f"it could not be built: {error}"
     log.warning("attention is OpenVINO's, not our own, which is much quicker on CPUs with AMX: %s", reason)
     return None
@@ -89,7 +97,7 @@ def load_portable(kv_type: str, item_bytes: int) -> Kernel | None:
     """The kernel for any CPU, with keys and values of that C++ type; None where it cannot be built."""
     try:
         return _load("portable.cpp", item_bytes, f"-DKV={kv_type}")
-    except _BUILD_ERRORS as error:
+    except BUILD_ERRORS as error:
         log.warning("attention is computed by numpy, which is much slower than our own, since that fails: %s", error)
     return None
 
@@ -106,8 +114,14 @@ def _load(name: str, item_bytes: int, *flags: str) -> Kernel:
     """The version changes with the source, and so whenever keys and values are stored in another way."""
     source = _FOLDER / name
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = _declare(build(_target(source, flags), source, *flags))
+    library = _declare(build_native(name, *flags))
     return Kernel(item_bytes, version, partial(NativeAttention, library, item_bytes))
+
+
+def build_native(name: str, *flags: str) -> ctypes.CDLL:
+    """A library of ours, compiled unless it was before."""
+    source = _FOLDER / name
+    return build(_target(source, flags), source, *flags)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -120,6 +134,9 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "plan": (None, [pointer, number, pointer, pointer, pointer, pointer]),
         "run": (None, [pointer, number, pointer, pointer]),
     }
+    if hasattr(library, "attention_set_window"):  # which the one for AMX has not
+        signatures["set_window"] = None, [pointer, number, number]
+        signatures["set_sinks"] = None, [pointer, number, pointer]
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"attention_{name}")
         function.restype, function.argtypes = result, arguments
@@ -132,7 +149,8 @@ def compiler() -> str | None:
 
 def _target(source: Path, flags: tuple[str, ...]) -> Path:
     """Compiled code is kept under a name made from all that went into it, in a folder of ours that can be written."""
-    recipe = "\0".join((source.read_text(), ov.__version__, ov.__file__, compiler() or "", *_FLAGS, *flags))
+    device = ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # a home may be shared by several machines
+    recipe = "\0".join((source.read_text(), ov.__version__, ov.__file__, device, compiler() or "", *_FLAGS, *flags))
     name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
     folder = home() / "cache" / "native"
     try:

@@ -58,6 +58,8 @@ struct Attention {
     float norm_eps;
     const float* angles;                       // [position][cos of head_dim / 2, sin of head_dim / 2]
     std::vector<const float*> q_norm, k_norm;  // a layer's weights, or null
+    std::vector<int> windows;                  // keys that a token of a layer sees, its own the last; 0: all
+    std::vector<const float*> sinks;           // a layer's logit of each query head that gives nothing, or null
     KV* kv;
 
     std::vector<int> positions, slots;         // of each token: its position, its block * BLOCK + offset
@@ -135,9 +137,10 @@ inline Vector exp_of(Vector x) {
     return x < lowest ? zero : p * (Vector)((n + 127) << 23);
 }
 
-// Scores become weights: e to the power of each, less the largest so far. Slots from `count` on are not to be seen.
+// Scores become weights: e to the power of each, less the largest so far. Only slots [first, count) are to be seen.
 // Returns what the weights of earlier blocks shrink by, now that there may be a larger score.
-inline float weigh(Row& row, float* scores, int count) {
+inline float weigh(Row& row, float* scores, int first, int count) {
+    for (int j = 0; j < first; j++) scores[j] = -INFINITY;
     for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
     Vector high = load(scores), sums = {};
     for (int i = 1; i < NUM_VECTORS; i++) {
@@ -174,13 +177,13 @@ inline void accumulate(float* const* sums, const float* shrinks, const float* co
 
 // N rows that see the same keys of a block: two at once load them half as often.
 template <int N>
-void attend_block(Row* rows, int D, const float* keys, const float* values, int count) {
+void attend_block(Row* rows, int D, const float* keys, const float* values, int first, int count) {
     float scores[N][BLOCK] = {}, shrinks[N];
     float* sums[N];
     const float* weights[N];
     for (int n = 0; n < N; n++) sums[n] = scores[n], weights[n] = rows[n].query, shrinks[n] = 1;
     accumulate<N>(sums, shrinks, weights, keys, D, BLOCK);
-    for (int n = 0; n < N; n++) weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], count);
+    for (int n = 0; n < N; n++) weights[n] = scores[n], shrinks[n] = weigh(rows[n], scores[n], first, count);
     int d = 0;
     for (; d + SPAN <= D; d += SPAN) {
         for (int n = 0; n < N; n++) sums[n] = rows[n].mixed + d;
@@ -208,20 +211,23 @@ void run_item(const Attention& a, int layer, int head, const Item& item, float* 
     std::vector<Row> rows(num_rows);
     for (int r = 0; r < num_rows; r++) {
         size_t at = ((size_t)(item.first + r / group) * a.num_heads + head * group + r % group) * D;
-        rows[r] = {a.queries.data() + at, NEVER, 0, output + at};
+        const float* sinks = a.sinks[layer];
+        rows[r] = {a.queries.data() + at, sinks ? sinks[head * group + r % group] : NEVER, sinks ? 1.0f : 0.0f, output + at};
         memset(output + at, 0, D * sizeof(float));
     }
     const int first_position = a.positions[item.first], num_keys = first_position + item.count;
-    for (int begin = 0; begin < num_keys; begin += BLOCK) {
+    const int window = a.windows[layer] ? a.windows[layer] : num_keys;
+    for (int begin = std::max(0, first_position + 1 - window) / BLOCK * BLOCK; begin < num_keys; begin += BLOCK) {
         const int block = item.table[begin / BLOCK];
         const float* keys = as_floats(a.keys(layer, block, head), size, room.data());
         const float* values = as_floats(a.values(layer, block, head), size, room.data() + size);
         auto visible = [&](int r) { return std::min(first_position + r / group + 1 - begin, BLOCK); };
-        for (int r = std::max(0, begin - first_position) * group; r < num_rows; r++) {
-            if (r + 1 < num_rows && visible(r) == visible(r + 1)) {
-                attend_block<2>(&rows[r], D, keys, values, visible(r));
+        auto hidden = [&](int r) { return std::max(0, first_position + r / group + 1 - window - begin); };
+        for (int r = std::max(0, begin - first_position) * group; r < num_rows && hidden(r) < BLOCK; r++) {
+            if (r + 1 < num_rows && visible(r) == visible(r + 1) && hidden(r) == hidden(r + 1)) {
+                attend_block<2>(&rows[r], D, keys, values, hidden(r), visible(r));
                 r++;
-            } else attend_block<1>(&rows[r], D, keys, values, visible(r));
+            } else attend_block<1>(&rows[r], D, keys, values, hidden(r), visible(r));
         }
     }
     for (Row& row : rows)
@@ -240,6 +246,7 @@ Attention* attention_create(int num_layers, int num_heads, int num_kv_heads, int
     if (!memory) return nullptr;
     auto* a = new Attention{num_layers, num_heads, num_kv_heads, head_dim, num_blocks, norm_eps, angles};
     a->q_norm.resize(num_layers), a->k_norm.resize(num_layers);
+    a->windows.resize(num_layers), a->sinks.resize(num_layers);
     a->kv = memory;
     return a;
 }
@@ -255,6 +262,10 @@ void attention_set_norms(Attention* a, int layer, const float* q_norm, const flo
     a->q_norm[layer] = q_norm;
     a->k_norm[layer] = k_norm;
 }
+
+void attention_set_window(Attention* a, int layer, int window) { a->windows[layer] = window; }
+
+void attention_set_sinks(Attention* a, int layer, const float* sinks) { a->sinks[layer] = sinks; }
 
 // What the next calls of attention_run compute: the batch as backend.py draws it.
 void attention_plan(Attention* a, int num_sequences, const int* begins, const int* past_lens, const int* block_ids,

@@ -1,0 +1,141 @@
+"""What a config.json says beyond a plain dense model, each family in its words: experts, windows, how much turns."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hotloop.core.errors import ModelError
+from hotloop.models.mxfp4 import is_mxfp4
+from hotloop.models.spec import ExpertsSpec, Family
+
+T = TypeVar("T", int, float)
+Config = Mapping[str, Any]
+
+FAMILIES: dict[str, Family] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "mixtral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gptoss",
+    "glm4_moe": "glm4moe",
+}
+_NORM_FAMILIES = ("qwen3", "qwen3moe")
+_BIASED_OUTPUTS = ("llama", "qwen3", "qwen3moe", "gptoss")  # whose attention_bias means all four
+_MAX_LAYERS = 4096
+_WHOLE_WINDOWS = ("mistral", "mixtral")  # whose window is every layer's
+
+
+def parse_family(config: Config, path: Path) -> Family:
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise ModelError(f"{path}: the architecture {model_type!r} is not supported (only {', '.join(FAMILIES)} are)")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{path}: the activation {config['hidden_act']!r} is not supported (only silu is)")
+    return FAMILIES[model_type]
+
+
+def parse_biases(config: Config, family: Family) -> tuple[bool, bool]:
+    """Whether q, k and v have them, and whether o does."""
+    is_said = bool(config.get("attention_bias", family == "gptoss"))
+    return family == "qwen2" or is_said, is_said and family in _BIASED_OUTPUTS
+
+
+def has_qk_norm(config: Config, family: Family) -> bool:
+    return family in _NORM_FAMILIES or (family == "glm4moe" and bool(config.get("use_qk_norm", False)))
+
+
+def parse_rotary_dim(config: Config, family: Family, head_dim: int, path: Path) -> int | None:
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    share = share if share is not None else 0.5 if family == "glm4moe" else 1.0
+    if share == 1:
+        return None
+    if not isinstance(share, int | float) or not 0 < share < 1 or int(head_dim * share) % 2:
+        raise ModelError(
+            f"{path}: partial_rotary_factor {share!r:.60} leaves no rotary halves of {head_dim} dimensions"
+        )
+    return int(head_dim * share)
+
+
+def parse_windows(config: Config, num_layers: int, max_context: int, path: Path) -> tuple[int | None, ...]:
+    """For each layer how many tokens it sees; empty if all see all."""
+    window, model_type = config.get("sliding_window"), config.get("model_type")
+    if not window or not config.get("use_sliding_window", model_type not in ("qwen2", "qwen3", "qwen3_moe")):
+        return ()
+    if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+        raise ModelError(f"{path}: sliding_window should be a number above zero, not {window!r:.60}")
+    kinds = config.get("layer_types")
+    if num_layers > _MAX_LAYERS:
+        raise ModelError(f"{path}: {num_layers} layers are claimed; at most {_MAX_LAYERS} are read")
+    if kinds is None:
+        first = config.get("max_window_layers", 0)
+        kinds = ["sliding_attention" if _slides(str(model_type), i, first) else "" for i in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise ModelError(f"{path}: layer_types should name the kinds of {num_layers} layers")
+    windows = tuple(window if kind == "sliding_attention" and window < max_context else None for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _slides(model_type: str, layer: int, first: int) -> bool:
+    if model_type == "gpt_oss":
+        return layer % 2 == 0
+    return model_type in _WHOLE_WINDOWS or (model_type.startswith("qwen") and layer >= first)
+
+
+def parse_experts(config: Config, family: Family, path: Path) -> ExpertsSpec | None:
+    def number(key: str) -> int:
+        return parse_number(config, key, int, path)
+
+    match family:
+        case "mixtral":
+            return ExpertsSpec(number("num_local_experts"), number("num_experts_per_tok"), number("intermediate_size"))
+        case "gptoss":
+            return ExpertsSpec(
+                number("num_local_experts"),
+                number("num_experts_per_tok"),
+                number("intermediate_size"),
+                has_bias=True,
+                has_router_bias=True,
+                gate_limit=parse_number(config, "swiglu_limit", float, path, 7.0),
+                gate_slope=parse_number(config, "swiglu_alpha", float, path, 1.702),
+                is_mxfp4=is_mxfp4(config),
+            )
+        case "qwen3moe":
+            if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+                raise ModelError(f"{path}: experts in only some of the layers are not supported")
+            is_normed = bool(config.get("norm_topk_prob", False))
+            experts = number("num_experts"), number("num_experts_per_tok"), number("moe_intermediate_size")
+            return ExpertsSpec(*experts, is_normed=is_normed)
+        case "glm4moe":
+            return _glm_experts(config, path)
+    return None
+
+
+def _glm_experts(config: Config, path: Path) -> ExpertsSpec:
+    if config.get("n_group", 1) != 1:
+        raise ModelError(f"{path}: experts that are chosen by groups are not supported")
+    size = parse_number(config, "moe_intermediate_size", int, path)
+    num_dense = config.get("first_k_dense_replace", 1)
+    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < 0:
+        raise ModelError(f"{path}: first_k_dense_replace should be a number of layers, not {num_dense!r:.60}")
+    return ExpertsSpec(
+        num_experts=parse_number(config, "n_routed_experts", int, path),
+        num_chosen=parse_number(config, "num_experts_per_tok", int, path),
+        size=size,
+        is_sigmoid=True,
+        is_normed=bool(config.get("norm_topk_prob", True)),
+        scale=parse_number(config, "routed_scaling_factor", float, path, 1.0),
+        has_router_bias=True,
+        shared_size=size * parse_number(config, "n_shared_experts", int, path, 1),
+        num_dense=num_dense,
+    )
+
+
+def parse_number(config: Config, key: str, kind: type[T], path: Path, default: T | None = None) -> T:
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or kind(value) != value:
+        raise ModelError(f"{path}: {key} should be a number above zero, not {value!r:.60}")
+    return kind(value)

@@ -1,0 +1,81 @@
+"""What one client is sent: its head once, the answer, and pings where a stream would be silent.
+
+    accepted          first event                     end
+    ├── head, pings ──┤├── the answer, pings ──┤├ last ┤
+
+Neither the head of a stream nor a ping says anything of an answer, so another replica may be asked until its first
+event. A stream that no replica has accepted in a while gets its head too: what goes wrong then is its last event.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from starlette.types import Send
+
+from hotloop.router.kinds import Api
+from hotloop.wire.sse import COMMENT, PING_S, write_event
+
+_SSE = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientStream:
+    def __init__(self, send: Send, headers: Headers, ping_s: float = PING_S) -> None:
+        """`headers` are the router's own, and go with whatever is sent."""
+        self.has_begun = False
+        self._send = send
+        self._headers = [*headers]
+        self._ping_s = ping_s
+        self._ping = COMMENT
+        self._is_silent = False
+        self._is_between_events = True
+
+    def add_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the head, unless it has been sent."""
+        if not self.has_begun:
+            self.has_begun = True
+            head = [*headers, *self._headers]
+            await self._send({"type": "http.response.start", "status": status, "headers": head})
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        self._is_silent = False
+        self._is_between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        await self.begin(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.write(body, is_last=True)
+
+    async def accept(self, headers: Headers) -> None:
+        """A replica has taken the request of a stream: so the client hears, at once."""
+        if not self.has_begun:
+            await self.begin(200, headers)
+            await self.write(self._ping)
+
+    @asynccontextmanager
+    async def kept_alive(self, api: Api, *, is_stream: bool) -> AsyncIterator[None]:
+        if not is_stream:
+            yield
+            return
+        self._ping = write_event("ping") if api == "messages" else COMMENT
+        pinging = asyncio.create_task(self._keep_alive())
+        try:
+            yield
+        finally:
+            pinging.cancel()
+            with suppress(asyncio.CancelledError):
+                await pinging
+
+    async def _keep_alive(self) -> None:
+        """Looks twice in the time there is: a ping is due if nothing was sent since."""
+        while True:
+            await asyncio.sleep(self._ping_s / 2)
+            if self._is_silent and self._is_between_events:
+                await self.begin(200, _SSE)
+                await self.write(self._ping)
+            self._is_silent = True
