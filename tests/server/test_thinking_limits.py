@@ -1,6 +1,7 @@
 """Thoughts beside what else a request asks for: budgets, grammars, switches, usage; and what becomes of them later."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.backends.scripted import ScriptedBackend
+from tests.chat.test_harmony import TEMPLATE as HARMONY_TEMPLATE
+from tests.chat.test_harmony import TOKENIZER as HARMONY
 from tests.chat.thinking_templates import thinking_template
 from tests.engine.tiny import TOKENIZER
 from tests.server.asking import check_events, function
@@ -259,3 +262,43 @@ def test_a_message_is_continued_with_its_thought_if_that_is_its_own(is_own: bool
     usage = first["usage"]
     num_first = usage["input_tokens"] + usage["output_tokens"]
     assert (second["usage"]["cache_read_input_tokens"] >= num_first - 16) == is_own
+
+
+HARMONY_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}'
+ANALYSIS = "<|channel|>analysis<|message|>I ask.<|end|><|start|>assistant"
+
+
+class ChannelBackend(ScriptedBackend):
+    """An answer may have several messages: what was said begins behind what the user or a tool said last."""
+
+    def _next_token(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
+        text = self._spell(token_ids.tolist())
+        _, *answers = re.split(rb"<\|start\|>(?:user|tool)<\|message\|>[^<]*<\|end\|>", text)
+        said = answers[-1].partition(self._opening)[2]
+        return self._places[len(answers) - 1].get(said, self._end_id)
+
+
+def channels(*script: str) -> Serving:
+    backend = ChannelBackend(HARMONY, script, opening="<|start|>assistant", num_blocks=512)
+    return Serving(backend=backend, tokenizer=HARMONY, template=HARMONY_TEMPLATE)
+
+
+def test_channels_through_a_tool_loop() -> None:
+    with channels(ANALYSIS + HARMONY_CALL, ANALYSIS + "<|channel|>final<|message|>Fine.") as serving:
+        tools = [tool("weather", WEATHER)]
+        first, usage = ask(serving, tools=tools)
+        assert (first["finish_reason"], first["message"]["reasoning_content"]) == ("tool_calls", "I ask.")
+        assert not first["message"]["content"]
+        [call] = first["message"]["tool_calls"]
+        check_call(call["function"]["name"], call["function"]["arguments"])
+        result = {"role": "tool", "content": "ok", "tool_call_id": call["id"]}
+        second, later = ask(serving, tools=tools, messages=[*HELLO, first["message"], result])
+        assert (second["message"]["reasoning_content"], second["message"]["content"]) == ("I ask.", "Fine.")
+        assert cached(later) >= usage["total_tokens"] - 16
+
+
+def test_a_grammar_holds_for_the_final_channel() -> None:
+    with channels(ANALYSIS + "<|channel|>final<|message|>I would rather not.") as serving:
+        choice, _ = ask(serving, response_format=JSON_ANSWER)
+    assert choice["message"]["reasoning_content"] == "I ask."
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)

@@ -15,6 +15,7 @@ from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
 from hotloop.chat.formats import ToolFormat, Tools, Turns
+from hotloop.chat.harmony import HarmonyParser
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
 from hotloop.chat.thoughts import ThinkingParser
@@ -144,7 +145,10 @@ class Prompts:
             parser = self._format.parser(tools)
             return self._calls.watch(parser) if self._rules.exact_turns else parser
 
-        parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
+        if self.thinking and self.thinking.has_channels:
+            parser: CallParser = HarmonyParser(can_call=can_call)
+        else:
+            parser = ThinkingParser(self.thinking, make, is_open=is_thinking) if self.thinking else make()
         return CallsOnly(parser) if must_call else parser
 
     def limit_thinking(self, prompt: Prompt, max_tokens: int | None) -> Thinking | None:

@@ -62,7 +62,7 @@ HARMONY = ThinkingFormat(
     "<|channel|>analysis<|message|>",
     "<|end|>",
     has_channels=True,
-    gap="<|start|>assistant<|channel|>final<|message|>",
+    gap="<|start|>assistant",
 )
 # The first that a template speaks of is the model's.
 _FORMATS: dict[str, ThinkingFormat] = {

@@ -41,6 +41,8 @@ def make_job(
     conversation = make_chat_input(request, options, calling, transcript, wish, is_silent=is_silent)
     if conversation.begun:
         bound = bound.go_on_from(conversation.begun)
+    elif bound.grammar and not calling.is_possible:
+        bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
     prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
     prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
