@@ -142,6 +142,14 @@ def layer_shapes(spec: ModelSpec, layer: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def each_shape(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Of all layers, each with how many of them have it: hostile files may claim millions."""
+    num_dense = min(spec.num_layers, spec.experts.num_dense) if spec.experts else spec.num_layers
+    for layer, count in ((0, num_dense), (num_dense, spec.num_layers - num_dense)):
+        if count:
+            yield from ((name, shape, count) for name, shape in layer_shapes(spec, layer).items())
+
+
 def _expert_shapes(experts: ExpertsSpec, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"router": (experts.num_experts, hidden)}
     if experts.has_router_bias:
@@ -161,8 +169,7 @@ def num_active_weights(spec: ModelSpec) -> int:
     """Of the layers' matrices, those that a token is multiplied with: of experts the chosen ones."""
     if spec.experts:
         spec = replace(spec, experts=replace(spec.experts, num_experts=spec.experts.num_chosen))
-    shapes = [shape for layer in range(spec.num_layers) for shape in layer_shapes(spec, layer).values()]
-    return sum(prod(shape) for shape in shapes if len(shape) > 1)
+    return sum(count * prod(shape) for _, shape, count in each_shape(spec) if len(shape) > 1)
 
 
 def _mlp_shapes(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
