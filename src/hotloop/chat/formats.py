@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from hotloop.chat import lark
+from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyParser
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.stream import CallParser
 from hotloop.chat.tools import ToolChoice
@@ -50,6 +51,7 @@ class ToolFormat(ABC):
 
     def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
         """`source` is the model's chat template."""
+        self._tokenizer = tokenizer
         self.keep_special = lark.special_id(self.opening, tokenizer) is not None
         """Whether its markers are special tokens, so that the text must show them."""
 
@@ -62,6 +64,10 @@ class ToolFormat(ABC):
         if not choice.is_binding(tools):
             return None
         return Grammar("lark", "\n".join(self.rules(choice.select(tools), choice, tokenizer)))
+
+    def wrap(self, grammar: Grammar) -> Grammar:
+        """The grammar of an answer that is no call, with what the family has around it."""
+        return grammar
 
     @abstractmethod
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
@@ -199,8 +205,44 @@ class QwenCoderFormat(ToolFormat):
         return XmlCallParser(tools)
 
 
+class HarmonyFormat(ToolFormat):
+    """A message of its own, addressed to the function: gpt-oss. There is one at a time: its end ends the answer."""
+
+    name = "harmony"
+    opening = CHANNEL
+
+    def wrap(self, grammar: Grammar) -> Grammar:
+        kinds = {"json_schema": "%json {}", "regex": "/{}/", "lark": "%lark {{\n{}\n}}"}
+        body = grammar.text.replace("/", "\\/") if grammar.kind == "regex" else grammar.text
+        return Grammar("lark", f"start: {self._head('final')} answer\nanswer: {kinds[grammar.kind].format(body)}\n")
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        head, end = lark.marker(CHANNEL, tokenizer), lark.marker(MESSAGE, tokenizer)
+        call = f'{head} "commentary to=functions." {lark.functions(chosen)}'
+        constrain = f'" " {lark.marker(CONSTRAIN, tokenizer)} "json" {end}'
+        start = "start: call"
+        if choice.mode != "required":
+            next_message = f'{lark.marker(END, tokenizer)} {lark.marker(START, tokenizer)} "assistant"'
+            spoken = f'{head} "commentary" {end} TEXT {next_message}'
+            start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.ANYTHING}'
+        return [
+            start,
+            f"call: {call}",
+            *(f"f{i}: {lark.literal(tool.name)} {constrain} {lark.arguments(tool)}" for i, tool in enumerate(chosen)),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return HarmonyParser()
+
+    def _head(self, channel: str) -> str:
+        return (
+            f"{lark.marker(CHANNEL, self._tokenizer)} {lark.literal(channel)} {lark.marker(MESSAGE, self._tokenizer)}"
+        )
+
+
 _FORMATS: dict[str, type[ToolFormat]] = {
-    each.name: each for each in (HermesFormat, GenericFormat, LlamaFormat, MistralFormat, QwenCoderFormat)
+    each.name: each
+    for each in (HermesFormat, GenericFormat, LlamaFormat, MistralFormat, QwenCoderFormat, HarmonyFormat)
 }
 
 
@@ -216,6 +258,8 @@ def choose_format(template: ChatTemplate | None, tokenizer: Tokenizer, name: Too
 
 
 def _detect(source: str, tokenizer: Tokenizer) -> ToolFormatName:
+    if CHANNEL in source and MESSAGE in source:
+        return "harmony"
     if FUNCTION in source and PARAMETER in source:
         return "qwen3_coder"
     if CALL in source and re.search(r'"arguments\\?"', source):
