@@ -32,6 +32,7 @@ class LentBackend:
         self.vocab_size = inner.vocab_size
         self.max_context = inner.max_context
         self.block_bytes = inner.block_bytes
+        self.num_states, self.state_bytes = inner.num_states, inner.state_bytes
         self.kv_layout = inner.kv_layout
         self.host_memory = inner.host_memory
 

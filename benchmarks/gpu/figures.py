@@ -24,6 +24,7 @@ from hotloop.core.config import EngineConfig
 from hotloop.core.request import Request, SamplingParams, TokenEvent
 from hotloop.engine.core import StepReport
 from hotloop.engine.engine import Engine
+from hotloop.models.layout import num_active_weights
 from hotloop.models.spec import ModelSpec
 
 _VOCAB = 120_000
@@ -117,23 +118,26 @@ def _median_s(act: Any, num_runs: int = 10) -> float:
     return statistics.median(times)
 
 
-def matrix_weights(spec: ModelSpec, num_rows: int = 1) -> int:
-    """Weights that so many rows are multiplied with, the head included: of experts those that some row goes to, if
-    each is as likely as the others.
-    """
-    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    mlp, experts = float(spec.intermediate_size), spec.experts
-    if experts:
-        num_used = experts.num_experts * (1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows)
-        mlp = num_used * experts.size
-    per_layer = int(spec.hidden_size * (attention + 3 * mlp))
-    return spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size
+def matrix_weights(spec: ModelSpec) -> int:
+    """Weights that every token is multiplied with, the head included."""
+    return num_active_weights(spec) + spec.vocab_size * spec.hidden_size
+
+
+def matrix_bytes(spec: ModelSpec, num_rows: int) -> float:
+    """What so many rows read of these: of experts those that some row goes to, if each is as likely as the others."""
+    if not spec.experts:
+        return 2 * matrix_weights(spec)
+    experts = spec.experts
+    share = 1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows
+    of_experts = 3 * (spec.num_layers - experts.num_dense) * experts.size * spec.hidden_size
+    others = matrix_weights(spec) - experts.num_chosen * of_experts
+    return 2 * others + (17 / 32 if experts.is_mxfp4 else 2) * share * experts.num_experts * of_experts
 
 
 def decode_limit(spec: ModelSpec, limits: Limits, batch: int, context: int) -> float:
     """Tokens a second if weights and KV are read once a step and nothing else costs time."""
     kv_bytes = batch * context * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
-    return batch * limits.copy_bytes_s / (2 * matrix_weights(spec, batch) + kv_bytes)
+    return batch * limits.copy_bytes_s / (matrix_bytes(spec, batch) + kv_bytes)
 
 
 def prefill_limit(spec: ModelSpec, limits: Limits, num_tokens: int) -> float:

@@ -65,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 4096,
         },
         "rms_norm_eps": 1e-5,
+        "quantization_config": {"quant_method": "mxfp4"},
     },
 }
 

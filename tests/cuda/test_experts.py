@@ -2,21 +2,25 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from tests.backends import reference
 from tests.engine.tiny import TOKENIZER
+from tests.models.test_mxfp4 import write_packed
 from tests.models.tiny import DictWeights, tiny_spec, tiny_weights
+from tests.parity.models import read_model
 
+from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
 from hotloop.backends.cuda.experts import (
-    ExpertWeights,
     Tiles,
     few_products,
     grouped_products,
     mix,
     route,
 )
-from hotloop.backends.cuda.fp8 import ScaledMatrix, quantise
+from hotloop.backends.cuda.fp8 import quantise
+from hotloop.backends.cuda.mxfp4 import Mxfp4Matrix
 from hotloop.backends.cuda.weights import load_weights
 from hotloop.models.layout import share_of
 from hotloop.models.model import Model
@@ -37,8 +41,8 @@ def make_weights(spec: ExpertsSpec, device: str) -> ExpertWeights:
     )
 
 
-def wide(matrix: torch.Tensor | ScaledMatrix) -> torch.Tensor:
-    return matrix.widened() if isinstance(matrix, ScaledMatrix) else matrix
+def wide(matrix: Matrices) -> torch.Tensor:
+    return matrix if isinstance(matrix, torch.Tensor) else matrix.widened()
 
 
 def defined_scores(logits: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
@@ -129,3 +133,40 @@ def test_the_shares_of_several_ranks_come_to_the_whole(family: Family, device: s
     want = reference.experts(spec.experts, model.weights, f"layers.{spec.num_layers - 1}.", x.cpu().numpy())
     torch.testing.assert_close(mixed(0, 1).cpu(), torch.from_numpy(want), rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(mixed(0, 2) + mixed(1, 2), mixed(0, 1), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [2, 21])
+def test_experts_in_mxfp4_are_read_as_they_are(device: str, num_rows: int) -> None:
+    hidden, spec = 96, ExpertsSpec(num_experts=5, num_chosen=2, size=64)
+
+    def packed(num_rows: int, num_columns: int) -> Mxfp4Matrix:
+        matrix = Mxfp4Matrix.empty(num_rows, num_columns, torch.device(device))
+        blocks = torch.randint(0, 256, (num_rows, num_columns // 32, 17), dtype=torch.uint8)
+        blocks[..., 0] = 122 + blocks[..., 0] % 4
+        matrix.fill(blocks.flatten(1).to(device))
+        want = gguf.dequantize(blocks.flatten(1).numpy(), gguf.GGMLQuantizationType.MXFP4)
+        torch.testing.assert_close(matrix.widened().cpu(), torch.from_numpy(want))
+        return matrix
+
+    router = torch.randn(spec.num_experts, hidden, device=device)
+    weights = ExpertWeights(router, packed(2 * 5 * 64, hidden), packed(5 * hidden, 64))
+    same = ExpertWeights(router, wide(weights.gate_up), wide(weights.down))
+    x = torch.randn(num_rows, hidden, device=device) / 8
+    got, want = (mix(x, each, spec, no_slots(num_rows, device), zeros(spec, device)) for each in (weights, same))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rank", "num_ranks"), [(0, 1), (0, 3), (2, 3)])
+def test_packed_files_are_held_packed(tmp_path: Path, device: str, rank: int, num_ranks: int) -> None:
+    write_packed(tmp_path / "m", num_attention_heads=6, num_key_value_heads=3)
+    model = read_model("gpt_oss", tmp_path / "m", TOKENIZER)
+    layer = load_weights(model, device, torch.float32, rank=rank, num_ranks=num_ranks).layers[1]
+    assert layer.experts
+    assert isinstance(layer.experts.down, Mxfp4Matrix)
+    width = 96 // num_ranks
+    part = slice(rank * width, (rank + 1) * width)
+    down, gate_up = (each.widened().cpu() for each in (layer.experts.down, layer.experts.gate_up))
+    want = torch.from_numpy(model.weights.read("layers.1.experts.4.down"))
+    torch.testing.assert_close(down.view(6, 64, width)[4], want[:, part])
+    want = torch.from_numpy(model.weights.read("layers.1.experts.2.up"))
+    torch.testing.assert_close(gate_up.view(6, 2, width, 64)[2, 1], want[part])

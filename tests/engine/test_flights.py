@@ -44,10 +44,10 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 @cache
-def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int) -> tuple[int, ...]:
+def alone(prompt: tuple[int, ...], sampling: int, shape: int, max_tokens: int, num_states: int = 0) -> tuple[int, ...]:
     """What is answered where nothing is in flight, shared, guessed or forced."""
     params = SamplingParams(max_tokens=max_tokens, **SAMPLINGS[sampling])
-    with make_engine(prefix_cache=False, drafts=False, forced_tokens=False) as engine:
+    with make_engine(prefix_cache=False, drafts=False, forced_tokens=False, num_states=num_states) as engine:
         return engine.generate(prompt, params, grammar=SHAPES[shape]).token_ids
 
 
@@ -61,6 +61,7 @@ class Turned:
         num_blocks: int = 40,
         max_running: int = 6,
         num_host_blocks: int = 0,
+        num_states: int = 0,
         **changes: Any,
     ) -> None:
         self.rng = rng
@@ -70,6 +71,7 @@ class Turned:
             vocab_size=VOCAB_SIZE,
             depth=2,
             num_host_blocks=num_host_blocks,
+            num_states=num_states,
             on_run=self._run,
             is_late=lambda: rng.random() < 0.7,
         )
@@ -137,7 +139,7 @@ def check_answers(engine: Turned, jobs: Jobs, aborted: set[str]) -> None:
     """Each has ended once, with what is answered alone or, if it was broken off, the beginning of that."""
     for name, events in engine.said.items():
         assert [event.finish_reason for event in events if event.finish_reason] == [events[-1].finish_reason]
-        expected = alone(*jobs[name])
+        expected = alone(*jobs[name], num_states=min(1, engine.backend.num_states))
         if events[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens_of(events) == expected
         else:
@@ -157,6 +159,21 @@ def test_nothing_is_lost_or_changed_with_steps_in_flight(seed: int, has_drafts: 
     answers = {job[0]: alone(*job) for job in jobs.values()}
     engine = Turned(rng, Oracle(answers, 0.3) if has_drafts else None)
     check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 24), st.booleans())
+def test_no_recurrent_state_is_lost_or_changed_either(seed: int, num_states: int, can_fail: bool) -> None:
+    rng = random.Random(seed)
+    trunk = tuple(rng.randrange(250) for _ in range(40))
+    jobs = {}
+    for i in range(12):
+        prompt = (*trunk[: rng.randrange(41)], *(rng.randrange(250) for _ in range(rng.randrange(1, 12))))
+        jobs[f"r{i}"] = (prompt, rng.randrange(len(SAMPLINGS)), rng.randrange(len(SHAPES)), rng.randrange(4, 24))
+    engine = Turned(rng, num_states=num_states)
+    check_answers(engine, jobs, run_all(engine, rng, jobs, 0.4, can_fail=can_fail))
+    slots = engine.core.scheduler.states.stats()
+    assert slots.num_used == 0
 
 
 def test_plain_requests_overlap_and_those_that_need_values_do_not() -> None:

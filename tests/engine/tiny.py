@@ -41,11 +41,14 @@ def make_request(prompt: Sequence[int], name: str = "r", **changes: Any) -> Requ
 
 
 def make_engine(
-    num_blocks: int = 256, on_run: Callable[[Batch], None] | None = None, depth: int = 1, **settings: Any
+    num_blocks: int = 256,
+    on_run: Callable[[Batch], None] | None = None,
+    depth: int = 1,
+    num_states: int = 0,
+    **settings: Any,
 ) -> Engine:
-    backend = NullDevice(
-        block_size=BLOCK_SIZE, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, depth=depth, on_run=on_run
-    )
+    size = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "vocab_size": VOCAB_SIZE, "num_states": num_states}
+    backend = NullDevice(**size, depth=depth, on_run=on_run)
     return Engine(TOKENIZER, backend, EngineConfig(debug_checks=True, **settings))
 
 

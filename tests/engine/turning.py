@@ -10,8 +10,9 @@ from hotloop.engine.scheduler import Scheduler
 from hotloop.engine.step import Step
 
 
-def make_scheduler(num_blocks: int = 64, **changes: Any) -> Scheduler:
-    return Scheduler(EngineConfig(**changes), block_size=BLOCK_SIZE, num_blocks=num_blocks)
+def make_scheduler(num_blocks: int = 64, num_states: int = 0, **changes: Any) -> Scheduler:
+    config = EngineConfig(**changes)
+    return Scheduler(config, block_size=BLOCK_SIZE, num_blocks=num_blocks, num_states=num_states)
 
 
 STEP_S = 0.001

@@ -164,6 +164,18 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_event_of_its_own(open_
     assert engines.num_over == 1
 
 
+async def test_a_ping_is_no_answer_yet(open_door: OpenDoor):
+    """Whose id is read from what comes behind it, and who has begun only then."""
+    engines = Engines([EVENTS, b": ping\n\n", b'data: {"id": "chatcmpl-1"}\n\n'], [JSON, b"{}"])
+    async with open_door(engines) as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT)
+        await http.get("/v1/cache/explain/chatcmpl-1")
+    assert answer.text.startswith(": ping\n\ndata: ")
+    (_, first), (_, second) = engines.asked
+    assert first.trip.begun.done()
+    assert second.owner == "a"
+
+
 async def test_too_many_waiting_is_said_so(open_door: OpenDoor):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

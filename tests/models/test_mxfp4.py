@@ -10,7 +10,6 @@ from tests.parity.models import CONFIGS, published_shapes, tensor
 
 from hotloop.core.errors import ModelError
 from hotloop.models.huggingface import SafetensorsWeights, config_spec
-from hotloop.models.mxfp4 import widen_mxfp4
 
 QUANTISED = CONFIGS["gpt_oss"] | {"quantization_config": {"quant_method": "mxfp4"}}
 
@@ -33,29 +32,30 @@ def write_packed(folder: Path, **changes: object) -> dict[str, np.ndarray]:
     return tensors
 
 
-def test_a_number_is_one_of_sixteen_times_a_power_of_two() -> None:
-    blocks = np.arange(16, dtype=np.uint8).reshape(1, 1, 16) | (np.arange(15, -1, -1, dtype=np.uint8) << 4)
-    got = widen_mxfp4(blocks, np.array([[128]], np.uint8))[0]
-    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
-    np.testing.assert_array_equal(got[0::2], 2 * np.array(values))
-    np.testing.assert_array_equal(got[1::2], 2 * np.array(values[::-1]))
+VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def widened(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """[out, in]: one of sixteen numbers times a power of two; a byte has two neighbours, the first in its low half."""
+    pairs = np.stack([VALUES[blocks & 15], VALUES[blocks >> 4]], axis=-1)
+    return (pairs.reshape(*scales.shape, 32) * 2.0 ** (scales.astype(int) - 127)[..., None]).reshape(len(scales), -1)
 
 
 def test_gate_and_up_are_every_second_row_of_packed_experts(tmp_path: Path) -> None:
     tensors = write_packed(tmp_path / "m")
     weights = SafetensorsWeights(tmp_path / "m", config_spec(tmp_path / "m"))
     name = "model.layers.1.mlp.experts.gate_up_proj"
-    whole = widen_mxfp4(tensors[f"{name}_blocks"][2], tensors[f"{name}_scales"][2])
+    whole = widened(tensors[f"{name}_blocks"][2], tensors[f"{name}_scales"][2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.gate"), whole[0::2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.up"), whole[1::2])
     np.testing.assert_array_equal(weights.read("layers.1.experts.2.up_bias"), tensors[f"{name}_bias"][2, 1::2])
     down = weights.stored("layers.0.experts.5.down")
-    assert (down.kind, down.shape) == ("F32", (64, 96))
+    assert (down.kind, down.shape) == ("MXFP4", (64, 96))
 
 
 def test_a_folder_that_lacks_scales_is_refused(tmp_path: Path) -> None:
     tensors = write_packed(tmp_path / "m")
-    del tensors["model.layers.2.mlp.experts.down_proj_scales"]
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
     save_file(tensors, tmp_path / "m" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"layers.2.mlp.experts.down_proj_scales is missing"):
+    with pytest.raises(ModelError, match=r"layers.1.mlp.experts.down_proj_scales is missing"):
         SafetensorsWeights(tmp_path / "m", config_spec(tmp_path / "m"))

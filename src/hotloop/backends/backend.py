@@ -43,6 +43,9 @@ class Batch:
     wanted: NDArray[np.int64]
     sources: NDArray[np.int32] | None = None
     """None: every token is known."""
+    states: NDArray[np.int32] | None = None
+    """[sequences, 2], for hybrid models: the slot with the recurrent state a sequence goes on from (-1: the empty one)
+    and the slot, the same or another, that holds it afterwards. No sequence writes what another reads."""
 
 
 def prompt_batch(num_tokens: int, block_size: int, num_wanted: int = 1) -> Batch:
@@ -176,6 +179,9 @@ class Backend(Protocol):
     vocab_size: int
     max_context: int
     block_bytes: int
+    num_states: int
+    """Slots for the recurrent states of a hybrid model, each of `state_bytes`; 0 where KV is all there is."""
+    state_bytes: int
     kv_layout: str
     """What the bytes of a block depend on beside its tokens: the model, the precision, who computes and stores them."""
     host_memory: HostMemory | None

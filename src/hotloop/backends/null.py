@@ -2,6 +2,7 @@
 
 Its "model" is a pure function of the tokens it can see in its KV: the next token is a hash of the sequence's last few
 tokens, read back from the blocks. A wrong block table, a stale block or a skipped token therefore changes the output.
+With `num_states` it is a hybrid: the hash of all tokens in order, carried from step to step, changes the output too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ class NullBackend:
         num_blocks: int = 1024,
         vocab_size: int = 1000,
         max_context: int = 1 << 20,
+        num_states: int = 0,
         on_run: Callable[[Batch], None] | None = None,
     ) -> None:
         self.block_size = block_size
@@ -36,6 +38,9 @@ class NullBackend:
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.block_bytes = block_size * np.dtype(np.int64).itemsize
+        self.num_states = num_states
+        self.state_bytes = 2 * np.dtype(np.int64).itemsize
+        self._states = np.full((num_states, 2), -1, np.int64)  # how many tokens, and their hash
         self.kv_layout = f"null {block_size}"
         self._on_run = on_run
         self._kv = np.full((num_blocks, block_size), -1, np.int64)
@@ -55,7 +60,8 @@ class NullBackend:
             begin, end = batch.begins[i], batch.begins[i + 1]
             positions = batch.positions[begin:end]
             self._kv[table[positions // self.block_size], positions % self.block_size] = batch.token_ids[begin:end]
-        return self._point_at([*self._next_tokens(batch, tables)])
+        hashes = self._carry(batch) if batch.states is not None else 0
+        return self._point_at([*(np.array([*self._next_tokens(batch, tables)], np.int64) + hashes) % self.vocab_size])
 
     def read_blocks(self, block_ids: Sequence[int]) -> HostCopy:
         copy: NDArray[np.int64] = self._kv[np.array(block_ids)]
@@ -66,6 +72,19 @@ class NullBackend:
 
     def close(self) -> None:
         self._kv = self._kv[:0]
+
+    def _carry(self, batch: Batch) -> NDArray[np.int64]:
+        """Read a state for each sequence, go on from it, and leave it; the hashes after the wanted tokens."""
+        assert batch.states is not None
+        hashes = np.zeros(len(batch.token_ids), np.int64)
+        before = [(0, 0) if read < 0 else tuple(self._states[read].tolist()) for read in batch.states[:, 0]]
+        for i, (num_tokens, value) in enumerate(before):
+            assert num_tokens == batch.past_lens[i], "a state was read where it was not saved"
+            begin, end = batch.begins[i], batch.begins[i + 1]
+            for row in range(begin, end):
+                value = hashes[row] = (value * 31 + int(batch.token_ids[row]) + 1) % 1_000_003
+            self._states[batch.states[i, 1]] = num_tokens + end - begin, value
+        return hashes[batch.wanted]
 
     def _next_tokens(self, batch: Batch, tables: list[NDArray[np.int32]]) -> Iterator[int]:
         owners = np.searchsorted(batch.begins, batch.wanted, side="right") - 1

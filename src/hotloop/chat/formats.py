@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from hotloop.chat import lark
 from hotloop.chat.gemma_calls import GemmaFormat
+from hotloop.chat.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyParser
 from hotloop.chat.json_calls import JsonCallParser, JsonMarks
 from hotloop.chat.named_formats import DeepSeekFormat, KimiFormat
 from hotloop.chat.stream import CallParser
@@ -18,6 +19,7 @@ from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.config import ToolFormatName
 from hotloop.core.errors import ConfigError
+from hotloop.core.grammar import Grammar
 from hotloop.core.message import Message, Tool, ToolCall
 from hotloop.models.template import ChatTemplate
 from hotloop.models.tokenizer import Tokenizer
@@ -30,6 +32,7 @@ _PHI_CLOSING = "<|/tool_call|>"
 _NAME_KEY = lark.literal('{"name": "')
 # Templates that have all of these words are of the family.
 _WORDS: dict[ToolFormatName, tuple[str, ...]] = {
+    "harmony": (CHANNEL, MESSAGE),
     "deepseek_v32": ("｜DSML｜",),
     "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
@@ -188,12 +191,47 @@ class GraniteFormat(ToolFormat):
         return JsonCallParser(JsonMarks(self.opening, "]", joiner=",", openings=(CALL,)))
 
 
+class HarmonyFormat(ToolFormat):
+    """A message of its own, addressed to the function: gpt-oss. There is one at a time: its end ends the answer."""
+
+    name = "harmony"
+    opening = CHANNEL
+
+    def wrap(self, grammar: Grammar) -> Grammar:
+        kinds = {"json_schema": "%json {}", "regex": "/{}/", "lark": "%lark {{\n{}\n}}"}
+        body = grammar.text.replace("/", "\\/") if grammar.kind == "regex" else grammar.text
+        return Grammar("lark", f"start: {self._head('final')} answer\nanswer: {kinds[grammar.kind].format(body)}\n")
+
+    def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:
+        head, end = lark.marker(CHANNEL, tokenizer), lark.marker(MESSAGE, tokenizer)
+        call = f'{head} "commentary to=functions." {lark.functions(chosen)}'
+        constrain = f'" " {lark.marker(CONSTRAIN, tokenizer)} "json" {end}'
+        start = "start: call"
+        if choice.mode != "required":
+            next_message = f'{lark.marker(END, tokenizer)} {lark.marker(START, tokenizer)} "assistant"'
+            spoken = f'{head} "commentary" {end} TEXT {next_message}'
+            start = f'start: ( {spoken} )* ( call | {head} "final" {end} TEXT )\nTEXT: {lark.ANYTHING}'
+        return [
+            start,
+            f"call: {call}",
+            *(f"f{i}: {lark.literal(tool.name)} {constrain} {lark.arguments(tool)}" for i, tool in enumerate(chosen)),
+        ]
+
+    def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
+        return HarmonyParser()
+
+    def _head(self, channel: str) -> str:
+        return (
+            f"{lark.marker(CHANNEL, self._tokenizer)} {lark.literal(channel)} {lark.marker(MESSAGE, self._tokenizer)}"
+        )
+
+
 _FORMATS: dict[str, type[ToolFormat]] = {
     each.name: each
     for each in (
         *(HermesFormat, GenericFormat, LlamaFormat, MistralFormat),
         *(QwenCoderFormat, GlmFormat, MiniMaxFormat, DsmlFormat),
-        *(DeepSeekFormat, KimiFormat, GraniteFormat, GemmaFormat),
+        *(DeepSeekFormat, KimiFormat, GraniteFormat, GemmaFormat, HarmonyFormat),
     )
 }
 

@@ -15,7 +15,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 
 ANYTHING = "/(?s:.*)/"
-_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<mm:think>", "</mm:think>", "<|channel>", "<channel|>")
 _BRANCHES = {"anyOf", "oneOf", "$ref"}
 _EXTENDING = {"allOf", "not", "if", "dependentSchemas", "$dynamicRef"}
 FENCE = "```"

@@ -22,11 +22,29 @@ class CallParser(Protocol):
     @property
     def num_calls(self) -> int: ...
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        ...
+
     def push(self, text: str) -> list[StreamEvent]: ...
 
     def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
         """What was held back: half a call that never became one is text again, unless the answer was cut in it."""
         ...
+
+
+class PlainText:
+    """The parser of an answer that cannot hold calls."""
+
+    num_calls = 0
+    is_calling = False
+
+    def push(self, text: str) -> list[StreamEvent]:
+        return [TextDelta(text)] if text else []
+
+    def finish(self, *, is_cut: bool = False) -> list[StreamEvent]:
+        return []
 
 
 class CallsOnly:
@@ -38,6 +56,10 @@ class CallsOnly:
     @property
     def num_calls(self) -> int:
         return self._parser.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self._parser.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         return _without_text(self._parser.push(text))
@@ -137,6 +159,10 @@ class MarkedParser(ABC):
     @property
     def num_calls(self) -> int:
         return self.answer.num_calls
+
+    @property
+    def is_calling(self) -> bool:
+        return self.answer.is_calling
 
     def push(self, text: str) -> list[StreamEvent]:
         self._queue.extend(text)

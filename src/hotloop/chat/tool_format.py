@@ -29,6 +29,7 @@ class ToolFormat(ABC):
 
     def __init__(self, tokenizer: Tokenizer, source: str = "") -> None:
         """`source` is the model's chat template."""
+        self._tokenizer = tokenizer
         self.keep_special = lark.special_id(self.opening, tokenizer) is not None
         """Whether its markers are special tokens, so that the text must show them."""
 
@@ -41,6 +42,10 @@ class ToolFormat(ABC):
         if not choice.is_binding(tools):
             return None
         return Grammar("lark", "\n".join(self.rules(choice.select(tools), choice, tokenizer)))
+
+    def wrap(self, grammar: Grammar) -> Grammar:
+        """The grammar of an answer that is no call, with what the family has around it."""
+        return grammar
 
     @abstractmethod
     def rules(self, chosen: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> list[str]:

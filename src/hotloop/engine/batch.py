@@ -29,6 +29,7 @@ def make_batch(step: Step, block_size: int) -> Batch:
         block_begins=_begins(map(len, tables)),
         wanted=_wanted(slices, begins),
         sources=_sources(slices, begins),
+        states=np.array([part.slots for part in slices], np.int32) if slices[0].slots else None,
     )
 
 

@@ -29,6 +29,7 @@ from hotloop.engine.disk.tier import PATIENCE_S, open_store
 from hotloop.engine.drafting.drafter import Drafter
 from hotloop.engine.drafting.history import PastDrafter
 from hotloop.engine.grammar.matcher import Grammars, Matcher
+from hotloop.engine.grammar.thought import open_matcher
 from hotloop.engine.kv_events import KvPublisher
 from hotloop.engine.snapshot import EngineSnapshot, EngineStats, Snapshotter, count_up
 from hotloop.models.template import ChatTemplate
@@ -74,12 +75,15 @@ class Engine:
         self.max_context = min(backend.max_context, self.num_kv_tokens, self.config.max_context or self.num_kv_tokens)
         self._backend = backend
         self.grammars = Grammars(tokenizer, backend.vocab_size, self.config.max_grammars)
-        if drafter is None and self.config.drafts:
+        if backend.num_states:
+            self._leave_out(drafter)
+            drafter = None
+        elif drafter is None and self.config.drafts:
             drafter = PastDrafter(tokenizer, backend.vocab_size, self.config.draft_history_tokens)
         endpoint, ask_all = self.config.kv_events, lambda: self._post(self._restate)
         self.kv_events = KvPublisher(endpoint, backend.block_size, ask_all) if endpoint else None
         changes = self.kv_events.changes if self.kv_events else None
-        store = store or open_store(self.config, backend)
+        store = store or (None if backend.num_states else open_store(self.config, backend))
         self._core = EngineCore(
             tokenizer, backend, self.config, drafter=drafter, store=store, post=self._post, changes=changes
         )
@@ -154,7 +158,7 @@ class Engine:
         """Queue requests, all or none, and compile new grammars. `on_event`, on the engine's thread, must not wait."""
         for request in requests:
             self._validate(request)
-        matchers = [self.grammars.matcher(request.grammar) if request.grammar else None for request in requests]
+        matchers = [open_matcher(request, self.grammars) for request in requests]
         with self._wake:
             self._check_admission(requests)
             self._arriving.update(request.id for request in requests)
@@ -248,6 +252,14 @@ class Engine:
         if not await asyncio.to_thread(self._idle.wait, timeout_s):
             self._post(lambda: self._core.fail_all(EngineClosed("the engine is shutting down")))
             await asyncio.to_thread(self._idle.wait, 5)
+
+    def _leave_out(self, drafter: Drafter | None) -> None:
+        """What a hybrid model does without, so far: drafts, whose state could not be taken back, and KV on disk."""
+        if self.config.kv_dir:
+            log.warning("kv_dir is not used: the recurrent states of %s are not kept on disk", self.name)
+        if drafter:
+            log.warning("draft_model is not used: %s has a recurrent state, which a wrong guess would spoil", self.name)
+            drafter.close()
 
     def _restate(self) -> None:
         if self.kv_events:

@@ -12,6 +12,14 @@ from hotloop.engine.retention import Rank
 
 
 @dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A recurrent state that is kept, for hybrid models; see `States`."""
+
+    slot: int
+    used_at: float
+
+
+@dataclass(slots=True, eq=False)
 class TreeNode:
     """An edge and where it ends: the tokens of some whole blocks, and the blocks. A root has its salt for a key."""
 
@@ -23,6 +31,7 @@ class TreeNode:
     session: str | None = ""  # whose it is; None once several sessions have used it
     is_hosted: bool = False  # whether its blocks are in host memory; then so are those of all nodes below it
     hold: Hold | None = None  # what is known about the prefix that ends here
+    state: Checkpoint | None = None  # what a hybrid model carries beyond the prefix that ends here, if it was saved
     queued: Rank | None = None  # its place in the queue of leaves; entries of another rank are stale
     children: "dict[bytes, TreeNode]" = field(default_factory=dict)
 
@@ -78,7 +87,7 @@ def split(node: TreeNode, num_blocks: int, size: int) -> TreeNode:
     """Divide an edge after that many blocks; returns the upper half, which takes the old place in the tree."""
     assert node.parent is not None
     key, block_ids = node.key[: num_blocks * size], node.block_ids[:num_blocks]
-    upper = replace(node, key=key, block_ids=block_ids, hold=None, queued=None, children={})
+    upper = replace(node, key=key, block_ids=block_ids, hold=None, state=None, queued=None, children={})
     node.parent.children[node.key[:size]] = upper
     node.parent, node.key, node.block_ids = upper, node.key[num_blocks * size :], node.block_ids[num_blocks:]
     upper.children[node.key[:size]] = node
@@ -87,7 +96,7 @@ def split(node: TreeNode, num_blocks: int, size: int) -> TreeNode:
 
 def join(node: TreeNode, size: int) -> bool:
     """Make a node and its only child, which alone is left, one edge, if nothing tells them apart but where it ends."""
-    if len(node.children) != 1 or node.hold or node.parent is None:
+    if len(node.children) != 1 or node.hold or node.state or node.parent is None:
         return False
     [child] = node.children.values()
     if (node.is_hosted, node.session, node.last_used) != (child.is_hosted, child.session, child.last_used):

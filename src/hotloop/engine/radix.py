@@ -37,8 +37,10 @@ class RadixTree:
         retention: Retention | None = None,
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
+        num_states: int = 0,
     ) -> None:
         self.pool = pool
+        self.states = BlockPool(num_states)  # slots for the recurrent states of a hybrid model; see `States`
         self.host_pool = BlockPool(host.num_blocks if host else 0)
         self._host = host
         self._changes = changes
@@ -47,9 +49,9 @@ class RadixTree:
         self._roots: dict[str, TreeNode] = {}
         self._clock = 0
         self._leaves, self._host_leaves = Leaves(is_hosted=False), Leaves(is_hosted=True)
-        self._evictions = Evictions()
+        self.evictions = Evictions()
         self.retention = retention or Retention(0)
-        self._holds = Holds(self.retention, self._rank_anew)
+        self._holds = Holds(self.retention, self.rank_anew)
         self.num_owned = Counter[str | None]()  # blocks of the device by session; None: several have used them
         self.num_evicted = 0  # blocks that were given up for room, wherever they were
         self.num_offloaded = 0
@@ -57,7 +59,7 @@ class RadixTree:
     def emptied(self) -> "RadixTree":
         """A tree and pools like these, as they were in the beginning; what was counted goes on."""
         pool = BlockPool(self.pool.num_blocks)
-        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host)
+        tree = RadixTree(pool, self._block_size, self.retention, self._changes, self._host, self.states.num_blocks)
         tree.num_evicted, tree.num_offloaded = self.num_evicted, self.num_offloaded
         if self._changes is not None:
             self._changes.append(Emptied())
@@ -66,7 +68,7 @@ class RadixTree:
     def match(self, token_ids: "array[int]", salt: str = "", session: str | None = None) -> list[int]:
         """The device's blocks of the longest known prefix; the caller uses them before anything else happens."""
         found: list[int] = []
-        for node in self._walk(token_ids.tobytes(), salt, session):
+        for node in self.walk(token_ids.tobytes(), salt, session):
             if not node.is_hosted:
                 found += node.block_ids
         return found
@@ -89,7 +91,7 @@ class RadixTree:
         """Tell when the known part of this prefix is wanted again."""
         if not self.retention.is_on:
             return
-        nodes = [*self._walk(token_ids.tobytes(), salt)]
+        nodes = [*self.walk(token_ids.tobytes(), salt)]
         if nodes:
             self._holds.hold(nodes[-1], hold)
 
@@ -98,7 +100,7 @@ class RadixTree:
         end = num_known + self._block_size
         if len(token_ids) < end:
             return None
-        return self._evictions.find(salt.encode(), [token_ids[:end].tobytes()])
+        return self.evictions.find(salt.encode(), [token_ids[:end].tobytes()])
 
     def insert(self, token_ids: "array[int]", block_ids: list[int], salt: str = "", session: str = "") -> list[int]:
         """Remember that these whole blocks hold these tokens; returns the blocks the tree now has for them: its own
@@ -108,7 +110,7 @@ class RadixTree:
         key = token_ids.tobytes()
         known: list[int] = []
         node = self._roots.get(salt)
-        for node in self._walk(key, salt, session):
+        for node in self.walk(key, salt, session):
             if node.is_hosted:
                 self._bring_back(node, block_ids[len(known) : len(known) + len(node.block_ids)])
             known += node.block_ids
@@ -135,7 +137,7 @@ class RadixTree:
 
     def forget(self, token_ids: "array[int]", salt: str = "") -> None:
         """Give up whatever builds on the first block along these tokens that no request uses: all of it is idle."""
-        for node in self._walk(token_ids.tobytes(), salt):
+        for node in self.walk(token_ids.tobytes(), salt):
             num_used = len(node.block_ids) - self.num_idle(node)
             if num_used < len(node.block_ids):
                 if num_used:
@@ -189,9 +191,11 @@ class RadixTree:
         assert self.num_owned == Counter(node.session for node in nodes for name in node.names if name >= 0)
         assert {*filter(is_leaf, nodes)} == {*self._leaves, *self._host_leaves}, "a leaf cannot be evicted"
         self._holds.check(nodes)
+        slots = [node.state.slot for node in nodes if node.state]
+        assert len(slots) == len(set(slots)) == self.states.num_kept, "a state is in the tree twice, or lost"
         assert all(root.children for root in self._roots.values())
 
-    def _walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[TreeNode]:
+    def walk(self, key: bytes, salt: str, session: str | None = None) -> Iterator[TreeNode]:
         """Each node along the key, marked as used now; an edge the key leaves midway is split, and its rest ages on."""
         root = self._roots.get(salt)
         if root is None:
@@ -232,9 +236,9 @@ class RadixTree:
         return len(node.block_ids) - bisect_left(node.block_ids, True, key=lambda block_id: not num_users[block_id])
 
     def _append(self, parent: TreeNode, key: bytes, block_ids: list[int], session: str) -> None:
-        """New blocks after `parent`, whose own edge grows if it is a leaf of the same session without a hold."""
+        """New blocks after `parent`, whose edge grows if it is a leaf of the same session with nothing at its end."""
         self.pool.keep(block_ids)
-        if parent.parent and not parent.children and not parent.hold and parent.session == session:
+        if parent.parent and parent.session == session and not (parent.children or parent.hold or parent.state):
             parent.key += key
             parent.block_ids += block_ids
             self._own(parent, len(block_ids))
@@ -320,7 +324,7 @@ class RadixTree:
             return
         for child in [*leaf.children.values()]:
             self._cut(child)
-        self._evictions.remember(leaf, (keep + 1) * self._block_bytes, Eviction(self.retention.now, beneficiary))
+        self.evictions.remember(leaf, (keep + 1) * self._block_bytes, Eviction(self.retention.now, beneficiary))
         self.num_evicted += len(given_up)
         self._drop(leaf, given_up)
         del leaf.block_ids[keep:]
@@ -328,10 +332,8 @@ class RadixTree:
             self._remove(leaf)
             return
         leaf.key = leaf.key[: keep * self._block_bytes]
-        if (
-            leaf.hold and leaf.hold.kind is HoldKind.TOOL_GAP
-        ):  # better one session recomputes all of it than many a little
-            self._holds.set(leaf, None)
+        if leaf.hold and leaf.hold.kind is HoldKind.TOOL_GAP:
+            self._holds.set(leaf, None)  # better one session recomputes all of it than many a little
 
     def _remove(self, leaf: TreeNode) -> None:
         parent = leaf.parent
@@ -358,13 +360,19 @@ class RadixTree:
         if not self.num_owned[node.session]:
             del self.num_owned[node.session]
 
+    def drop_state(self, node: TreeNode) -> None:
+        if node.state:
+            self.states.drop([node.state.slot])
+            node.state = None
+
     def _drop(self, node: TreeNode, block_ids: list[int]) -> None:
+        self.drop_state(node)
         self._own(node, -len(block_ids))
         self._pool_of(node).drop(block_ids)
         if self._changes is not None and block_ids:
             self._changes.append(GivenUp([~each for each in block_ids] if node.is_hosted else block_ids))
 
-    def _rank_anew(self, node: TreeNode) -> None:
+    def rank_anew(self, node: TreeNode) -> None:
         """Something about a node has changed that its place in the queue depends on, or that of the leaf above it."""
         self._queue(node)
         above = next((each for each in path(node) if not each.is_hosted), node)
@@ -377,6 +385,8 @@ class RadixTree:
             (self._host_leaves if node.is_hosted else self._leaves).push(node, self._rank(node))
 
     def _rank(self, node: TreeNode) -> Rank:
+        if self.states.num_blocks and not node.state:  # nobody can go on from there
+            return HoldKind.FINISHED, 0, 0.0, node.last_used
         depth = sum(len(above.block_ids) for above in path(node)) * self._block_size
         return self.retention.rank(node.hold, node.used_at, node.last_used, depth)
 

@@ -36,13 +36,13 @@ class Retention:
         rate = _LEARNING_RATE * min(1.0, num_tokens / _MANY)
         self.token_s += rate * (duration_s / num_tokens - self.token_s)
 
-    def rank(self, hold: Hold | None, used_at: float, last_used: int, depth: int) -> Rank:
-        """Lowest goes first; `depth` is the number of tokens up to the prefix's end."""
+    def rank(self, hold: Hold | None, used_at: float, last_used: int, depth: int, *, num_tokens: int = 1) -> Rank:
+        """Lowest goes first; `depth` is the number of tokens up to the prefix's end, `num_tokens` of those are lost."""
         if not self.is_on:
             return HoldKind.ORDINARY, 0, 0.0, last_used
         kind = self.kind(hold)
         if kind is HoldKind.ORDINARY:
-            worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS)
+            worth = used_at / FADE_S + math.log1p(depth / ATTENTION_TOKENS) + math.log(num_tokens)
             return kind, 0, round(worth, 1), last_used  # what is nearly equal goes by its last use
         assert hold
         if kind is HoldKind.TOOL_GAP:

@@ -27,6 +27,7 @@ from hotloop.engine.radix import RadixTree
 from hotloop.engine.retention import Retention
 from hotloop.engine.seating import Seating
 from hotloop.engine.short import ShortShare
+from hotloop.engine.states import Stateless, States
 from hotloop.engine.step import Slice, Step, StepPlan
 
 MAX_SHORT = 16  # so many of the queue are looked at for those who lack little
@@ -45,13 +46,17 @@ class Scheduler:
         step_tokens: int = 512,
         changes: list[Change] | None = None,
         host: HostRoom | None = None,
+        num_states: int = 0,
     ) -> None:
         self.config = config
         self.max_step_tokens = config.max_step_tokens or step_tokens
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.retention = Retention(int(config.pinned_share * num_blocks), is_on=config.retention)
-        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host)
+        self.tree = RadixTree(self.pool, block_size, self.retention, changes, host, num_states)
+        kind = States if num_states else Stateless
+        self.states = kind(self.tree, block_size, keeps=config.prefix_cache)
+        self.max_running = min(config.max_running, num_states or config.max_running)
         self.host: Fetcher | None = None
         self.copying: list[list[int]] = []  # blocks that copies under way use
         self.fairness = Fairness()
@@ -78,6 +83,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         assert self._num_blocks_for(request.num_tokens) <= self.pool.num_blocks, "it could never run"
         self.seating.arrive(request)
+        self.states.arrive(request)
         self.waiting[request.id] = request
 
     def schedule(self, now: float) -> Step:
@@ -94,11 +100,11 @@ class Scheduler:
             if missing > (self.block_size if request.num_computed >= len(request.prompt_ids) else 1):
                 behind.append(request)
             elif request.id in self.running:  # it may have given way to one before it
-                self._grant(plan, request, missing)
+                self._grant(plan, request, self.states.cut(request, missing))
         queue = self._queue(behind)
         if not queue:
             self.budget.rest(now, len(plan.slices))
-            return Step(list(plan.slices.values()))
+            return self._make_step(plan)
         num_decoding = len(plan.slices)
         num_granted = sum(part.num_tokens for part in plan.slices.values())
         plan.num_left = max(self.block_size, self.max_step_tokens - num_granted)
@@ -110,7 +116,7 @@ class Scheduler:
         if sum(part.wants_token for part in plan.slices.values()) > num_decoding:
             self.budget.close()  # no first token waits for the prefill of others
         self._short_share.earn(sum(self._serve(plan, each) for each in queue if each.id not in plan.slices))
-        return Step(list(plan.slices.values()), plan.prefixes)
+        return self._make_step(plan)
 
     def extend(self, part: Slice, draft_ids: list[int], kinds: list[int | None]) -> None:
         """Let a slice compute guesses as well, as far as there are blocks: nothing is preempted for a draft."""
@@ -123,6 +129,7 @@ class Scheduler:
 
     def advance(self, step: Step) -> None:
         self._flying.append(step)
+        self.states.launch(step.slices)
         num_rows = 0
         for part in step.slices:
             request = part.request
@@ -150,12 +157,13 @@ class Scheduler:
             request.num_settled = max(request.num_settled, part.end + part.num_accepted)
             if request.num_settled // self.block_size > part.begin // self.block_size:
                 self._share(request)
+                self.states.settle(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Take a request out, wherever it is; its place in the tree is not taken before its caller could ask for it."""
         request.finish_reason = reason
         request.num_computed_at_end = request.num_settled
-        self._release(request)
+        self._release(request, is_sound=reason is not FinishReason.ERROR)
         self.seating.end(request, reason, self.turnover_s, is_waiting=request.id in self.waiting)
         del (self.running if request.id in self.running else self.waiting)[request.id]
 
@@ -183,6 +191,7 @@ class Scheduler:
         self._flying.clear()
         self.tree = self.seating.tree = self.tree.emptied()
         self.pool = self.tree.pool
+        self.states = type(self.states)(self.tree, self.block_size, keeps=self.config.prefix_cache)
         return lost
 
     def check(self) -> None:
@@ -198,6 +207,12 @@ class Scheduler:
             users.update(request.block_ids)
         assert all(not request.block_ids for request in self.waiting.values())
         self.pool.check(users)
+        self.states.check(self.running.values())
+
+    def _make_step(self, plan: StepPlan) -> Step:
+        slices = list(plan.slices.values())
+        self.states.assign(slices)
+        return Step(slices, plan.prefixes)
 
     def _queue(self, behind: list[Request]) -> list[Request]:
         """Who lacks more than a token, and who may join: by class, and in it those first who run already."""
@@ -223,16 +238,17 @@ class Scheduler:
     def _can_join(self, queue: list[Request]) -> bool:
         """Whether the first of the waiting has room, so that none behind it takes it away."""
         first = next((each for each in queue if each.id in self.waiting), None)
-        return first is None or self._fits(first, self._peek(first), self.running.values())
+        return first is None or self._fits(first, self.states.peek(first), self.running.values())
 
     def _num_lacking(self, request: Request) -> int:
         """What a request has to compute, as far as the tree can tell."""
-        tiers = () if request.id in self.running else (False, True)
-        return request.num_missing - sum(len(self._peek(request, is_hosted=tier)) for tier in tiers) * self.block_size
-
-    def _peek(self, request: Request, *, is_hosted: bool = False) -> list[int]:
-        """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
-        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=is_hosted)
+        if request.id in self.running:
+            return request.num_missing
+        num_blocks = len(self.states.peek(request))
+        if self.tree.host_pool.num_blocks:
+            hosted = self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt, is_hosted=True)
+            num_blocks += len(hosted)
+        return request.num_missing - num_blocks * self.block_size
 
     def _serve(self, plan: StepPlan, request: Request, num_most: float = math.inf) -> int:
         """Let a request compute as much as it may; returns how much that is."""
@@ -253,13 +269,15 @@ class Scheduler:
         self._adopt(request, self._known_blocks(request))
         missing = request.num_missing
         prefix = self._next_block(request) if missing > self.block_size else b""
-        if prefix and (prefix in plan.prefixes or any(prefix in step.prefixes for step in self._flying)):
-            return 0  # another computes it in this step or one in flight: wait and follow
+        computed = (plan.prefixes, *(step.prefixes for step in self._flying))
+        if prefix and self.states.is_coming(request, prefix, computed):
+            return 0  # another computes it: wait and follow
         count = int(min(missing, budget, self.budget.num_tokens(request.rank, request.num_computed)))
         if not plan.num_prefilled:  # every step that prefills advances at least one request
             count = min(missing, budget, max(count, self.budget.least))
         if count < missing:  # chunks end where blocks end, so that the next one can be followed or shared
             count -= (request.num_computed + count) % self.block_size
+        count = self.states.cut(request, count)
         if count <= 0 or not self._grant(plan, request, count):
             return 0
         plan.prefixes.add(prefix)
@@ -290,16 +308,20 @@ class Scheduler:
         if not request.is_awaited and self.running and not self.seating.may_begin(request):
             plan.num_put_off = MAX_PUT_OFF if self.admission.has_waited_long(request) else plan.num_put_off + 1
             return False
-        known = self._peek(request)
+        known = self.states.peek(request)
         staying = [other for other in self.running.values() if other.rank <= request.rank]
         if not self._fits(request, known, staying):
-            is_full = len(staying) >= self.config.max_running
+            is_full = len(staying) >= self.max_running
             request.wait_for(Wait.BATCH if is_full else Wait.ROOM, self.fairness.now)
             plan.is_closed = True
             return False
         while not self._fits(request, known, self.running.values()):
             self._preempt(plan, max(self.running.values(), key=urgency))
         if self.host and self.host.fetch(request):
+            return False
+        if not self.states.begin(request, self.waiting.values()):
+            request.wait_for(Wait.ROOM, self.fairness.now)
+            plan.is_closed = True
             return False
         self.seating.begin(request)
         self._adopt(request, self._known_blocks(request))
@@ -311,7 +333,7 @@ class Scheduler:
 
     def _fits(self, request: Request, known: list[int], others: Collection[Request]) -> bool:
         """Whether all its tokens fit beside these others: what they use, have to prefill, and a block more each."""
-        if len(others) >= self.config.max_running:
+        if len(others) >= self.max_running:
             return False
         num_new = self._num_blocks_for(request.num_tokens) - len(known)
         num_promised = sum(1 + self._num_blocks_for(other.num_tokens) - len(other.block_ids) for other in others)
@@ -327,10 +349,10 @@ class Scheduler:
         return -(-num_tokens // self.block_size)
 
     def _known_blocks(self, request: Request) -> list[int]:
-        """What the tree has of a request's tokens; the last token is always left to compute, for its logits."""
+        """What the tree has of a request's tokens that can be gone on from."""
         if not self.config.prefix_cache or request.num_computed % self.block_size:
             return []
-        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
+        return self.states.match(request)
 
     def _adopt(self, request: Request, known: list[int]) -> None:
         """Use blocks of the tree beyond what this request has computed."""
@@ -345,6 +367,7 @@ class Scheduler:
         request.num_computed = request.num_settled = len(request.block_ids) * self.block_size
         if not request.num_preemptions:  # of the prompt, that is: what is forced after it may be known as well
             request.num_cached = min(request.num_cached + len(adopted) * self.block_size, request.num_prompt)
+        self.states.resume(request)
 
     def _next_block(self, request: Request) -> bytes:
         """The block this request needs next, with all before it; nothing if others could not use it."""
@@ -369,7 +392,8 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting[request.id] = request
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, *, is_sound: bool = True) -> None:
+        self.states.end(request, is_sound=is_sound)
         self.pool.release(request.block_ids)
         request.block_ids = array("i")
         request.num_computed = request.num_settled = 0

@@ -19,6 +19,7 @@ from hotloop.engine.grammar.matcher import Grammars
 from hotloop.engine.host import HostStats
 from hotloop.engine.lines import PREFIX
 from hotloop.engine.scheduler import Scheduler
+from hotloop.engine.states import StateStats
 
 FRESH_S = 0.5  # a snapshot that is no older is given to the next caller as well
 
@@ -43,6 +44,7 @@ class EngineStats:
     num_finished: Mapping[FinishReason, int]
     disk: DiskStats
     host: HostStats
+    states: StateStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def count_up(core: EngineCore, grammars: Grammars) -> EngineStats:
         num_finished=dict(core.num_finished),
         disk=core.disk.stats() if core.disk else DiskStats(),
         host=core.host.stats() if core.host else HostStats(),
+        states=scheduler.states.stats(),
     )
 
 

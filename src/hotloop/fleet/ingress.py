@@ -139,7 +139,8 @@ class Ingress:
             pieces.cancel()
             outline.trip.ended.set_result(AnswerSummary())
             raise
-        outline.trip.begun.set_result(None)
+        if not is_stream(head.headers):
+            outline.trip.begun.set_result(None)
         return BegunAnswer(head, pieces, outline, num_tried)
 
     async def _relay(self, begun: BegunAnswer, api: Api | None, request_id: str) -> AsyncIterator[bytes]:
@@ -147,10 +148,14 @@ class Ingress:
         answer_id, end, is_broken = None, b"", False
         try:
             async for piece in whole_events(begun.pieces) if has_events else begun.pieces:
-                if answer_id is None and not is_ping(piece) and (answer_id := read_id(piece)):
+                yield piece
+                if not end and is_ping(piece):  # nothing was said yet
+                    continue
+                if not begun.outline.trip.begun.done():
+                    begun.outline.trip.begun.set_result(None)
+                if not end and (answer_id := read_id(piece)):
                     self._owners[answer_id] = begun.head.replica
                 end = (end + piece)[-END_BYTES:]
-                yield piece
         except RayError:
             is_broken = True
             if not has_events or not api:

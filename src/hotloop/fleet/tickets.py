@@ -29,7 +29,7 @@ class Trip:
 
     def __init__(self) -> None:
         self.begun: Future[None] = Future()
-        """Done when the head of the answer is there."""
+        """Done when something of the answer is there."""
         self.ended: Future[AnswerSummary] = Future()
         """Done when nothing more will come, however it ended."""
 

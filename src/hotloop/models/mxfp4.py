@@ -4,7 +4,8 @@
             scales [experts, out, groups]
     floats  [experts, in, out]
 
-A number of MXFP4 is one of sixteen, times a power of two that 32 neighbours of a row have in common.
+A number of MXFP4 is one of sixteen, times a power of two that 32 neighbours have in common. Rows are handed on as
+GGML has them, a group after the other: its scale, then 16 bytes of which the low halves come first.
 """
 
 from collections.abc import Mapping
@@ -16,8 +17,6 @@ from numpy.typing import NDArray
 from hotloop.models.spec import FileTensor, ModelSpec, Stored
 
 _GROUP = 32
-_BIAS = 127  # of a scale's exponent
-_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def is_mxfp4(config: Mapping[str, Any]) -> bool:
@@ -31,7 +30,7 @@ class FusedExperts:
     def __init__(self, spec: ModelSpec, located: Mapping[str, FileTensor]) -> None:
         assert spec.experts
         self._spec, self._experts, self._located = spec, spec.experts, located
-        self._is_packed = "model.layers.0.mlp.experts.gate_up_proj_blocks" in located
+        self._is_packed = spec.experts.is_mxfp4
         self.packed_names = frozenset(name for name in self.wanted() if name.endswith(("_blocks", "_scales")))
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
@@ -60,19 +59,19 @@ class FusedExperts:
         if not self._is_packed:
             return _stored(self._numbers(fused, int(expert)).T[rows])
         blocks, scales = (self._located[f"{fused}_{each}"].stored().data[int(expert)] for each in ("blocks", "scales"))
-        return _stored(widen_mxfp4(blocks[rows], scales[rows]))
+        return _regrouped(blocks[rows], scales[rows])
 
     def _numbers(self, name: str, expert: int) -> NDArray[np.float32]:
         stored = self._located[name].stored()
         return Stored(stored.data[expert], stored.kind, stored.shape[1:]).floats()
 
 
-def widen_mxfp4(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """[out, in] of blocks [out, groups, 16] and scales [out, groups]."""
-    pairs = np.stack([_VALUES[blocks & 15], _VALUES[blocks >> 4]], axis=-1)
-    groups = pairs.reshape(*scales.shape, _GROUP)
-    widened: NDArray[np.float32] = np.ldexp(groups, scales.astype(np.int32)[..., None] - _BIAS)
-    return widened.reshape(len(scales), -1)
+def _regrouped(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Stored:
+    """From blocks [rows, groups, 16], whose bytes hold neighbours, and scales [rows, groups]."""
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 2, _GROUP // 2)
+    values = codes[..., 0, :] | (codes[..., 1, :] << 4)
+    rows = np.concatenate([scales[..., None], values], axis=-1)
+    return Stored(rows.reshape(len(rows), -1), "MXFP4", (len(rows), scales.shape[1] * _GROUP))
 
 
 def _stored(numbers: NDArray[np.float32]) -> Stored:

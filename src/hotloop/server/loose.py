@@ -138,6 +138,10 @@ class CheckedParser:
     def num_calls(self) -> int:
         return self._inner.num_calls
 
+    @property
+    def is_calling(self) -> bool:
+        return self._inner.is_calling
+
     def push(self, text: str) -> list[StreamEvent]:
         return self._seen(self._inner.push(text))
 

@@ -42,6 +42,9 @@ _GAUGES: tuple[Row, ...] = (
     ("kv_blocks_cached", "KV blocks kept only for reuse.", "num_blocks_cached"),
     ("kv_host_blocks", "KV blocks there are in host memory.", "host.num_blocks"),
     ("kv_host_blocks_cached", "Those that hold KV.", "host.num_blocks_cached"),
+    ("states", "Slots for recurrent states there are.", "states.num_slots"),
+    ("states_used", "Those held by requests.", "states.num_used"),
+    ("states_cached", "Those kept only for reuse.", "states.num_cached"),
     ("kv_disk_segments", "KV segments in the folder.", "disk.num_segments"),
     ("kv_disk_bytes", "Size of the folder.", "disk.num_bytes"),
 )
@@ -59,6 +62,7 @@ _TOTALS: tuple[Row, ...] = (
     ("grammar_cache_hits", "Grammars found compiled.", "num_grammar_hits"),
     ("grammar_cache_misses", "Grammars compiled.", "num_grammar_misses"),
     ("evicted_blocks", "Cached blocks given up for room.", "num_evicted_blocks"),
+    ("evicted_states", "Recurrent states given up for room.", "states.num_evicted"),
     ("swapped_sessions", "Sessions put back for lack of room.", "num_swapped"),
     ("preemptions", "Requests put back for lack of blocks.", "num_preemptions"),
     ("kv_host_offloaded_bytes", "KV copied to host memory.", "host.num_bytes_out"),

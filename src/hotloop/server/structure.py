@@ -171,12 +171,12 @@ def constrain(
     with _blaming("tools"):
         calls = tool_format.grammar(calling.allowed, replace(calling.choice, mode="required"), tokenizer)
     assert calls, "calls that must come have a grammar"
-    return Constraint(wanted.param, either(calls, wanted.grammar))
+    return Constraint(wanted.param, either(calls, tool_format.wrap(wanted.grammar)))
 
 
 def either(calls: Grammar, answer: Grammar) -> Grammar:
-    assert (calls.kind, answer.kind) == ("lark", "json_schema")
-    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: %json {answer.text}\n")
+    body = f"%json {answer.text}" if answer.kind == "json_schema" else f"%lark {{\n{answer.text}\n}}"
+    return Grammar("lark", f"start: calls | answer\ncalls: %lark {{\n{calls.text}\n}}\nanswer: {body}\n")
 
 
 @contextmanager

@@ -13,53 +13,21 @@ order. How many tiles there are is known only to the device, so as many programs
 those without a tile leave at once: a launch captured in a CUDA graph serves every step. Rows that pad go to no expert.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from hotloop.backends.cuda.fp8 import ScaledMatrix
+from hotloop.backends.cuda.expert_weights import ExpertWeights, Matrices
 from hotloop.backends.cuda.linear import gated, linear
+from hotloop.backends.cuda.mxfp4 import column_of, load_halves
 from hotloop.backends.cuda.overlap import let_next_begin, overlap, wait_for_previous
 from hotloop.models.spec import ExpertsSpec
 
 _MAX_FEW_ROWS = 4
 _LANE = 8  # weights in a row that a thread reads at a time
 _FEW_GATED, _FEW_MIXED = (4, 4), (4, 4)  # rows of an expert that a program has, and its warps
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertWeights:
-    """Of one layer. Matrices of all experts are below each other; those of the products may be in e4m3."""
-
-    router: torch.Tensor  # [experts, hidden]
-    gate_up: torch.Tensor | ScaledMatrix  # [experts * 2 * size, hidden]: of each all of gate, then up
-    down: torch.Tensor | ScaledMatrix  # [experts * hidden, size]
-    router_bias: torch.Tensor | None = None  # [experts]
-    gate_up_bias: torch.Tensor | None = None  # [experts * 2 * size]
-    down_bias: torch.Tensor | None = None  # [experts * hidden]
-    shared_gate_up: torch.Tensor | ScaledMatrix | None = None  # [2 * shared size, hidden]
-    shared_down: torch.Tensor | ScaledMatrix | None = None  # [hidden, shared size]
-
-    def places(self, spec: ExpertsSpec) -> Iterator[tuple[str, torch.Tensor | ScaledMatrix]]:
-        """Where each tensor goes, by its name in the layer."""
-        yield "router", self.router
-        if self.router_bias is not None:
-            yield "router_bias", self.router_bias
-        if self.shared_gate_up is not None and self.shared_down is not None:
-            gate, up = self.shared_gate_up.split([spec.shared_size] * 2)
-            yield from (("shared_gate", gate), ("shared_up", up), ("shared_down", self.shared_down))
-        for suffix, gate_up, down in (("", self.gate_up, self.down), ("_bias", self.gate_up_bias, self.down_bias)):
-            if gate_up is not None and down is not None:
-                halves = gate_up.split([spec.size] * (2 * spec.num_experts))
-                downs = down.split([len(down) // spec.num_experts] * spec.num_experts)
-                for i in range(spec.num_experts):
-                    yield f"experts.{i}.gate{suffix}", halves[2 * i]
-                    yield f"experts.{i}.up{suffix}", halves[2 * i + 1]
-                    yield f"experts.{i}.down{suffix}", downs[i]
 
 
 class Tiles(NamedTuple):
@@ -198,8 +166,9 @@ def few_products(x: torch.Tensor, weights: ExpertWeights, spec: ExpertsSpec, rou
     return out
 
 
-def _parts(matrix: torch.Tensor | ScaledMatrix) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return (matrix.values, matrix.scales) if isinstance(matrix, ScaledMatrix) else (matrix, None)
+def _parts(matrix: Matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What kernels are given. They know MXFP4 by the type of its values."""
+    return (matrix, None) if isinstance(matrix, torch.Tensor) else (matrix.values, matrix.scales)
 
 
 @triton.jit
@@ -218,11 +187,8 @@ def _few_gated(
     n = tl.program_id(0) * tile_outs + tl.arange(0, tile_outs)
     at = expert.to(tl.int64) * 2 * size + tl.minimum(n, size - 1)
     at_x = x + pair // num_chosen * k
-    gate = _sums(w + at[:, None] * k, at_x, k, tile_in)
-    up = _sums(w + (at + size)[:, None] * k, at_x, k, tile_in)
-    if scales is not None:
-        gate *= tl.load(scales + at)
-        up *= tl.load(scales + at + size)
+    gate = _sums(w, scales, at, at_x, k, tile_in)
+    up = _sums(w, scales, at + size, at_x, k, tile_in)
     if bias is not None:
         gate += tl.load(bias + at).to(tl.float32)
         up += tl.load(bias + at + size).to(tl.float32)
@@ -244,9 +210,7 @@ def _few_mixed(
         pair = row * num_chosen + j
         expert = tl.maximum(tl.load(ids + pair), 0).to(tl.int64)
         at = expert * hidden_size + tl.minimum(n, hidden_size - 1)
-        value = _sums(w + at[:, None] * k, x + pair * k, k, tile_in)
-        if scales is not None:
-            value *= tl.load(scales + at)
+        value = _sums(w, scales, at, x + pair * k, k, tile_in)
         if bias is not None:
             value += tl.load(bias + at).to(tl.float32)
         total += value * tl.load(scores + pair)
@@ -254,24 +218,51 @@ def _few_mixed(
 
 
 @triton.jit
-def _sums(at_w, at_x, k: tl.constexpr, tile_in: tl.constexpr):
+def _sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     """[rows of the weights]: their products with one row."""
+    if w.dtype.element_ty == tl.uint8:
+        found = _mxfp4_sums(w, scales, row, at_x, k, tile_in // 2)
+    else:
+        found = _plain_sums(w, scales, row, at_x, k, tile_in)
+    return found
+
+
+@triton.jit
+def _plain_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
     lane: tl.constexpr = 8 if tile_in >= 8 else tile_in
     i = tl.max_contiguous(tl.arange(0, tile_in), lane)
-    total = tl.zeros([at_w.shape[0], tile_in], tl.float32)
+    total = tl.zeros([row.shape[0], tile_in], tl.float32)
     for begin in tl.static_range(0, k, tile_in):
         is_in = (begin + i < k)[None, :]
-        part = tl.load(at_w + begin + i[None, :], mask=is_in, other=0.0, eviction_policy="evict_first")
+        at = w + row[:, None] * k + begin + i[None, :]
+        part = tl.load(at, mask=is_in, other=0.0, eviction_policy="evict_first")
         total += part.to(tl.float32) * tl.load(at_x + begin + i[None, :], mask=is_in, other=0.0).to(tl.float32)
+    found = tl.sum(total, 1)
+    if scales is not None:
+        found *= tl.load(scales + row)
+    return found
+
+
+@triton.jit
+def _mxfp4_sums(w, scales, row, at_x, k: tl.constexpr, tile_in: tl.constexpr):
+    total = tl.zeros([row.shape[0], tile_in], tl.float32)
+    for begin in tl.static_range(0, k // 2, tile_in):
+        byte = begin + tl.arange(0, tile_in)
+        at, is_in = at_x + column_of(byte), byte < k // 2
+        low, high = load_halves(w, scales, row, byte, k)
+        total += low * tl.load(at, mask=is_in, other=0.0).to(tl.float32)[None, :]
+        total += high * tl.load(at + 16, mask=is_in, other=0.0).to(tl.float32)[None, :]
     return tl.sum(total, 1)
 
 
 @triton.jit
 def _gated(gate, up, limit: tl.constexpr, slope: tl.constexpr):
     if limit is None:
-        return gate * tl.sigmoid(gate) * up
-    gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
-    return gate * tl.sigmoid(gate * slope) * (up + 1)
+        gated = gate * tl.sigmoid(gate) * up
+    else:
+        gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
+        gated = gate * tl.sigmoid(gate * slope) * (up + 1)
+    return gated
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
@@ -335,23 +326,34 @@ def _grouped(
     n = tl.program_id(0) * tile_outs + tl.arange(0, tile_outs)
     num_parts: tl.constexpr = 2 if is_gated else 1
     at = expert.to(tl.int64) * num_parts * num_out + tl.minimum(n, num_out - 1)
-    i = tl.arange(0, tile_in)
-    at_x = x + (pair // num_chosen if is_gated else pair)[:, None] * k + i[None, :]
-    at_w = w + at[:, None] * k + i[None, :]
+    at_x = x + (pair // num_chosen if is_gated else pair)[:, None] * k
     total = tl.zeros([tile_outs, tile_pairs], tl.float32)
     second = tl.zeros([tile_outs, tile_pairs], tl.float32)
-    for begin in range(0, k, tile_in):
-        is_in = (begin + i < k)[None, :]
-        rows = tl.trans(tl.load(at_x + begin, mask=is_pair[:, None] & is_in, other=0.0))
-        part = tl.load(at_w + begin, mask=is_in, other=0.0).to(rows.dtype)
-        total = tl.dot(part, rows, total, input_precision="tf32x3")
-        if is_gated:
-            part = tl.load(at_w + num_out * k + begin, mask=is_in, other=0.0).to(rows.dtype)
-            second = tl.dot(part, rows, second, input_precision="tf32x3")
-    if scales is not None:
-        total *= tl.load(scales + at)[:, None]
-        if is_gated:
-            second *= tl.load(scales + at + num_out)[:, None]
+    if w.dtype.element_ty == tl.uint8:
+        for begin in range(0, k // 2, tile_in // 2):
+            byte = begin + tl.arange(0, tile_in // 2)
+            is_in = is_pair[:, None] & (byte < k // 2)[None, :]
+            at_low = at_x + column_of(byte)[None, :]
+            low_rows = tl.trans(tl.load(at_low, mask=is_in, other=0.0))
+            high_rows = tl.trans(tl.load(at_low + 16, mask=is_in, other=0.0))
+            total = _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k)
+            if is_gated:
+                second = _mxfp4_dots(w, scales, at + num_out, byte, low_rows, high_rows, second, k)
+    else:
+        i = tl.arange(0, tile_in)[None, :]
+        at_w = w + at[:, None] * k + i
+        for begin in range(0, k, tile_in):
+            is_in = begin + i < k
+            rows = tl.trans(tl.load(at_x + begin + i, mask=is_pair[:, None] & is_in, other=0.0))
+            part = tl.load(at_w + begin, mask=is_in, other=0.0).to(rows.dtype)
+            total = tl.dot(part, rows, total, input_precision="tf32x3")
+            if is_gated:
+                part = tl.load(at_w + num_out * k + begin, mask=is_in, other=0.0).to(rows.dtype)
+                second = tl.dot(part, rows, second, input_precision="tf32x3")
+        if scales is not None:
+            total *= tl.load(scales + at)[:, None]
+            if is_gated:
+                second *= tl.load(scales + at + num_out)[:, None]
     if bias is not None:
         total += tl.load(bias + at).to(tl.float32)[:, None]
         if is_gated:
@@ -360,6 +362,13 @@ def _grouped(
         total = _gated(total, second, limit, slope)
     target = out + pair[None, :] * num_out + n[:, None]
     tl.store(target, total.to(out.dtype.element_ty), mask=is_pair[None, :] & (n < num_out)[:, None])
+
+
+@triton.jit
+def _mxfp4_dots(w, scales, at, byte, low_rows, high_rows, total, k: tl.constexpr):
+    low, high = load_halves(w, scales, at, byte, k)
+    total = tl.dot(low.to(low_rows.dtype), low_rows, total, input_precision="tf32x3")
+    return tl.dot(high.to(high_rows.dtype), high_rows, total, input_precision="tf32x3")
 
 
 @triton.jit

@@ -155,6 +155,7 @@ class CudaBackend:
 
     depth = 2
     block_size = BLOCK_SIZE
+    num_states = state_bytes = 0
 
     def __init__(
         self,

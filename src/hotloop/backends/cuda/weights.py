@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotloop.backends.cuda.dequantise import FLOATS, can_dequantise, dequantise
-from hotloop.backends.cuda.experts import ExpertWeights
+from hotloop.backends.cuda.expert_weights import ExpertWeights
 from hotloop.backends.cuda.fp8 import ALIGNMENT, ScaledMatrix, kv_scales, quantise
 from hotloop.backends.cuda.int4 import Int4Matrix
 from hotloop.backends.cuda.linear import Matrix
+from hotloop.backends.cuda.mxfp4 import GROUP, Mxfp4Matrix
 from hotloop.backends.cuda.repack import repack, room_for, widen_stored
 from hotloop.core.errors import ConfigError
 from hotloop.models.dummy import SEED, STD, DummyWeights, dummy_value
@@ -32,6 +34,9 @@ from hotloop.models.spec import ExpertsSpec, Int4Stored, ModelSpec, Stored, Weig
 
 CHUNK_BYTES = 16 << 20  # of a tensor at a time: enough for the bus, and little enough to unpack in passing
 _NUM_READERS = 4
+
+Place: TypeAlias = Matrix | Mxfp4Matrix
+"""Where a tensor of the model goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ def _drop_biases(weights: DeviceWeights) -> None:
 def _check_sizes(spec: ModelSpec) -> None:
     """Refuse a matrix that cannot be multiplied in e4m3."""
     for name, shape in layer_shapes(spec, spec.num_layers - 1).items():
-        if len(shape) > 1 and name != "router" and any(size % ALIGNMENT for size in shape):
+        if len(shape) > 1 and not name.startswith(("router", "experts.")) and any(size % ALIGNMENT for size in shape):
             sizes = " x ".join(map(str, shape))
             raise ConfigError(
                 f"weights fp8 need matrices whose sizes are multiples of {ALIGNMENT}: {name} of every layer is {sizes}"
@@ -176,13 +181,14 @@ class _Allocation:
         return self._empty(num_rows, *row_shape)
 
     def _experts(self, experts: ExpertsSpec) -> ExpertWeights:
-        """Those that files hold in four bits are wider here."""
+        """Those that files hold in four bits are wider here, unless it is MXFP4."""
         hidden, size, count = self.spec.hidden_size, experts.size, experts.num_experts
         matrix = partial(ScaledMatrix.empty, device=self.device) if self.is_fp8 else self._empty
+        packed = partial(Mxfp4Matrix.empty, device=self.device) if experts.is_mxfp4 and not self.is_fp8 else matrix
         return ExpertWeights(
             router=self._empty(count, hidden),
-            gate_up=matrix(2 * count * size, hidden),
-            down=matrix(count * hidden, size),
+            gate_up=packed(2 * count * size, hidden),
+            down=packed(count * hidden, size),
             router_bias=torch.empty(count, device=self.device) if experts.has_router_bias else None,
             gate_up_bias=self._empty(2 * count * size) if experts.has_bias else None,
             down_bias=self._empty(count * hidden) if experts.has_bias else None,
@@ -215,7 +221,7 @@ _LAYER_PARTS = {
 }
 
 
-def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matrix]]:
+def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Place]]:
     """Where on the device each tensor of the model goes, by its name: a whole tensor or some rows of one."""
     yield "embed", weights.embed
     for i, layer in enumerate(weights.layers):
@@ -232,7 +238,7 @@ def _places(spec: ModelSpec, weights: DeviceWeights) -> Iterator[tuple[str, Matr
         yield "head", weights.head
 
 
-def _fill(places: dict[str, Matrix], weights: Weights, device: torch.device, chunk_bytes: int, rank: int) -> None:
+def _fill(places: dict[str, Place], weights: Weights, device: torch.device, chunk_bytes: int, rank: int) -> None:
     if isinstance(weights, DummyWeights):
         generator = torch.Generator(device).manual_seed(SEED)  # the same on all ranks, as `embed` must be
         for name, place in places.items():
@@ -244,12 +250,14 @@ def _fill(places: dict[str, Matrix], weights: Weights, device: torch.device, chu
             stored = weights.stored(name)
             if isinstance(stored, Int4Stored):
                 staging.send_int4(stored, place, rank)
+            elif isinstance(place, Mxfp4Matrix):
+                staging.send_mxfp4(stored, place, rank)
             else:
                 staging.send(stored, place, rank)
         staging.wait()
 
 
-def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
+def _draw(name: str, place: Place, generator: torch.Generator) -> None:
     if isinstance(place, ScaledMatrix):
         drawn = torch.empty(place.shape, dtype=torch.bfloat16, device=generator.device)
         quantise(drawn.normal_(0, STD, generator=generator), place)
@@ -257,6 +265,9 @@ def _draw(name: str, place: Matrix, generator: torch.Generator) -> None:
         torch.randint(-(1 << 31), 1 << 31, place.words.shape, generator=generator, out=place.words)
         place.zeros.fill_(8)
         place.scales.fill_(STD / 4.6)  # the deviation of the numbers 0 to 15
+    elif isinstance(place, Mxfp4Matrix):
+        torch.randint(0, 256, place.values.shape, generator=generator, out=place.values)
+        place.scales.fill_(120)  # 2**-7, and the deviation of the sixteen numbers is 2.7
     elif place.ndim == 1:
         place.fill_(dummy_value(name))
     else:
@@ -284,9 +295,9 @@ class _Staging:
         self._device = torch.empty(chunk_bytes, dtype=torch.uint8, device=device) if self._is_cuda else self._hosts[0]
         self._turn = 0
 
-    def send(self, stored: Stored, place: Matrix, rank: int) -> None:
+    def send(self, stored: Stored, place: Place, rank: int) -> None:
         """Put a tensor, or this rank's share of it, where it belongs, a few rows at a time."""
-        assert not isinstance(place, Int4Matrix)
+        assert not isinstance(place, Int4Matrix | Mxfp4Matrix)
         rows = stored.data.reshape(-1, stored.data.shape[-1])
         room = place if isinstance(place, ScaledMatrix) else place.view(-1, place.shape[-1])
         num_columns, width = stored.shape[-1], room.shape[1]
@@ -306,14 +317,23 @@ class _Staging:
                 part, kind = widen(Stored(part, kind, (len(part), num_columns))).view(np.uint8), "F32"
             _put(dequantise(self._upload(part), kind)[:, columns], room[begin : begin + step])
 
-    def send_int4(self, stored: Int4Stored, place: Matrix, rank: int) -> None:
+    def send_int4(self, stored: Int4Stored, place: Place, rank: int) -> None:
         """The same for a matrix in four bits, which is wider where it is to be held so."""
         if isinstance(place, Int4Matrix):
             repack(stored, place, rank, self._upload_all)
             return
+        assert not isinstance(place, Mxfp4Matrix)
         numbers = widen_stored(stored, self._upload_all, self._device.device)
         row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
         _put(numbers[row : row + len(place), column : column + place.shape[1]], place)
+
+    def send_mxfp4(self, stored: Stored, place: Mxfp4Matrix, rank: int) -> None:
+        """The same for one that stays in MXFP4: of a row whole groups."""
+        assert stored.kind == "MXFP4"
+        row, column = (share_begin(*sizes, rank) for sizes in zip(stored.shape, place.shape, strict=True))
+        group_bytes = stored.data.shape[1] * GROUP // stored.shape[1]
+        begin, width = column // GROUP * group_bytes, place.shape[1] // GROUP * group_bytes
+        place.fill(self._upload_all(stored.data[row : row + len(place), begin : begin + width]))
 
     def wait(self) -> None:
         for event in self._is_copied:

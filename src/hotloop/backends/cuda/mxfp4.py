@@ -1,0 +1,78 @@
+"""Matrices in MXFP4 on the device: four bits a number, and for 32 neighbours of a row a power of two.
+
+    values   [rows, groups * 16] bytes      byte j of a group: number j in the low half, number j + 16 in the high one
+    scales   [rows, groups] bytes           the power, plus 127
+
+That is GGML's order, in which neighbours stay neighbours. A number of four bits is a float16 of the same sign, exponent
+and mantissa, times 2**14, and so is exact in bf16.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+import triton.language as tl
+
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    values: torch.Tensor  # [rows, columns / 2]
+    scales: torch.Tensor  # [rows, columns / GROUP]
+
+    @classmethod
+    def empty(cls, num_rows: int, num_columns: int, device: torch.device) -> Self:
+        assert num_columns % GROUP == 0
+        return cls(
+            torch.empty(num_rows, num_columns // 2, dtype=torch.uint8, device=device),
+            torch.empty(num_rows, num_columns // GROUP, dtype=torch.uint8, device=device),
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.values), 2 * self.values.shape[1]))
+
+    def split(self, sizes: Sequence[int]) -> list["Mxfp4Matrix"]:
+        """By rows, in place."""
+        parts = zip(self.values.split(sizes), self.scales.split(sizes), strict=True)
+        return [Mxfp4Matrix(values, scales) for values, scales in parts]
+
+    def fill(self, blocks: torch.Tensor) -> None:
+        """From rows of bytes [rows, groups * 17], as GGML has them: a group's scale, then its values."""
+        groups = blocks.view(len(self), -1, GROUP // 2 + 1)
+        self.scales.copy_(groups[..., 0])
+        self.values.copy_(groups[..., 1:].reshape(self.values.shape))
+
+    def widened(self) -> torch.Tensor:
+        codes = torch.stack((self.values & 15, self.values >> 4), 1).view(len(self), 2, -1, GROUP // 2).transpose(1, 2)
+        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=self.values.device)
+        numbers = torch.cat((table, -table))[codes.reshape(len(self), -1, GROUP).long()]
+        return (numbers * torch.exp2(self.scales.float() - 127)[..., None]).view(self.shape)
+
+
+@triton.jit
+def column_of(byte):
+    """Of the number in the low half of a byte of a row; that in the high one is 16 further on."""
+    return byte // 16 * 32 + byte % 16
+
+
+@triton.jit
+def load_halves(values, scales, row, byte, k: tl.constexpr):
+    """Float32 [rows, bytes] of the low and of the high halves of these bytes of rows, 0 past the end of a row."""
+    is_in = (byte < k // 2)[None, :]
+    codes = tl.load(values + row[:, None] * (k // 2) + byte[None, :], mask=is_in, other=0).to(tl.int32)
+    power = tl.load(scales + row[:, None] * (k // 32) + (byte // 16)[None, :], mask=is_in, other=0).to(tl.int32)
+    scale = (power << 23).to(tl.float32, bitcast=True) * 16384.0
+    return _number(codes & 15) * scale, _number(codes >> 4) * scale
+
+
+@triton.jit
+def _number(code):
+    bits = ((code & 7) << 9) | ((code & 8) << 12)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

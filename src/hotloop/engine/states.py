@@ -1,0 +1,318 @@
+"""Recurrent states of hybrid models: where each request's state is, and which states are kept for later requests.
+
+A layer of linear attention carries a state from token to token instead of KV, and a sequence can go on only from where
+a state was saved. A slot holds the state of all such layers at one place. A step reads one slot and writes one: the
+same, or another where the state it began with stays as a checkpoint. So nothing is ever copied.
+
+    tokens  [ shared head ....... | prompt ............. | answer ..................... | still to compute ]
+    slots   0 begins here         3 tree                 7 tree            5 last block 2 its own
+
+Places in a prompt where others go on, its own end and the end of its answer become checkpoints of the tree: a prefix is
+known as far as its deepest one. Blocks beyond the deepest checkpoint below them serve nobody and go first; where one in
+the middle is given up, the blocks stay for those behind it. All places are ends of blocks, and chunks end there.
+"""
+
+from array import array
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import islice, takewhile
+
+from hotloop.core.request import Request
+from hotloop.core.retention import Eviction, HoldKind
+from hotloop.engine.node import Checkpoint, TreeNode, num_common, path
+from hotloop.engine.radix import RadixTree
+from hotloop.engine.retention import Rank
+from hotloop.engine.step import Slice
+
+ANSWER_LEAD = 8  # tokens at most with which a template opens an answer; the next prompt may open it otherwise
+MAX_COMPARED = 32  # so many of the waiting are looked at for what they have in common with one who begins
+
+EMPTY = -1  # read from there, a state is that of no tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StateStats:
+    """The slots of a hybrid model, those that requests use, and those kept only for later ones."""
+
+    num_slots: int = 0
+    num_used: int = 0
+    num_cached: int = 0
+    num_evicted: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A request with a slot of its own."""
+
+    request: Request
+    slot: int
+    source: int | None = None  # a checkpoint of the tree that its next step reads
+    places: list[int] = field(default_factory=list)  # where it will leave a checkpoint, in order
+    left: list[tuple[int, int]] = field(default_factory=list)  # (place, slot) of states that are not in the tree yet
+    leaders: "list[tuple[_Run, int]]" = field(default_factory=list)  # who began before it, and how much is common
+
+
+class Stateless:
+    """For models whose KV is all they carry from token to token: any prefix the tree knows can be gone on from."""
+
+    num_evicted = 0
+
+    def __init__(self, tree: RadixTree, block_size: int, *, keeps: bool) -> None:
+        self.tree = tree
+        self._block_size = block_size
+        self._keeps = keeps  # whether anything is kept for later requests
+
+    def stats(self) -> StateStats:
+        pool = self.tree.states
+        return StateStats(
+            pool.num_blocks, pool.num_blocks - pool.num_free - pool.num_idle, pool.num_idle, self.num_evicted
+        )
+
+    def arrive(self, request: Request) -> None: ...
+    def resume(self, request: Request) -> None: ...
+    def assign(self, slices: Iterable[Slice]) -> None: ...
+    def launch(self, slices: Iterable[Slice]) -> None: ...
+    def settle(self, request: Request) -> None: ...
+    def end(self, request: Request, *, is_sound: bool = True) -> None: ...
+    def check(self, running: Iterable[Request]) -> None: ...
+
+    def peek(self, request: Request) -> list[int]:
+        """The blocks the tree has for one who waits; the last token is always left to compute, for its logits."""
+        return self.tree.peek(request.token_ids[: request.num_tokens - 1], request.salt)
+
+    def match(self, request: Request) -> list[int]:
+        """As `peek`, and they count as used."""
+        return self.tree.match(request.token_ids[: request.num_tokens - 1], request.salt, request.line)
+
+    def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
+        return True
+
+    def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
+        """Whether a request's next block, with all before it, is computed in this step or one in flight."""
+        return any(prefix in prefixes for prefixes in computed)
+
+    def cut(self, request: Request, count: int) -> int:
+        return count
+
+
+class States(Stateless):
+    """For hybrid models: gives slots to requests and to the tree."""
+
+    def __init__(self, tree: RadixTree, block_size: int, *, keeps: bool) -> None:
+        super().__init__(tree, block_size, keeps=keeps)
+        self.pool = tree.states
+        self.num_evicted = 0
+        self._block_bytes = block_size * array("i").itemsize
+        self._runs: dict[str, _Run] = {}
+        self._num_victims = max(1, self.pool.num_blocks // 32)  # that go at a time: to look for one is to look at all
+
+    def arrive(self, request: Request) -> None:
+        """Whoever computes what a newcomer needs as well leaves a checkpoint where they part."""
+        for run in self._runs.values():
+            self._add_place(run, self._num_common(run.request, request))
+
+    def peek(self, request: Request) -> list[int]:
+        """As far as the deepest checkpoint along its tokens."""
+        nodes = self._known(request)
+        return [block_id for node in nodes for block_id in node.block_ids]
+
+    def match(self, request: Request) -> list[int]:
+        key = request.token_ids[: request.num_tokens - 1].tobytes()
+        nodes = [*self.tree.walk(key, request.salt, request.line)]
+        while nodes and nodes[-1].state is None:
+            nodes.pop()
+        return [block_id for node in nodes for block_id in node.block_ids]
+
+    def begin(self, request: Request, waiting: Iterable[Request]) -> bool:
+        """Give a request a slot, if there is one, and plan where it leaves checkpoints."""
+        nodes = self._known(request)
+        known = [node.state.slot for node in nodes[-1:] if node.state]
+        self.pool.use(known)
+        slot = self._allocate(request)
+        self.pool.release(known)
+        slot = self._allocate(request, is_needed=True) if slot is None else slot
+        if slot is None:
+            return False
+        run = _Run(request, slot)
+        if self._keeps:
+            run.leaders = [(each, self._num_common(each.request, request)) for each in self._runs.values()]
+            others = [each for each in islice(waiting, MAX_COMPARED) if each is not request]
+            num_in_tree = sum(num for _, num in self.tree.trace(request.token_ids, request.salt)) * self._block_size
+            ends = [request.num_prompt - ANSWER_LEAD, *request.resume_at, num_in_tree]
+            for place in (*ends, *(self._num_common(request, other) for other in others)):
+                self._add_place(run, place)
+        self._runs[request.id] = run
+        return True
+
+    def resume(self, request: Request) -> None:
+        """A request has the tree's blocks up to a checkpoint: it goes on from there."""
+        run = self._runs[request.id]
+        node = self._known(request, request.num_computed)[-1]
+        assert node.state is not None
+        self._let_go(run)
+        run.source = node.state.slot
+        self.pool.use([run.source])
+        node.state.used_at = self.tree.retention.now
+
+    def is_coming(self, request: Request, prefix: bytes, computed: Iterable[Container[bytes]]) -> bool:
+        """Whether one that began before it, and is no less urgent, will leave a checkpoint that it can go on from."""
+        run = self._runs[request.id]
+        return any(
+            request.num_computed < place <= num_common
+            for other, num_common in run.leaders
+            if other.request.rank <= request.rank
+            for place in other.places
+        )
+
+    def cut(self, request: Request, count: int) -> int:
+        """So many of the next tokens, or fewer: up to where a state is to be left, and to where its last block ends."""
+        if not self._keeps:
+            return count
+        last = (request.num_tokens - 1) // self._block_size * self._block_size
+        ends = [place - request.num_computed for place in (*self._runs[request.id].places, last)]
+        return min([count, *(num for num in ends if num > 0)])
+
+    def assign(self, slices: Iterable[Slice]) -> None:
+        """Say which slots a step reads and writes."""
+        for part in slices:
+            part.slots = self._assign(self._runs[part.request.id], part.begin)
+
+    def launch(self, slices: Iterable[Slice]) -> None:
+        """The step is on its way: what it reads may be given to somebody else."""
+        for part in slices:
+            self._forget_source(self._runs[part.request.id])
+
+    def settle(self, request: Request) -> None:
+        """More of it is computed, and in the tree: checkpoints go there, and of the others the last is kept."""
+        run = self._runs[request.id]
+        done = [each for each in run.left if each[0] <= request.num_settled]
+        for place, slot in done:
+            if place in run.places:
+                self._save(request, place, slot)
+            elif place < done[-1][0]:
+                self.pool.release([slot])
+            else:
+                continue
+            run.left.remove((place, slot))
+        if run.places and run.places[0] < request.num_settled:
+            run.places = [place for place in run.places if place >= request.num_settled]
+
+    def end(self, request: Request, *, is_sound: bool = True) -> None:
+        """A request gives up its blocks; the last state it has left, if that is sound, is a checkpoint."""
+        run = self._runs.pop(request.id, None)
+        if run is None:
+            return
+        if self._keeps and request.num_computed == request.num_settled and run.source is None:
+            run.left.append((request.num_computed, run.slot))
+        else:
+            self.pool.release([run.slot])
+        num_sound = min(request.num_settled, request.num_tokens) if is_sound else 0
+        usable = [each for each in run.left if 0 < each[0] <= num_sound and each[0] % self._block_size == 0]
+        if usable:
+            run.left.remove(usable[-1])
+            self._save(request, *usable[-1])
+        self._let_go(run)
+        run.places.clear()
+
+    def check(self, running: Iterable[Request]) -> None:
+        assert self._runs.keys() == {request.id for request in running}
+        users = [0] * self.pool.num_blocks
+        for run in self._runs.values():
+            own = [run.slot, *(slot for _, slot in run.left)]
+            assert all(not self.pool.is_kept[slot] for slot in own), "a request writes to a checkpoint"
+            assert run.places == sorted(set(run.places))
+            for slot in own + ([] if run.source is None else [run.source]):
+                users[slot] += 1
+        self.pool.check(dict(enumerate(users)))
+
+    def _assign(self, run: _Run, begin: int) -> tuple[int, int]:
+        if run.source is not None:
+            return run.source, run.slot
+        if begin == 0:
+            return EMPTY, run.slot
+        read = run.slot
+        if self._keeps and begin % self._block_size == 0:
+            slot = self._allocate(run.request)
+            if slot is not None:
+                run.left.append((begin, read))
+                run.slot = slot
+        return read, run.slot
+
+    def _known(self, request: Request, num_tokens: int | None = None) -> list[TreeNode]:
+        """The nodes up to the deepest checkpoint along its tokens."""
+        end = request.num_tokens - 1 if num_tokens is None else num_tokens
+        along = self.tree.trace(request.token_ids[:end], request.salt)
+        nodes = [node for node, num in along if num == len(node.block_ids)]
+        while nodes and nodes[-1].state is None:
+            nodes.pop()
+        return nodes
+
+    def _num_common(self, one: Request, other: Request) -> int:
+        """How many tokens two have in common, in whole blocks, and but for the last of either."""
+        if one.salt != other.salt:
+            return 0
+        keys = [each.token_ids[: each.num_tokens - 1].tobytes() for each in (one, other)]
+        return num_common(keys[0], keys[1], 0, self._block_bytes) * self._block_size
+
+    def _add_place(self, run: _Run, place: int) -> None:
+        place = min(place, run.request.num_prompt - 1) // self._block_size * self._block_size
+        if self._keeps and place > run.request.num_computed and place not in run.places:
+            run.places = sorted([*run.places, place])
+
+    def _save(self, request: Request, place: int, slot: int) -> None:
+        """Have the tree keep a state that a request has left, unless it has one there."""
+        nodes = [*self.tree.walk(request.token_ids[:place].tobytes(), request.salt)]
+        is_there = sum(len(node.block_ids) for node in nodes) * self._block_size == place
+        if is_there and nodes[-1].state is None:
+            self.pool.keep([slot])
+            nodes[-1].state = Checkpoint(slot, self.tree.retention.now)
+            self.tree.rank_anew(nodes[-1])
+        self.pool.release([slot])
+
+    def _let_go(self, run: _Run) -> None:
+        self.pool.release(slot for _, slot in run.left)
+        run.left.clear()
+        self._forget_source(run)
+
+    def _forget_source(self, run: _Run) -> None:
+        if run.source is not None:
+            self.pool.release([run.source])
+            run.source = None
+
+    def _allocate(self, request: Request, *, is_needed: bool = False) -> int | None:
+        """A slot, if need be that of the checkpoint least worth keeping, or of what a running request has left."""
+        if not self.pool.num_free:
+            self._evict(request.id)
+        if not self.pool.num_free and is_needed:
+            other = next((run for run in self._runs.values() if run.left), None)
+            if other:
+                self.pool.release([other.left.pop(0)[1]])
+        slots = self.pool.allocate(1)
+        return slots[0] if slots else None
+
+    def _evict(self, beneficiary: str) -> None:
+        idle = [node for node in self.tree.nodes() if node.state and not self.pool.num_users[node.state.slot]]
+        for node in nsmallest(self._num_victims, idle, key=self._rank):
+            above = takewhile(lambda each: not each.state, islice(path(node), 1, None))
+            first = [node, *above][-1]  # of what has to be computed again
+            self.tree.evictions.remember(first, self._block_bytes, Eviction(self.tree.retention.now, beneficiary))
+            self.tree.drop_state(node)
+            self.tree.rank_anew(node)
+            self.num_evicted += 1
+
+    def _rank(self, node: TreeNode) -> Rank:
+        """By what is known of its prefix, or else the chance that somebody goes on from there, and what it saves: all
+        tokens since the one before it. A session goes on from its end: what it has before that goes first, unless it
+        shares it.
+        """
+        assert node.state is not None
+        retention = self.tree.retention
+        if node.session is not None and node.children and not retention.kind(node.hold) > HoldKind.ORDINARY:
+            return HoldKind.FINISHED, 0, 0.0, node.last_used
+        num_saved = depth = 0
+        for above in path(node):
+            num_saved = depth if above.state and depth and not num_saved else num_saved
+            depth += len(above.block_ids) * self._block_size
+        used_at = node.state.used_at
+        return retention.rank(node.hold, used_at, node.last_used, depth, num_tokens=num_saved or depth)
