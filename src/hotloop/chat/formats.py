@@ -28,6 +28,9 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*")
+_ADDRESSED = re.compile(
+    rf"{re.escape(START)}assistant to=(functions\.[\w.-]+){re.escape(CHANNEL)}commentary json{re.escape(MESSAGE)}"
+)
 _PHI_CLOSING = "<|/tool_call|>"
 _NAME_KEY = lark.literal('{"name": "')
 # Templates that have all of these words are of the family.
@@ -196,6 +199,10 @@ class HarmonyFormat(ToolFormat):
 
     name = "harmony"
     opening = CHANNEL
+
+    def as_written(self, text: str) -> str:
+        """The published template addresses the function before the channel, the model behind it."""
+        return _ADDRESSED.sub(rf"{START}assistant{CHANNEL}commentary to=\1 {CONSTRAIN}json{MESSAGE}", text)
 
     def wrap(self, grammar: Grammar) -> Grammar:
         kinds = {"json_schema": "%json {}", "regex": "/{}/", "lark": "%lark {{\n{}\n}}"}

@@ -194,6 +194,8 @@ class Prompts:
         )
         if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
             worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
+        if self._format and self._rules.exact_turns:
+            worded = self._format.as_written(worded)
         return worded + conversation.begun
 
 

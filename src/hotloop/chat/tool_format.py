@@ -37,6 +37,10 @@ class ToolFormat(ABC):
         """What the template is given in their place."""
         return messages, tools
 
+    def as_written(self, text: str) -> str:
+        """A prompt with the calls in it as the model writes them, where the template has other words for them."""
+        return text
+
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, tokenizer: Tokenizer) -> Grammar | None:
         """What the answer must look like. None: anything goes."""
         if not choice.is_binding(tools):
