@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chat.speaking import FORMATS
+from tests.chat.speaking import FORMATS, write_call
 
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
@@ -155,6 +155,16 @@ def test_a_thought_that_the_template_has_opened(answer: str, parts: list[tuple[s
 )
 def test_calls_beside_and_inside_thoughts(answer: str, parts: list[tuple[str, Any]]) -> None:
     assert read(answer) == parts
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_every_family_may_think_before_it_calls(family: str) -> None:
+    call = write_call(family, "f", {"a": 1, "b": "</think>"})
+    if family.startswith("llama3"):
+        call = f"<|python_tag|>{call}"
+    told = ("f", '{"a": 1, "b": "</think>"}')
+    assert read(f"<think>Hm.</think>\n\nSo.\n{call}", family) == [("thought", "Hm."), ("text", "So."), told]
+    assert read(f"Hm. {call}", family, is_open=True) == [("thought", "Hm."), told]
 
 
 def test_special_marks_count_everywhere() -> None:

@@ -108,7 +108,7 @@ class Matcher:
 
     def closes(self, token_id: int) -> bool:
         """Whether a token ends something, be it the answer, and says nothing by itself."""
-        text = self._compiler.token_bytes[token_id].lstrip()
+        text = self._compiler.token_bytes[token_id].lstrip().lstrip(b"\xff")  # which stands before special ones
         return token_id in self._compiler.eos_ids or not text or text[:1] in b'"}],:</'
 
     def ending(self, max_tokens: int) -> list[int] | None:
