@@ -1,6 +1,7 @@
 """Answers made of messages with headers, read as they come; and what a grammar lets pass of them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from tests.chat.test_thoughts import hear
 
 from hotloop.chat.formats import HarmonyFormat, choose_format
 from hotloop.chat.harmony import HarmonyParser
+from hotloop.chat.prompt import ChatInput, PromptRules, Prompts
 from hotloop.chat.thinking import choose_thinking
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.grammar import Grammar, json_schema
-from hotloop.core.message import Tool
+from hotloop.core.message import Message, Tool, ToolCall
+from hotloop.core.stream import CallOpened, ThoughtClosed
 from hotloop.engine.grammar.compiler import Compiler
 from hotloop.models.template import ChatTemplate
 
@@ -116,3 +119,26 @@ def test_it_is_recognised() -> None:
     assert (thinking.name, thinking.is_special, thinking.is_opened_by_template) == ("harmony", True, False)
     ends = {TOKENIZER.token_text(token_id) for token_id in TOKENIZER.eos_ids}
     assert ends == {"<|call|>", "<|return|>"}  # an end is that of a message
+
+
+@pytest.mark.parametrize("head", ["", f"{HM}{NEXT}"])
+@pytest.mark.parametrize("exact_turns", [True, False])
+def test_a_call_comes_back_as_it_was_written_though_the_template_has_other_words(head: str, exact_turns: bool) -> None:
+    own, published = (
+        "<|start|>assistant<|channel|>commentary to=functions.{{ call.function.name }} <|constrain|>json<|message|>",
+        "<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>",
+    )
+    assert own in TEMPLATE
+    template = ChatTemplate(TEMPLATE.replace(own, published), bos_token="", eos_token="")
+    thinking = choose_thinking(template, TOKENIZER)
+    rules = PromptRules(exact_turns=exact_turns)
+    prompts = Prompts(template, TOKENIZER, choose_format(template, TOKENIZER), rules, thinking)
+    asked = ChatInput(messages=(Message("user", "hi"),), tools=(TOOL,))
+    answer = head + CALL
+    before, parser = prompts.chat(asked), prompts.parser(asked.tools)
+    events = parser.push(answer) + parser.finish()
+    [call_id] = [event.id for event in events if isinstance(event, CallOpened)]
+    thoughts = tuple(event.thought for event in events if isinstance(event, ThoughtClosed))
+    turn = Message("assistant", "", tool_calls=(ToolCall(call_id, *F),), thoughts=thoughts)
+    after = prompts.chat(replace(asked, messages=(*asked.messages, turn)))
+    assert after.text.startswith(f"{before.text}{answer}<|call|>") is exact_turns

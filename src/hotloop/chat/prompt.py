@@ -14,11 +14,11 @@ from hotloop.chat.assembly.nonces import Nonces
 from hotloop.chat.assembly.recall import WrittenCalls
 from hotloop.chat.assembly.spans import PromptPlace, PromptSpan, Reword, find_places, find_spans
 from hotloop.chat.assembly.splice import MAX_TOKENS, Splicer
-from hotloop.chat.formats import ToolFormat, Tools, Turns
 from hotloop.chat.harmony import HarmonyParser
 from hotloop.chat.stream import CallParser, CallsOnly, PlainText
 from hotloop.chat.thinking import ThinkingFormat
 from hotloop.chat.thoughts import ThinkingParser
+from hotloop.chat.tool_format import ToolFormat, Tools, Turns
 from hotloop.core.errors import RequestError
 from hotloop.core.message import Message, Tool
 from hotloop.core.thinking import Thinking
@@ -194,6 +194,8 @@ class Prompts:
         )
         if conversation.begun and self.thinking and self.thinking.is_open_in(worded):
             worded += self.thinking.tail + self.thinking.closing + self.thinking.gap
+        if self._format and self._rules.exact_turns:
+            worded = self._format.as_written(worded)
         return worded + conversation.begun
 
 

@@ -93,13 +93,15 @@ class EventCollector:
                 self._write(self._space + char)
                 self._space = ""
 
-    def open_call(self, name: str) -> None:
+    def open_call(self, name: str, number: str | None = None) -> None:
+        """`number`: what the model calls it by, which its id then says as well."""
         # One newline before a call belongs to the format: templates write it there themselves.
         if self._has_prose:
             self._write(self._space.removesuffix("\n"))
         self._space = ""
         self._flush()
-        self._events.append(CallOpened(self.num_calls, f"call_{secrets.token_hex(12)}", name))
+        call_id = f"call_{number + '_' if number else ''}{secrets.token_hex(12)}"
+        self._events.append(CallOpened(self.num_calls, call_id, name))
         self.num_calls += 1
         self.is_calling, self._has_prose = True, False
 

@@ -14,7 +14,22 @@ WeightFormat = Literal["int8", "int4", "fp8", "bf16", "f32"]
 Precision = Literal["fast", "exact"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
-ToolFormatName = Literal["auto", "generic", "hermes", "llama3", "mistral", "qwen3_coder", "harmony"]
+ToolFormatName = Literal[
+    "auto",
+    "generic",
+    "hermes",
+    "llama3",
+    "mistral",
+    "qwen3_coder",
+    "glm",
+    "minimax",
+    "deepseek",
+    "deepseek_v32",
+    "kimi",
+    "granite",
+    "gemma",
+    "harmony",
+]
 ThinkingFormatName = Literal["auto", "off", "think", "harmony", "mistral", "gemma", "minimax"]
 KvPrecision = Literal["auto", "bf16", "f16", "f32", "u8", "fp8"]
 CacheIsolation = Literal["none", "key"]

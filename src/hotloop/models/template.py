@@ -75,6 +75,15 @@ class _RawArguments(dict[str, Any]):
         super().__init__(parsed)
         self._text = text
 
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, behind: str) -> str:
+        return self._text + behind
+
+    def __radd__(self, before: str) -> str:
+        return before + self._text
+
 
 def _message(message: Message, thought_key: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hotloop.border.json_schema import find_misfit
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import loosen

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotloop.chat.formats import ToolFormat
 from hotloop.chat.lark import literal
 from hotloop.chat.stream import CallParser
+from hotloop.chat.tool_format import ToolFormat
 from hotloop.chat.tools import ToolChoice
 from hotloop.core.errors import RequestError
 from hotloop.core.grammar import Grammar, MalformedSchema, json_schema, loosen
