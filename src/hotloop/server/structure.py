@@ -102,7 +102,7 @@ class _Binding:
 
     def __init__(self, wanted: Constraint | None, calling: Calling, service: Service) -> None:
         self._wanted, self._calling, self._service = wanted, calling, service
-        self._tools = {tool.name: self._loosen(tool) for tool in calling.allowed} if calling.is_possible else {}
+        self._tools = {tool.name: self._look_at(tool) for tool in calling.allowed} if calling.is_possible else {}
 
     def make(self) -> Bound:
         service, calling = self._service, self._calling
@@ -122,13 +122,17 @@ class _Binding:
             except RequestError:
                 self._wanted = replace(self._wanted, grammar=json_schema({}), dropped=("the whole schema",))
         if self._calling.is_possible:
-            self._tools = {tool.name: self._loosen(tool, is_tried=True) for tool in self._calling.allowed}
+            loosable = [tool for tool in self._calling.allowed if self._is_loosable(tool)]
+            self._tools |= self._service.loosener.loosen(loosable)
 
-    def _loosen(self, tool: Tool, *, is_tried: bool = False) -> Loosened:
-        if not tool.is_strict or tool.name in self._calling.demanded:
+    def _is_loosable(self, tool: Tool) -> bool:
+        return tool.is_strict and tool.name not in self._calling.demanded
+
+    def _look_at(self, tool: Tool) -> Loosened:
+        if not self._is_loosable(tool):
             return Loosened(tool)
         with _blaming(self._calling.places[tool.name]):
-            return self._service.loosener.loosen(tool, is_tried=is_tried)
+            return self._service.loosener.look_at(tool)
 
     def _told(self) -> tuple[tuple[str, ...], dict[str, tuple[str, Any]]]:
         changes, checks = [], {}
