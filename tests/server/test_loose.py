@@ -1,6 +1,6 @@
 """How much of a tool's schema is found to be enforceable, and how many compilations that takes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,8 +25,8 @@ class CountedGrammars(Grammars):
 
 
 @pytest.fixture
-def grammars() -> Iterator[CountedGrammars]:
-    yield CountedGrammars(TOKENIZER, TOKENIZER.vocab_size)
+def grammars() -> CountedGrammars:
+    return CountedGrammars(TOKENIZER, TOKENIZER.vocab_size)
 
 
 def loosen(tools: Sequence[Tool], grammars: Grammars, **limits: float) -> dict[str, Loosened]:
@@ -64,7 +64,8 @@ def test_when_the_time_is_up_nothing_more_is_compiled(grammars: CountedGrammars)
 
 
 def test_what_was_not_tried_in_time_is_tried_again(grammars: CountedGrammars) -> None:
-    loosener, tool = Loosener(HermesFormat(TOKENIZER), TOKENIZER, grammars, max_trial_s=0), make_tool("t", a=ODD, b=PLAIN)
+    loosener = Loosener(HermesFormat(TOKENIZER), TOKENIZER, grammars, max_trial_s=0)
+    tool = make_tool("t", a=ODD, b=PLAIN)
     loosener.loosen([tool])
 
     assert loosener.look_at(tool) == Loosened(tool)

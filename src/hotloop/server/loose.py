@@ -75,9 +75,9 @@ class Loosener:
 
     def _loosen(self, tool: Tool, until: float) -> Loosened:
         if time.monotonic() >= until:
-            return _unbound(tool)
+            return unbound(tool)
         found = next((found for found in self._looser(tool, until) if self._compile([found.tool], until)), None)
-        return self._keep(_key(tool), found or _unbound(tool))
+        return self._keep(_key(tool), found or unbound(tool))
 
     def _keep(self, key: str, found: Loosened) -> Loosened:
         with self._lock:
@@ -134,7 +134,7 @@ def _key(tool: Tool) -> str:
     return json.dumps([tool.name, tool.parameters])
 
 
-def _unbound(tool: Tool) -> Loosened:
+def unbound(tool: Tool) -> Loosened:
     return Loosened(replace(tool, is_strict=False), ("the whole schema",))
 
 
@@ -144,7 +144,7 @@ def _look_at(tool: Tool) -> Loosened:
     except MalformedSchema:
         raise
     except RequestError:  # it is too large to be looked at
-        return _unbound(tool)
+        return unbound(tool)
     return Loosened(replace(tool, parameters=schema) if dropped else tool, dropped)
 
 
@@ -156,7 +156,7 @@ def _outline(schema: Any) -> Any:
 
 def tell(dropped: tuple[str, ...]) -> str:
     more = f" and {len(dropped) - _MAX_TOLD} more" if len(dropped) > _MAX_TOLD else ""
-    told = ", ".join(f"{each:.200}" for each in dropped[:_MAX_TOLD])
+    told = ", ".join(f"{each:.100}" for each in dropped[:_MAX_TOLD])
     return f"not enforced, but checked afterwards: {told}{more}"
 
 

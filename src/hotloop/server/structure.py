@@ -18,7 +18,7 @@ from hotloop.core.message import Tool
 from hotloop.models.tokenizer import Tokenizer
 from hotloop.server.calling import Calling
 from hotloop.server.explain.inquiry import Inquiry
-from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell
+from hotloop.server.loose import ANSWER, CheckedParser, Loosened, tell, unbound
 from hotloop.server.options import Options
 from hotloop.server.service import Service
 from hotloop.wire.request import ApiRequest
@@ -86,15 +86,14 @@ def answer_grammar(wanted: Constraint | None, calling: Calling, service: Service
     """What holds the answer; `wanted` is what the request wants of one that is not a call. Compiled on this thread, so
     that the engine finds it done. Raises RequestError that names the one tool at fault."""
     binding = _Binding(wanted, calling, service)
-    try:
-        return binding.make()
-    except RequestError:
-        binding.loosen()
-    try:
-        return binding.make()
-    except RequestError:
-        binding.blame()
-        raise
+    failure: RequestError | None = None
+    for _ in binding.loosen():
+        try:
+            return binding.make()
+        except RequestError as error:
+            failure = error
+    assert failure, "it was made once at least"
+    raise failure
 
 
 class _Binding:
@@ -114,8 +113,22 @@ class _Binding:
                 service.engine.grammars.prepare(constraint.grammar)
         return Bound(constraint.grammar if constraint else None, *self._told())
 
-    def loosen(self) -> None:
-        """Something does not compile: enforce less of what need not be enforced."""
+    def loosen(self) -> Iterator[None]:
+        """Stops at ever looser ways to make it: as it was asked for, without what does not compile by itself, and with
+        fewer and fewer tools enforced, the smaller ones. Raises RequestError if a tool is at fault that may not be."""
+        yield
+        self._loosen_failing()
+        yield
+        self._blame()
+        enforced = [found.tool for found in self._tools.values() if self._is_loosable(found.tool)]
+        enforced.sort(key=lambda tool: len(json.dumps(tool.parameters)))
+        while enforced:
+            half = len(enforced) // 2
+            self._tools |= {tool.name: unbound(tool) for tool in enforced[half:]}
+            enforced = enforced[:half]
+            yield
+
+    def _loosen_failing(self) -> None:
         if self._wanted and self._wanted.schema is not None:
             try:
                 self._service.engine.grammars.prepare(self._wanted.grammar)
@@ -146,7 +159,7 @@ class _Binding:
                 checks[tool.name] = param, tool.parameters
         return tuple(changes), checks
 
-    def blame(self) -> None:
+    def _blame(self) -> None:
         """Raise what is wrong with one tool alone, if that is what is wrong."""
         for name, loosened in [*self._tools.items()][:_MAX_BLAMED]:
             with _blaming(
