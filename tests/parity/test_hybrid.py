@@ -63,7 +63,7 @@ def manners(backend: Backend) -> Iterator[tuple[str, int, Array]]:
     yield "decoded", 64, np.concatenate(rows)
     first = run((other, 0, SECOND, EMPTY, 3), (prompt[:50], 0, THIRD, EMPTY, 5), (prompt[64:65], 64, OWN, 2, 6))
     rest = run((prompt[50:], 50, THIRD, 5, 5), (other[-1:], 40, SECOND, 3, 3))
-    yield "batched", 0, np.concatenate([first[41:91], rest[:40]])
+    yield "batched", 0, np.concatenate([first[41:91], rest[: NUM_TOKENS - 50]])
 
 
 def test_logits_are_those_of_transformers(name: str, backend: Backend) -> None:

@@ -43,8 +43,8 @@ def make_job(
         bound = bound.go_on_from(conversation.begun)
     elif bound.grammar and not calling.is_possible:
         bound = replace(bound, grammar=service.tool_format.wrap(bound.grammar))
-    prompt, max_tokens = _fit(request, service.prompts.chat(conversation, scope=caller.scope), service)
-    prompt = replace(prompt, changes=(*prompt.changes, *calling.changes, *transcript.changes))
+    prompt = service.prompts.chat(conversation, scope=caller.scope)
+    max_tokens, clamped = _fit(request, prompt, service)
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     if not is_silent:
         sampling = parse_sampling(
@@ -70,6 +70,7 @@ def make_job(
             is_thinking=thinking is not None and thinking.is_open,
         )
     inquiry = service.explainer.inquire([prompt], caller, options.compared_with)
+    inquiry.tell(*prompt.changes, *clamped, *calling.changes, *transcript.changes)
     messages = () if is_silent else transcript.messages  # what is only prefilled has neither come back nor ended
     return Job(
         endpoint=request.api,
@@ -132,7 +133,7 @@ def _parse_beginning(messages: Sequence[Message], param: str) -> str:
     return last.content
 
 
-def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt, int | None]:
+def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[int | None, tuple[str, ...]]:
     """Clients ask for more tokens than any context has: they get what is left of it, and are told so. Anthropic's know
     the words of this refusal: they make the conversation shorter and try again."""
     num_prompt, max_context = len(prompt.token_ids), service.engine.max_context
@@ -140,6 +141,5 @@ def _fit(request: ApiRequest, prompt: Prompt, service: Service) -> tuple[Prompt,
     if room < 1 and request.api == "messages":
         raise RequestError(f"prompt is too long: {num_prompt} tokens > {max_context - 1} maximum", param="messages")
     if room < 1 or (request.max_tokens or 0) <= room:
-        return prompt, request.max_tokens
-    change = f"max_tokens: {request.max_tokens} became {room}, all that the context has room for"
-    return replace(prompt, changes=(*prompt.changes, change)), room
+        return request.max_tokens, ()
+    return room, (f"max_tokens: {request.max_tokens} became {room}, all that the context has room for",)
